@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::deployment::{Deployment, Setup};
+use harmonaize_testkit::draw::{self, Draw};
 use harmonaize_testkit::etcd;
 use harmonaize_tests::job::{deploy, joined, sockets};
 use harmonaize_tests::load::{forms_anew, in_phase, noticed_soon, under_load};
 use harmonaize_tests::star;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// How long a new leader may take, where all is well but the fault.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -116,10 +117,6 @@ fn heal(deployment: &mut Deployment, fault: Fault, at: usize) {
     }
 }
 
-fn number(variable: &str, otherwise: u64) -> u64 {
-    std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
-}
-
 fn median(times: &mut [Duration]) -> Option<Duration> {
     times.sort();
     times.get(times.len() / 2).copied()
@@ -127,18 +124,10 @@ fn median(times: &mut [Duration]) -> Option<Duration> {
 
 #[test]
 fn faults_of_the_leader_lose_nothing() {
-    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let (seed, runs) = (number("HARMONAIZE_SEED", clock), number("HARMONAIZE_RUNS", 10));
+    let (seed, runs) = (draw::seed(), draw::number("HARMONAIZE_RUNS", 10));
     let Some(mut deployment) = three_controls() else { return };
     eprintln!("HARMONAIZE_SEED={seed} HARMONAIZE_RUNS={runs}");
-    let mut random = seed;
-    let mut draw = move || {
-        // SplitMix64.
-        random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    };
+    let mut drawn = Draw::new(seed);
     let mut acknowledged = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
     let mut times: Vec<(Fault, Duration)> = Vec::new();
     under_load(&sockets(&deployment, "a"), |load| {
@@ -146,10 +135,10 @@ fn faults_of_the_leader_lose_nothing() {
         for run in 0..runs {
             // Each kind comes as often as the others, in an order that is drawn.
             let kinds = FAULTS.len() as u64;
-            let fault = FAULTS[if run < kinds { run } else { draw() % kinds } as usize];
-            std::thread::sleep(Duration::from_millis(draw() % 700));
+            let fault = FAULTS[if run < kinds { run } else { drawn.below(kinds) } as usize];
+            std::thread::sleep(Duration::from_millis(drawn.below(700)));
             let at = leader(&mut deployment);
-            inflict(&mut deployment, fault, at, draw() % 2 == 0);
+            inflict(&mut deployment, fault, at, drawn.below(2) == 0);
             let begun = Instant::now();
             let name = format!("t{run}");
             add(&deployment, &name);

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::deployment::{Deployment, socket};
+use harmonaize_testkit::draw::{self, Draw};
 use harmonaize_testkit::fabric::{self, Host};
 use harmonaize_testkit::process::Process;
 use harmonaize_tests::job::{deploy, sockets};
@@ -13,7 +14,7 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Hosts of the job that faults befall, and of the bystanders' beside them.
 const HOSTS: usize = 3;
@@ -181,25 +182,13 @@ fn inflict(
     false
 }
 
-fn number(variable: &str, otherwise: u64) -> u64 {
-    std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
-}
-
 #[test]
 fn random_faults_hang_nobody_and_leave_nothing() {
-    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let (seed, runs) = (number("HARMONAIZE_SEED", clock), number("HARMONAIZE_RUNS", 20));
+    let (seed, runs) = (draw::seed(), draw::number("HARMONAIZE_RUNS", 20));
     let prepared = deploy(&star(HOSTS + OTHERS, "1Gbit/s"), noticed_soon);
     let Some(mut deployment) = prepared else { return };
     println!("run again: HARMONAIZE_SEED={seed} HARMONAIZE_RUNS={runs}");
-    let mut random = seed;
-    let mut draw = move |end: u64| {
-        // SplitMix64.
-        random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % end
-    };
+    let mut drawn = Draw::new(seed);
     let logs = tempfile::tempdir().unwrap();
     let mut fresh: Vec<_> = (0..HOSTS).map(|at| resources(deployment.agent(at).unwrap().id())).collect();
     let bystanders = sockets(&deployment, "b").split_off(HOSTS);
@@ -208,16 +197,16 @@ fn random_faults_hang_nobody_and_leave_nothing() {
         for run in 0..runs {
             let kinds = FAULTS.len() as u64;
             // Each kind comes as often as the others, in an order that is drawn.
-            let fault = FAULTS[if run < kinds { run } else { draw(kinds) } as usize];
-            let at = draw(HOSTS as u64) as usize;
-            let duration = Duration::from_millis(100 + draw(1200));
+            let fault = FAULTS[if run < kinds { run } else { drawn.below(kinds) } as usize];
+            let at = drawn.below(HOSTS as u64) as usize;
+            let duration = Duration::from_millis(100 + drawn.below(1200));
             let what = format!("fault {run}, {fault:?} of {duration:?} at host {at}");
             println!("{what}");
             let mut job = start(&deployment, &format!("job{run}"), logs.path());
             settled(&mut job, &[0; HOSTS], STEP, &format!("before {what}"));
             let begun: Vec<usize> = job.iter().map(|rank| read_log(rank).took.len()).collect();
             assert!(begun.iter().all(|count| *count > 0), "{what}: no operation; {}", job[0].log_tail(999));
-            std::thread::sleep(Duration::from_millis(draw(200)));
+            std::thread::sleep(Duration::from_millis(drawn.below(200)));
             let inflicted = Instant::now();
             let renewed = inflict(&mut deployment, &mut job, (fault, at), duration);
             let longest = inflicted.elapsed() + TIMEOUT + MORE;

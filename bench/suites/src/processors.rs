@@ -1,18 +1,6 @@
 //! How busy this machine's processors are, and what a process takes of them.
 
 use anyhow::{Context, Result};
-use std::time::Duration;
-
-/// Processor time that the threads which a process has now have taken.
-pub(crate) fn processor_time(process: u32) -> Result<Duration> {
-    let mut all = Duration::ZERO;
-    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
-        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-        let first = text.split_whitespace().next().context("an empty schedstat")?;
-        all += Duration::from_nanos(first.parse()?);
-    }
-    Ok(all)
-}
 
 /// All cores' time since a moment.
 #[derive(Debug)]

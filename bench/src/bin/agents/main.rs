@@ -9,6 +9,7 @@ use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_
 use harmonaize_identity::{CONTROL, Folder, Protection, Remote, raise_open_files};
 use harmonaize_planner::{HostId, Path, SwitchId, Topology};
 use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
+use harmonaize_testkit::usage::resident_bytes;
 use prost::Message;
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
@@ -230,14 +231,6 @@ async fn sessions(arguments: &Arguments, topology: &Topology) -> Result<Value> {
         "opened_s": opened.as_secs_f64(),
         "joins_ms": took,
     }))
-}
-
-/// The memory that a process has.
-fn resident_bytes(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib * 1024)
 }
 
 /// The wires between agents of which one spine is congested.

@@ -8,6 +8,7 @@ use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::fabric::Fabric;
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::topology::{Topology, star};
+use harmonaize_testkit::usage::resident_bytes;
 use serde::Deserialize;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -92,9 +93,7 @@ fn memory(deployment: &mut Deployment) -> Result<[f64; 2]> {
     let ids = [deployment.agent(0)?.id(), deployment.control()?.id()];
     let mut found = [0.0; 2];
     for (found, id) in found.iter_mut().zip(ids) {
-        let text = std::fs::read_to_string(format!("/proc/{id}/status"))?;
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        *found = line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0;
+        *found = resident_bytes(id)? as f64 / f64::from(1 << 20);
     }
     Ok(found)
 }

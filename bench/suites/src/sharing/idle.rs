@@ -1,13 +1,13 @@
 //! What communicators that do nothing cost an agent: its memory, and its time.
 
 use super::Sharing;
-use crate::processors::processor_time;
 use crate::row::{Case, Row};
 use anyhow::{Context, Result};
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::fabric::{Fabric, Host};
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::topology::{self, Topology};
+use harmonaize_testkit::usage::{processor_time, resident_bytes};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -26,13 +26,6 @@ const JOIN: Duration = Duration::from_secs(300);
 const EVERY: &str = "500";
 /// What was set up is over.
 const QUIET: Duration = Duration::from_secs(3);
-
-/// Resident memory of a process in KiB.
-fn memory(process: u32) -> Result<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    Ok(line.split_whitespace().next().context("no figure")?.parse()?)
-}
 
 /// What a process takes of a core.
 fn share_of_a_core(process: u32, window: Duration) -> Result<f64> {
@@ -100,7 +93,7 @@ impl Sharing {
         let named: Vec<Tenant> = named.collect();
         let mut deployment = Deployment::start(fabric, Setup::new(self.binaries.clone(), &named))?;
         let agent = deployment.agent(0)?.id();
-        let before = memory(agent)?;
+        let before = resident_bytes(agent)?;
         let hosts = deployment.hosts().iter().enumerate();
         let start = |(rank, host): (usize, &Host)| -> Result<Process> {
             let mut command = Command::new(self.binaries.path("idle")?);
@@ -115,7 +108,9 @@ impl Sharing {
             rank.line_by(deadline, |line| line.ends_with("communicators"))?;
         }
         std::thread::sleep(QUIET);
-        let each = (memory(agent)? - before) / (tenants * COMMUNICATORS) as f64;
+        let each = (resident_bytes(agent)?.saturating_sub(before)) as f64
+            / 1024.0
+            / (tenants * COMMUNICATORS) as f64;
         let core = share_of_a_core(agent, window)?;
         deployment.check()?;
         drop(ranks);

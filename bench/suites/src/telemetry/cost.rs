@@ -7,8 +7,8 @@ use crate::row::{Case, Row, median};
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::job::printed;
 use harmonaize_testkit::process::Process;
+use harmonaize_testkit::usage::processor_time_of;
 use harmonaize_testkit::workspace;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -164,9 +164,9 @@ pub(super) fn thread(suite: &Suite) -> Result<Vec<Row>> {
     // What the flows' beginnings have left is worked off first.
     std::thread::sleep(Duration::from_secs(3));
     for _ in 0..suite.budget.seconds {
-        let (before, began) = (processor_time(agent)?, Instant::now());
+        let (before, began) = (processor_time_of(agent, THREAD)?, Instant::now());
         std::thread::sleep(Duration::from_secs(1));
-        let used = processor_time(agent)?.saturating_sub(before);
+        let used = processor_time_of(agent, THREAD)?.saturating_sub(before);
         shares.push(used.as_secs_f64() / began.elapsed().as_secs_f64() * 100.0);
         lab.check()?;
     }
@@ -211,20 +211,6 @@ impl Talk {
         self.sender.succeed_by(self.deadline)?;
         self.receiver.succeed_by(self.deadline)
     }
-}
-
-/// Processor time of the telemetry thread of a process.
-fn processor_time(process: u32) -> Result<Duration> {
-    let tasks = Path::new("/proc").join(process.to_string()).join("task");
-    for task in std::fs::read_dir(&tasks).with_context(|| format!("cannot read {}", tasks.display()))? {
-        let task = task?.path();
-        if std::fs::read_to_string(task.join("comm"))?.trim() == THREAD {
-            let text = std::fs::read_to_string(task.join("schedstat"))?;
-            let first = text.split_whitespace().next().context("an empty schedstat")?;
-            return Ok(Duration::from_nanos(first.parse()?));
-        }
-    }
-    bail!("process {process} has no thread named {THREAD}")
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::{Trust, case};
 use crate::lab::measured;
-use crate::processors::processor_time;
 use crate::row::{Better, Row, median};
 use crate::runs::interleave;
 use anyhow::{Context, Result, bail, ensure};
@@ -10,6 +9,7 @@ use harmonaize_identity::{Authority, CONTROL, Folder, Use};
 use harmonaize_testkit::job;
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::topology::{Topology, racks};
+use harmonaize_testkit::usage::processor_time;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::net::Ipv4Addr;
