@@ -295,35 +295,68 @@ impl Lab {
 
     /// Bytes a second of one TCP stream from the first host to the second.
     pub fn stream(&mut self, bytes: u64) -> Result<f64> {
+        Ok(self.streams(&Streams { bytes, streams: 1, way: "write" })?.bytes_per_second)
+    }
+
+    /// TCP streams from the first host to the second, of one thread at either end.
+    pub(crate) fn streams(&mut self, what: &Streams) -> Result<Streamed> {
         self.check()?;
         let hosts = self.deployment.fabric().hosts();
         let (Some(from), Some(to)) = (hosts.first(), hosts.get(1)) else { bail!("a stream needs two hosts") };
         let address = to.addresses.first().context("a host without address")?;
         let program = self.programs.path("stream");
+        let streams = what.streams.to_string();
         let mut receive = Command::new(&program);
-        receive.arg("receive").arg(format!("{address}:0"));
+        receive.arg("receive").arg(format!("{address}:0")).args(["--streams", &streams]);
         let log = self.logs.join("stream-receive.log");
         let mut receiver = Process::start("the stream's receiver", &mut receive, &to.namespace, &log)?;
         let deadline = Instant::now() + LIMIT;
         let listens = receiver.line_by(deadline, |_| true)?;
         let mut send = Command::new(&program);
-        send.args(["send", &listens, "--bytes", &bytes.to_string()]);
+        send.args(["send", &listens, "--bytes", &what.bytes.to_string(), "--streams", &streams]);
         let log = self.logs.join("stream-send.log");
-        let mut sender = Process::start("the stream's sender", &mut send, &from.namespace, &log)?;
+        let mut sender =
+            Process::start("the stream's sender", send.args(["--way", what.way]), &from.namespace, &log)?;
         sender.succeed_by(deadline)?;
         receiver.succeed_by(deadline)?;
-        goodput(&receiver.log_tail(4096))
+        let (received, sent) = (receiver.log_tail(4096), sender.log_tail(4096));
+        let [received, sent] = [received, sent].map(|said| measured::<Ended>(&said));
+        let last = |ends: Result<Vec<Ended>>| ends?.pop().context("no figures");
+        let (received, sent) = (last(received)?, last(sent)?);
+        Ok(Streamed {
+            bytes_per_second: received.bytes_per_second,
+            sender_seconds: sent.processor_seconds,
+            receiver_seconds: received.processor_seconds,
+        })
     }
 }
 
-fn goodput(said: &str) -> Result<f64> {
-    #[derive(Deserialize)]
-    struct Line {
-        bytes_per_second: f64,
-    }
-    let line =
-        said.lines().find(|line| line.starts_with('{')).with_context(|| format!("no goodput in: {said}"))?;
-    Ok(serde_json::from_str::<Line>(line)?.bytes_per_second)
+/// TCP streams to send.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Streams {
+    /// Of all streams together.
+    pub(crate) bytes: u64,
+    pub(crate) streams: usize,
+    /// A way of program `stream`.
+    pub(crate) way: &'static str,
+}
+
+/// What sending took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Streamed {
+    /// Of all streams together, after a warm-up.
+    pub(crate) bytes_per_second: f64,
+    /// Seconds of a processor at either end.
+    pub(crate) sender_seconds: f64,
+    pub(crate) receiver_seconds: f64,
+}
+
+/// What program `stream` prints.
+#[derive(Deserialize)]
+struct Ended {
+    #[serde(default)]
+    bytes_per_second: f64,
+    processor_seconds: f64,
 }
 
 #[cfg(test)]
@@ -338,7 +371,8 @@ mod tests {
             [Measured { bytes: 8, times_us: vec![1.0, 2.5], busy: 0.0 }]
         );
         assert!(measured::<Measured>("nothing\n").is_err() && measured::<Measured>("{\"bytes\":8}").is_err());
-        assert_eq!(goodput("10.0.0.1:4\n{\"bytes_per_second\":119000000.5}\n").unwrap(), 119_000_000.5);
-        assert!(goodput("10.0.0.1:4\n").is_err());
+        let ended = measured::<Ended>("10.0.0.1:4\n{\"bytes_per_second\":1.5,\"processor_seconds\":2.0}\n");
+        assert_eq!(ended.unwrap().pop().unwrap().bytes_per_second, 1.5);
+        assert!(measured::<Ended>("10.0.0.1:4\n").is_err());
     }
 }

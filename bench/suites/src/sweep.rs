@@ -18,6 +18,7 @@ mod contestant;
 mod nodes;
 mod page;
 mod recorded;
+mod senders;
 
 use contestant::{Contestant, Peers};
 use nodes::Nodes;
@@ -95,7 +96,7 @@ const SITES: [(&str, Site); 3] =
 
 /// The parts' names.
 pub fn parts() -> Vec<&'static str> {
-    SITES.iter().map(|(name, _)| *name).chain([recorded::PART]).collect()
+    SITES.iter().map(|(name, _)| *name).chain([recorded::PART, senders::PART]).collect()
 }
 
 impl Site {
@@ -325,6 +326,12 @@ pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Re
         match recorded::measure(request, &peers, binaries, stop) {
             Ok(rows) => outcome.rows.extend(rows),
             Err(error) => outcome.problems.push(format!("{}: {error:#}", recorded::PART)),
+        }
+    }
+    if wanted(senders::PART) && !stop.load(Ordering::Relaxed) {
+        match senders::measure(request, binaries, stop) {
+            Ok(rows) => outcome.rows.extend(rows),
+            Err(error) => outcome.problems.push(format!("{}: {error:#}", senders::PART)),
         }
     }
     Ok(outcome)
