@@ -176,12 +176,13 @@ fn cargo(arguments: &[&str]) -> Result<()> {
 }
 
 /// Another task, with the programs that the tests have built: a release build takes minutes and gigabytes, and shows no
-/// more. By cargo, for the stages before may have built this very program anew.
+/// more. This very program too is the one that was built with them: `cargo xtask` would build it with other features.
 fn task(args: &Args, words: &[&str]) -> Result<()> {
     cargo(&["build", "--quiet", "--workspace", "--bins", "--tests"])?;
-    let mut task = workspace::cargo();
-    task.env("HARMONAIZE_BINARIES", Binaries::folder_of(Profile::Dev));
-    task.arg("xtask").args(words).args(args.yes.then_some("--yes"));
+    let programs = Binaries::folder_of(Profile::Dev);
+    let mut task = workspace::calling_cargo(programs.join("xtask"));
+    task.env("HARMONAIZE_BINARIES", programs);
+    task.args(words).args(args.yes.then_some("--yes"));
     workspace::run(&mut task)
 }
 

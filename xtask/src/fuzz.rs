@@ -72,7 +72,15 @@ pub fn run(args: &Args) -> Result<()> {
 fn build() -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     instrument::apply(&mut cargo, "fuzz", FEEDBACK)?;
-    cargo.args(["build", "--package", "harmonaize-fuzz", "--features", "libfuzzer"]);
+    // Of the whole workspace: cargo unifies features over what a call names, and others' crates serve as they are built for the tests.
+    cargo.args([
+        "build",
+        "--workspace",
+        "--bin",
+        "harmonaize-fuzz",
+        "--features",
+        "harmonaize-fuzz/libfuzzer",
+    ]);
     let built = workspace::executables(&mut cargo, &["harmonaize-fuzz"])?;
     built.into_iter().map(|(_, path)| path).next().context("cargo has not built the program")
 }

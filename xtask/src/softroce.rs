@@ -213,7 +213,7 @@ fn prepare(guest: &Guest) -> Result<(Kernel, Initramfs)> {
 
 /// A tree with the first process alone.
 fn base(kernel: &Kernel) -> Result<Initramfs> {
-    let init = executables(cargo().args(["build", "--package", "xtask", "--bin", "init"]), &["init"])?;
+    let init = executables(cargo().args(["build", "--workspace", "--bin", "init"]), &["init"])?;
     let (_, init) = init.first().context("cargo built no init")?;
     let mut tree = Initramfs::default();
     programs::add(&mut tree, &Userland::here(), init, "/init")?;

@@ -69,9 +69,13 @@ mod tests {
 
     #[test]
     fn a_crate_has_three_names() {
-        let packages = [("harmonaize-core", "dataplane/core"), ("xtask", "xtask")].map(|(name, folder)| {
-            Package { name: name.to_owned(), folder: folder.to_owned(), targets: Vec::new() }
-        });
+        let packages =
+            [("harmonaize-core", "dataplane/core"), ("xtask", "xtask")].map(|(name, folder)| Package {
+                name: name.to_owned(),
+                folder: folder.to_owned(),
+                targets: Vec::new(),
+                programs: Vec::new(),
+            });
         for asked in ["core", "harmonaize-core", "dataplane/core", "./dataplane/core/"] {
             assert_eq!(package_of(&packages, asked).unwrap().name, "harmonaize-core");
         }

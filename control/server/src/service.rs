@@ -31,6 +31,7 @@ use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stor
 use harmonaize_units::{Gcra, Quota};
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -138,6 +139,10 @@ pub enum StartError {
     Identity(#[from] identity::Error),
 }
 
+/// A future behind a pointer: its code is compiled with this crate. Otherwise each program and each test that waits for it compiles all of
+/// it anew.
+type Compiled<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 impl Server {
     /// Takes up what an earlier start left, has this start's number stored, and starts to listen. Where several controls share a
     /// store that is for the one that leads, whenever it does.
@@ -145,6 +150,14 @@ impl Server {
     /// # Errors
     /// Where the address or the store cannot be had, or the system gives no randomness.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
+        Self::compiled_bind(config).await
+    }
+
+    fn compiled_bind(config: Config) -> Compiled<'static, Result<Self, StartError>> {
+        Box::pin(Self::begin(config))
+    }
+
+    async fn begin(config: Config) -> Result<Self, StartError> {
         let first = u32::from_le_bytes(random().map_err(StartError::Random)?);
         let topology = config.store.as_ref().map(|store| store.topology.as_str());
         let own = |store: Box<dyn Store>| {
@@ -191,7 +204,15 @@ impl Server {
     ///
     /// # Errors
     /// Where the listener fails, or the system gives no thread.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), RunError> {
+        self.compiled(Box::pin(shutdown)).await
+    }
+
+    fn compiled<'a>(self, shutdown: Compiled<'a, ()>) -> Compiled<'a, Result<(), RunError>> {
+        Box::pin(self.serve(shutdown))
+    }
+
+    async fn serve(self, shutdown: Compiled<'_, ()>) -> Result<(), RunError> {
         let access = Arc::new(Current::new(self.config.access));
         let (leads, commands) = Commands::new();
         let (in_force, settings) = watch::channel(self.config.settings);

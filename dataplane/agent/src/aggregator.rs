@@ -16,6 +16,7 @@ pub use config::AggregatorConfig;
 pub use grant::ParentConfig;
 
 use crate::control::{self, Event, Settings};
+use crate::run::Compiled;
 use anyhow::Context;
 use harmonaize_aggregator::{Aggregator, Pool};
 use harmonaize_api::communicator_text;
@@ -46,7 +47,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If an address cannot be had, or the system gives no thread or randomness; says which.
-pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
     run_on(&host_devices(), config, stop).await
 }
 
@@ -56,8 +57,24 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
 /// As of [`run`].
 pub async fn run_on(
     devices: &Devices,
+    config: AggregatorConfig,
+    stop: impl Future<Output = ()> + Send,
+) -> anyhow::Result<()> {
+    compiled(devices, config, Box::pin(stop)).await
+}
+
+fn compiled<'a>(
+    devices: &'a Devices,
+    config: AggregatorConfig,
+    stop: Compiled<'a, ()>,
+) -> Compiled<'a, anyhow::Result<()>> {
+    Box::pin(serve(devices, config, stop))
+}
+
+async fn serve(
+    devices: &Devices,
     mut config: AggregatorConfig,
-    stop: impl Future<Output = ()>,
+    mut stop: Compiled<'_, ()>,
 ) -> anyhow::Result<()> {
     let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let (unit, units) = (config.unit_bytes(), config.units());
@@ -120,7 +137,6 @@ pub async fn run_on(
     let mut watched = Watched::new(config.source.iter().cloned().collect());
     let mut poll = tokio::time::interval(POLL_INTERVAL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tokio::pin!(stop);
     loop {
         tokio::select! {
             Some(event) = control.events.recv() => {

@@ -30,6 +30,7 @@ use predecessor::Handing;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -220,7 +221,7 @@ impl IntruderWatch {
 ///
 /// # Errors
 /// If an address or socket cannot be had; says which.
-pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn run(config: Config, stop: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
     run_on(&host_devices(), config, stop).await
 }
 
@@ -228,12 +229,12 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Resu
 ///
 /// # Errors
 /// As of [`run`]; and why the other agent keeps its place.
-pub async fn take_over(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn take_over(config: Config, stop: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
     let predecessor = Predecessor::find(&config, &greeting(&config))?;
     if predecessor.is_none() {
         tracing::info!("no agent is there whose place to take");
     }
-    serve(&host_devices(), config, predecessor, stop).await
+    compiled(&host_devices(), config, predecessor, Box::pin(stop)).await
 }
 
 /// What this agent says of itself to a successor, or to the agent whose place it takes.
@@ -264,15 +265,32 @@ fn place(config: &Config, inherited: Option<OwnedFd>) -> Option<Place> {
 ///
 /// # Errors
 /// As of [`run`].
-pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    serve(devices, config, None, stop).await
+pub async fn run_on(
+    devices: &Devices,
+    config: Config,
+    stop: impl Future<Output = ()> + Send,
+) -> anyhow::Result<()> {
+    compiled(devices, config, None, Box::pin(stop)).await
+}
+
+/// A future behind a pointer: its code is compiled with this crate. Otherwise each program and each test that waits for it compiles all of
+/// it anew.
+pub(crate) type Compiled<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+fn compiled<'a>(
+    devices: &'a Devices,
+    config: Config,
+    predecessor: Option<Predecessor>,
+    stop: Compiled<'a, ()>,
+) -> Compiled<'a, anyhow::Result<()>> {
+    Box::pin(serve(devices, config, predecessor, stop))
 }
 
 async fn serve(
     devices: &Devices,
     config: Config,
     mut predecessor: Option<Predecessor>,
-    stop: impl Future<Output = ()>,
+    mut stop: Compiled<'_, ()>,
 ) -> anyhow::Result<()> {
     let listener = predecessor.as_mut().and_then(|predecessor| predecessor.agents.take());
     let acceptor = without_privileges(&config, || match listener {
@@ -369,7 +387,6 @@ async fn serve(
     }
     handing.open(place(&at, inherited));
     let mut connected = false;
-    tokio::pin!(stop);
     let (mut tick, mut poll) = (tokio::time::interval(TICK), tokio::time::interval(POLL_INTERVAL));
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tracing::info!(host = config.host, %address, threads = threads.len(), "agent is up");

@@ -88,6 +88,8 @@ pub struct Package {
     pub folder: String,
     /// The names of its library, programs, tests and benchmarks.
     pub targets: Vec<String>,
+    /// The names of its programs that need no feature.
+    pub programs: Vec<String>,
 }
 
 /// The workspace's packages.
@@ -104,9 +106,17 @@ pub fn packages() -> Result<Vec<Package>> {
     let found = packages.into_iter().flatten().filter_map(|package| {
         let manifest = PathBuf::from(text(package, "manifest_path")?);
         let folder = manifest.parent()?.strip_prefix(&root).ok()?;
-        let targets = package.get("targets").and_then(serde_json::Value::as_array);
-        let targets = targets.into_iter().flatten().filter_map(|target| text(target, "name")).collect();
-        Some(Package { name: text(package, "name")?, folder: folder.to_string_lossy().into_owned(), targets })
+        let all = package.get("targets").and_then(serde_json::Value::as_array)?;
+        let is_program = |target: &&serde_json::Value| {
+            target.pointer("/kind/0").is_some_and(|kind| kind == "bin")
+                && target.get("required-features").is_none()
+        };
+        Some(Package {
+            name: text(package, "name")?,
+            folder: folder.to_string_lossy().into_owned(),
+            targets: all.iter().filter_map(|target| text(target, "name")).collect(),
+            programs: all.iter().filter(is_program).filter_map(|target| text(target, "name")).collect(),
+        })
     });
     Ok(found.collect())
 }
@@ -134,18 +144,22 @@ impl Binaries {
         Self::build_with(profile, &[])
     }
 
-    /// The same with further packages, in one call: cargo unifies features over what a call names, so several calls with
-    /// different packages would build shared crates anew.
+    /// The same with the programs of further packages. Of the whole workspace: cargo unifies features over what a call names, and calls
+    /// that name different packages would build shared crates anew.
     pub fn build_with(profile: Profile, packages: &[&str]) -> Result<Self> {
         if let Some(folder) = std::env::var_os("HARMONAIZE_BINARIES") {
             return Ok(Self { folder: folder.into() });
         }
         let mut build = cargo();
-        build.args(["build", "--quiet", "-p", "harmonaize-agent", "-p", "harmonaize-server"]);
-        build.args(["-p", "harmonaize-cli"]);
-        packages.iter().for_each(|package| {
-            build.args(["-p", package]);
-        });
+        build.args(["build", "--quiet", "--workspace"]);
+        let wanted = ["harmonaize-agent", "harmonaize-server", "harmonaize-cli"];
+        for package in self::packages()? {
+            if wanted.iter().chain(packages).any(|wanted| **wanted == package.name) {
+                package.programs.iter().for_each(|program| {
+                    build.args(["--bin", program]);
+                });
+            }
+        }
         if profile == Profile::Release {
             build.arg("--release");
         }
@@ -186,6 +200,12 @@ mod tests {
     fn packages_have_folders() {
         let own = packages().unwrap().into_iter().find(|package| package.name == "harmonaize-testkit");
         assert_eq!(own.unwrap().folder, "tests/testkit");
+        let programs = |name: &str| {
+            let found = packages().unwrap().into_iter().find(|package| package.name == name);
+            found.unwrap().programs
+        };
+        assert_eq!(programs("harmonaize-agent"), ["harmonaize-agent"]);
+        assert_eq!(programs("harmonaize-fuzz"), [""; 0], "its program needs a feature");
     }
 
     #[test]

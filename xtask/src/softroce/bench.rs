@@ -90,7 +90,7 @@ fn step(name: &str, more: &[String], limit: Duration) -> Step {
 
 /// Adds the programs, and the description of the guest's hosts.
 pub(super) fn add(tree: &mut Initramfs, hosts: u32) -> Result<()> {
-    let task = executables(cargo().args(["build", "--package", "xtask", "--bin", "xtask"]), &["xtask"])?;
+    let task = executables(cargo().args(["build", "--workspace", "--bin", "xtask"]), &["xtask"])?;
     let (_, task) = task.first().context("cargo built no xtask")?;
     programs::add(tree, &Userland::here(), task, "/usr/bin/xtask")?;
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
