@@ -1,5 +1,6 @@
 //! Recorded traces analysed as the agents do it, over one host or several, with what is found in one form for all.
 
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::congestion::{self, Congestion, Path};
 use harmonaize_analysis::marks::{Marks, Operation};
 use harmonaize_analysis::phases::{self, HostPhase, Phases};
@@ -9,6 +10,7 @@ use harmonaize_events::{Direction, FlowKey};
 use harmonaize_testkit::found::{self, Found};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
 
 /// All records of a trace between two times, and those before that say what stands.
 ///
@@ -18,7 +20,7 @@ pub fn records(bytes: &[u8], from_ns: u64, to_ns: u64) -> Result<Vec<Record>, tr
     let mut records = Vec::new();
     trace::replay(bytes, |record| {
         let stands = matches!(record, Record::Observer(_) | Record::Link(_) | Record::Owner(_));
-        if record.time_ns() <= to_ns && (stands || record.time_ns() >= from_ns) {
+        if record.time().0 <= to_ns && (stands || record.time().0 >= from_ns) {
             records.push(*record);
         }
     })?;
@@ -57,33 +59,33 @@ impl Replay {
 
     /// Analyses all records, in the order of their times, and returns what was found.
     pub fn run(mut self, records: &[Record]) -> Vec<Found> {
-        let mut now_ns = 0;
+        let mut now = Nanos(0);
         for record in records {
             // As agents do: all of a millisecond, and then what it means.
-            if record.time_ns() / 1_000_000 > now_ns / 1_000_000 {
-                self.advance(now_ns);
+            if record.time().0 / 1_000_000 > now.0 / 1_000_000 {
+                self.advance(now);
             }
-            now_ns = record.time_ns().max(now_ns);
+            now = record.time().max(now);
             self.phases.take(record);
             self.marks.take(record);
             self.congestion.take(record);
         }
-        self.advance(now_ns);
+        self.advance(now);
         // What is open now has ended for want of more.
-        self.advance(now_ns + 1_000_000_000);
+        self.advance(now.after(Duration::from_secs(1)));
         self.found
     }
 
-    fn advance(&mut self, now_ns: u64) {
-        self.phases.advance(now_ns);
-        self.marks.advance(now_ns);
-        self.congestion.advance(now_ns);
+    fn advance(&mut self, now: Nanos) {
+        self.phases.advance(now);
+        self.marks.advance(now);
+        self.congestion.advance(now);
         while let Some(phase) = self.phases.poll() {
             self.found.push(Found::Phase {
                 job: phase.job,
                 iteration: phase.iteration,
-                began_ns: phase.began_ns,
-                ended_ns: phase.ended_ns,
+                began_ns: phase.began.0,
+                ended_ns: phase.ended.0,
             });
             if !phase.lossy {
                 self.stragglers.take(Subject::Job(phase.job), &phase.observed());
@@ -111,7 +113,7 @@ impl Replay {
         }
         let parts = self.operations.remove(&name).unwrap_or_default();
         let observed = observed(name.1, &parts);
-        let ranks = observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start_ns?, rank.end_ns?)));
+        let ranks = observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start?.0, rank.end?.0)));
         self.found.push(Found::Operation { communicator: name.0, operation: name.1, ranks: ranks.collect() });
         self.stragglers.take(Subject::Communicator(name.0), &observed);
     }
@@ -129,23 +131,14 @@ impl Replay {
             Kind::Compute => found::Kind::Compute,
             Kind::Network => found::Kind::Network,
         };
-        let (found_ns, by_ns, over) = (found.found_ns, found.by_ns, found.ended_ns.is_some());
-        Found::Straggler {
-            foreign,
-            host,
-            rank: found.rank as usize,
-            kind,
-            edge,
-            found_ns,
-            delay_ns: by_ns,
-            over,
-        }
+        let (found_ns, delay_ns, over) = (found.found.0, Nanos::from(found.by).0, found.ended.is_some());
+        Found::Straggler { foreign, host, rank: found.rank as usize, kind, edge, found_ns, delay_ns, over }
     }
 }
 
 /// Between participants, the lowest rank of each stands for it.
 fn observed(unit: u64, parts: &[Operation]) -> Observed {
-    let known = |time: u64| (time != 0).then_some(time);
+    let known = |time: Nanos| (time != Nanos(0)).then_some(time);
     let rank_of: BTreeMap<u32, u32> = parts
         .iter()
         .filter_map(|part| Some((part.participant, part.ranks.iter().map(|rank| rank.rank).min()?)))
@@ -154,9 +147,9 @@ fn observed(unit: u64, parts: &[Operation]) -> Observed {
     let mut ranks: Vec<RankTimes> = calls
         .map(|call| RankTimes {
             rank: call.rank,
-            start_ns: call.called_ns,
-            end_ns: call.ended_ns,
-            waited_ns: 0,
+            start: call.called,
+            end: call.ended,
+            waited: Duration::ZERO,
         })
         .collect();
     ranks.sort_unstable_by_key(|rank| rank.rank);
@@ -168,12 +161,12 @@ fn observed(unit: u64, parts: &[Operation]) -> Observed {
             };
             if edge.sent.bytes > 0 {
                 let out = edges.entry((*me, *peer)).or_default();
-                (out.first_ns, out.last_ns) = (known(edge.sent.first_ns), known(edge.sent.last_ns));
+                (out.first, out.last) = (known(edge.sent.first), known(edge.sent.last));
                 out.bytes = edge.sent.bytes;
             }
             if edge.received.bytes > 0 {
                 let into = edges.entry((*peer, *me)).or_default();
-                into.arrived_ns = known(edge.received.last_ns);
+                into.arrived = known(edge.received.last);
                 into.bytes = into.bytes.max(edge.received.bytes);
             }
         }
@@ -189,7 +182,7 @@ fn congested(found: &Congestion) -> Found {
         whole: found.link.path == Path::Whole,
         state: found.level.as_str().to_owned(),
         cause: found.cause.as_str().to_owned(),
-        found_ns: found.found_ns,
+        found_ns: found.found.0,
     }
 }
 

@@ -80,11 +80,11 @@ pub(crate) fn diff(first: &Path, second: &Path, tolerance: Nanos) -> Result<Stri
         replayed.map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))?;
         Ok::<_, Failure>(records)
     };
-    let difference = diff_records(&records(first)?, &records(second)?, tolerance.0);
+    let difference = diff_records(&records(first)?, &records(second)?, tolerance.into());
     let side = |records: &[Record]| records.iter().map(stats).collect::<Vec<_>>();
     let told = json!({
         "first": side(&difference.first), "second": side(&difference.second),
-        "common": difference.common, "largest_ns": difference.largest_ns,
+        "common": difference.common, "largest_ns": Nanos::from(difference.largest).0,
     });
     Ok(format!("{told:#}\n"))
 }
@@ -101,7 +101,7 @@ fn stats(record: &Record) -> Value {
         Record::Link(link) => ("link", format!("{link:?}")),
         Record::Lost(lost) => ("lost", format!("{lost:?}")),
     };
-    json!({"record": kind, "time_ns": record.time_ns(), "says": says})
+    json!({"record": kind, "time_ns": record.time().0, "says": says})
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {

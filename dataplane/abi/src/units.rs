@@ -124,9 +124,19 @@ impl Nanos {
         Self(self.0.saturating_add(Self::from(span).0))
     }
 
+    /// Returns the time this much earlier, or the first one.
+    pub fn before(self, span: core::time::Duration) -> Self {
+        Self(self.0.saturating_sub(Self::from(span).0))
+    }
+
     /// Returns the duration since an earlier time; none since a later one.
     pub const fn since(self, earlier: Self) -> core::time::Duration {
         core::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// Returns the duration between two times, whichever is later.
+    pub const fn abs_diff(self, other: Self) -> core::time::Duration {
+        core::time::Duration::from_nanos(self.0.abs_diff(other.0))
     }
 }
 

@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::congestion::{Detector, Limits, Path};
 use harmonaize_analysis::trace::{Record, replay};
 use harmonaize_events::Direction;
@@ -70,10 +71,10 @@ fn starved_spans(bytes: &[u8]) -> Result<(Vec<StarvedSpan>, u64, u64)> {
             offset_ns = observer.realtime_offset_ns;
         }
         samples += u64::from(matches!(record, Record::Totals { .. }));
-        first_ns.get_or_insert(record.time_ns());
+        first_ns.get_or_insert(record.time().0);
         // As agents do: all that a look brought, and then what it means.
-        if record.time_ns() > now_ns {
-            detector.advance(now_ns);
+        if record.time().0 > now_ns {
+            detector.advance(Nanos(now_ns));
             while detector.poll().is_some() {}
             let starved =
                 detector.links().filter(|one| one.signals.starved && one.link.direction == Direction::Egress);
@@ -85,7 +86,7 @@ fn starved_spans(bytes: &[u8]) -> Result<(Vec<StarvedSpan>, u64, u64)> {
                     spans.push(StarvedSpan { from_ns: at_ns, ports });
                 }
             }
-            now_ns = record.time_ns();
+            now_ns = record.time().0;
         }
         detector.take(record);
     })?;

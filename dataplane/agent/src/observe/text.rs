@@ -10,6 +10,7 @@ use harmonaize_analysis::straggler::{Kind, Subject};
 use harmonaize_events::{Direction, FlowKey, Totals};
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
 
 pub(super) struct Text;
 
@@ -79,7 +80,7 @@ fn of_operation(operation: &Operation) -> String {
         "communicator {:016x}: operation {} took {}, sent {sent} B",
         operation.communicator,
         operation.operation,
-        duration(operation.ended_ns.saturating_sub(operation.began_ns)),
+        duration(operation.ended.since(operation.began)),
     )
 }
 
@@ -88,15 +89,15 @@ fn of_phase(phase: &Phase) -> String {
         "job {}: iteration {}, {} of communication, {} B, period {}",
         phase.job,
         phase.iteration,
-        duration(phase.ended_ns.saturating_sub(phase.began_ns)),
+        duration(phase.ended.since(phase.began)),
         phase.bytes,
-        duration(phase.period_ns)
+        duration(phase.period)
     );
     if let Some(ring) = phase.ring {
         let _ = write!(text, ", ring of {} in {} steps of {} B", ring.hosts, ring.steps, ring.bytes);
     }
     if let Some(late) = phase.late {
-        let _ = write!(text, ", {} late by {}", address(late.host), duration(late.by_ns));
+        let _ = write!(text, ", {} late by {}", address(late.host), duration(late.by));
     }
     text
 }
@@ -134,10 +135,10 @@ fn of_straggler(late: &LocatedStraggler) -> String {
     };
     let at = late.host.map_or_else(String::new, |host| format!(" ({})", address(host)));
     let rank = format!("{}{at}", straggler.rank);
-    if straggler.ended_ns.is_some() {
+    if straggler.ended.is_some() {
         return format!("{whose}: rank {rank} is no straggler any more");
     }
-    let (by, units) = (duration(straggler.by_ns), straggler.units);
+    let (by, units) = (duration(straggler.by), straggler.units);
     format!("{whose}: straggler: rank {rank} {why}, by {by} over {units} iterations")
 }
 
@@ -153,7 +154,8 @@ fn clock(time_ns: u64) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02}.{:03}", rest / 1_000_000)
 }
 
-fn duration(nanoseconds: u64) -> String {
+fn duration(span: Duration) -> String {
+    let nanoseconds = span.as_nanos();
     let value = nanoseconds as f64;
     match nanoseconds {
         0..1_000 => format!("{nanoseconds} ns"),
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn quantities_are_short() {
         assert_eq!(clock(86_400_000_000_000 * 9 + 3_723_004_000_000), "01:02:03.004");
-        let durations = [0, 999, 1_500, 2_250_000, 3_000_000_000].map(duration);
+        let durations = [0, 999, 1_500, 2_250_000, 3_000_000_000].map(Duration::from_nanos).map(duration);
         assert_eq!(durations, ["0 ns", "999 ns", "1.5 us", "2.25 ms", "3.000 s"]);
         let rates = [0.0, 1_500.0, 2e6, 3.456e9].map(bits);
         assert_eq!(rates, ["0 bit/s", "1.5 kbit/s", "2.0 Mbit/s", "3.46 Gbit/s"]);

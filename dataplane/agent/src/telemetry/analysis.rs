@@ -1,6 +1,7 @@
 //! Everything that analysis finds in the records, live and replayed alike.
 
 use crate::telemetry::finding::{Found, LocatedStraggler};
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::marks::{Marks, Operation};
 use harmonaize_analysis::phases::{Job, Phase, Phases};
 use harmonaize_analysis::straggler::{Observed, RankTimes, Straggler, Subject};
@@ -8,6 +9,7 @@ use harmonaize_analysis::trace::Record;
 use harmonaize_analysis::{congestion, straggler};
 use harmonaize_events::FlowKey;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ pub(crate) struct Analysis {
     jobs: BTreeMap<u64, JobActivity>,
     found: Vec<Found>,
     /// The latest time of a record.
-    taken_ns: u64,
+    taken: Nanos,
 }
 
 /// What a job did lately.
@@ -33,10 +35,16 @@ pub struct JobActivity {
 }
 
 /// How often analysis hears of the time: where records come later, whatever they are taken in with.
-pub(crate) const TICK_NS: u64 = 1_000_000;
+pub(crate) const TICK: Duration = Duration::from_nanos(TICK_NS);
+const TICK_NS: u64 = 1_000_000;
 
 /// Later than what a trace may say: what waits for more is told as it stands.
-const NEVER_NS: u64 = u64::MAX / 2;
+const NEVER: Nanos = Nanos(u64::MAX / 2);
+
+/// The number of the tick of a time.
+const fn tick(time: Nanos) -> u64 {
+    time.0 / TICK_NS
+}
 
 impl Default for Analysis {
     fn default() -> Self {
@@ -47,7 +55,7 @@ impl Default for Analysis {
             stragglers: straggler::Detector::new(straggler::Limits::default()),
             jobs: BTreeMap::new(),
             found: Vec::new(),
-            taken_ns: 0,
+            taken: Nanos(0),
         }
     }
 }
@@ -56,21 +64,21 @@ impl Analysis {
     /// Takes in a record, after what follows from those before it where it is of a later millisecond: whoever takes many in at once finds what
     /// it would have found as they came.
     pub(crate) fn take(&mut self, record: &Record) {
-        let time_ns = record.time_ns();
-        if time_ns / TICK_NS > self.taken_ns / TICK_NS {
-            self.advance(self.taken_ns);
+        let time = record.time();
+        if tick(time) > tick(self.taken) {
+            self.advance(self.taken);
         }
-        self.taken_ns = self.taken_ns.max(time_ns);
+        self.taken = self.taken.max(time);
         self.marks.take(record);
         self.phases.take(record);
         self.congestion.take(record);
     }
 
     /// So late is it now.
-    pub(crate) fn advance(&mut self, now_ns: u64) {
-        self.marks.advance(now_ns);
-        self.phases.advance(now_ns);
-        self.congestion.advance(now_ns);
+    pub(crate) fn advance(&mut self, now: Nanos) {
+        self.marks.advance(now);
+        self.phases.advance(now);
+        self.congestion.advance(now);
         self.gather();
     }
 
@@ -81,8 +89,8 @@ impl Analysis {
 
     /// Nothing more comes: operations and phases that are over are told, though more might have come.
     pub(crate) fn finish(&mut self) {
-        self.marks.advance(NEVER_NS);
-        self.phases.advance(NEVER_NS);
+        self.marks.advance(NEVER);
+        self.phases.advance(NEVER);
         self.gather();
     }
 
@@ -169,9 +177,9 @@ impl Analysis {
         }
         let ranks = operation.ranks.iter().map(|rank| RankTimes {
             rank: rank.rank,
-            start_ns: rank.called_ns,
-            end_ns: rank.ended_ns,
-            waited_ns: 0,
+            start: rank.called,
+            end: rank.ended,
+            waited: Duration::ZERO,
         });
         let observed = Observed { unit: operation.operation.0, ranks: ranks.collect(), edges: Vec::new() };
         self.stragglers.take(Subject::Communicator(operation.communicator), &observed);
@@ -236,7 +244,7 @@ mod tests {
         let mut analysis = Analysis::default();
         for batch in records.chunks(at_once) {
             batch.iter().for_each(|record| analysis.take(record));
-            analysis.advance(batch.last().map_or(0, Record::time_ns));
+            analysis.advance(batch.last().map_or(Nanos(0), Record::time));
         }
         let congestion = |found| match found {
             Found::Congestion(one) => Some((one.link, one.level, one.cause)),

@@ -2,6 +2,7 @@
 
 use crate::config::Telemetry;
 use crate::counters::Counters;
+use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::metrics::{Own, text};
 use crate::telemetry::socket::Socket;
 use crate::telemetry::unmeasured::Unmeasured;
@@ -214,8 +215,8 @@ fn log(finding: &Finding) {
         Found::Straggler(late) => {
             let straggler = &late.straggler;
             let (subject, rank, kind, by_ns) =
-                (straggler.subject, straggler.rank, straggler.kind, straggler.by_ns);
-            let over = straggler.ended_ns.is_some();
+                (straggler.subject, straggler.rank, straggler.kind, nanoseconds(straggler.by));
+            let over = straggler.ended.is_some();
             tracing::info!(?subject, rank, ?kind, by_ns, over, "straggler");
         }
         Found::Operation(_) | Found::Phase(_) => {}

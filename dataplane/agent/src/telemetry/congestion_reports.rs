@@ -196,11 +196,12 @@ fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::Conges
 mod tests {
     use super::*;
     use crate::telemetry::own_flows::EpochLinks;
-    use harmonaize_abi::CongestionCause;
+    use harmonaize_abi::{CongestionCause, Nanos};
     use harmonaize_analysis::congestion::Signals;
     use harmonaize_analysis::trace::{self, Label, Record};
     use harmonaize_events::{FlowKey, Protocol, TcpFlow};
     use harmonaize_transport::Flow;
+    use std::time::Duration;
 
     const MS: u64 = 1_000_000;
     const BEGIN: u64 = 1000 * MS;
@@ -272,7 +273,7 @@ mod tests {
                 (traffic.bytes, traffic.packets) = (traffic.bytes + 15_000, traffic.packets + 10);
                 (traffic.last_ns, traffic.first_ns) = (time_ns, from_ns);
                 self.analysis.take(&Record::Tcp { time_ns, key, flow });
-                self.analysis.advance(time_ns);
+                self.analysis.advance(Nanos(time_ns));
             }
         }
     }
@@ -293,14 +294,14 @@ mod tests {
             link: Link { interface: 5, direction: Direction::Egress, path },
             level,
             cause: CongestionCause::CrossTraffic,
-            since_ns: now_ns,
-            found_ns: now_ns,
+            since: Nanos(now_ns),
+            found: Nanos(now_ns),
             signals: Signals::default(),
             own_rate: 1000,
             cross_traffic_rate: 0,
             capacity: 0,
-            rtt_ns: 0,
-            min_rtt_ns: 0,
+            rtt: Duration::ZERO,
+            min_rtt: Duration::ZERO,
             ecn_ce_ppm: 0,
             lost_ppm: 0,
             used_ppm: 0,
@@ -361,7 +362,7 @@ mod tests {
                 }
                 world.analysis.take(&Record::Tcp { time_ns, key, flow });
             }
-            world.analysis.advance(time_ns);
+            world.analysis.advance(Nanos(time_ns));
             for found in world.analysis.found() {
                 world.verdicts.take(time_ns, &found);
             }

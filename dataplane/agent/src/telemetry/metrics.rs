@@ -255,7 +255,7 @@ mod tests {
     use crate::counters::Counted;
     use crate::telemetry::own_flows::{EpochLinks, OwnFlows};
     use crate::telemetry::series::COMMUNICATORS;
-    use harmonaize_abi::OperationId;
+    use harmonaize_abi::{Nanos, OperationId};
     use harmonaize_analysis::marks::{Operation, RankCall};
     use harmonaize_events::{Mark, MarkKind};
     use std::time::Instant;
@@ -291,8 +291,8 @@ mod tests {
     fn operation(communicator: u64, bytes: u64) -> Operation {
         let rank = RankCall {
             rank: 0,
-            called_ns: Some(1_000_000),
-            ended_ns: Some(3_000_000),
+            called: Some(Nanos(1_000_000)),
+            ended: Some(Nanos(3_000_000)),
             failed: false,
             bytes,
             zero_input: None,
@@ -304,12 +304,12 @@ mod tests {
             participant: 0,
             collective: Some(harmonaize_abi::Collective::AllReduce.code().into()),
             epochs: (1, 1),
-            began_ns: 1_000_000,
-            ended_ns: 3_000_000,
+            began: Nanos(1_000_000),
+            ended: Nanos(3_000_000),
             ranks: vec![rank],
             edges: Vec::new(),
             segments: 1,
-            first_segment_ns: None,
+            first_segment: None,
             coded: None,
             whole: true,
         }

@@ -1,6 +1,7 @@
 //! Own communicators: which flows carry them, and what their marks add up to.
 
 use crate::telemetry::active_flows::entry;
+use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::series::{Durations, Named, Series};
 use harmonaize_abi::Collective;
 use harmonaize_analysis::congestion::Path;
@@ -11,6 +12,7 @@ use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Operations that the median is taken over.
 const RECENT_OPERATIONS: usize = 64;
@@ -213,7 +215,7 @@ impl OwnFlows {
     pub(crate) fn operation(&mut self, operation: &Operation) {
         let Some(traffic) = self.communicators.get_mut(&operation.communicator) else { return };
         traffic.operations += 1;
-        let duration_ns = duration_ns(operation);
+        let duration_ns = nanoseconds(duration(operation));
         if operation.ranks.iter().any(|rank| rank.failed) {
             traffic.failed += 1;
         } else {
@@ -249,11 +251,11 @@ impl OwnFlows {
 }
 
 /// From the first local call to the last local end, or what is known of it.
-pub(crate) fn duration_ns(operation: &Operation) -> u64 {
-    let called = operation.ranks.iter().filter_map(|rank| rank.called_ns).min();
-    let ended = operation.ranks.iter().filter_map(|rank| rank.ended_ns).max();
-    let (began, ended) = (called.unwrap_or(operation.began_ns), ended.unwrap_or(operation.ended_ns));
-    ended.saturating_sub(began)
+pub(crate) fn duration(operation: &Operation) -> Duration {
+    let called = operation.ranks.iter().filter_map(|rank| rank.called).min();
+    let ended = operation.ranks.iter().filter_map(|rank| rank.ended).max();
+    let (began, ended) = (called.unwrap_or(operation.began), ended.unwrap_or(operation.ended));
+    ended.since(began)
 }
 
 fn announce(owner: &Owner, interfaces: &[u32], into: &mut Vec<Record>) {

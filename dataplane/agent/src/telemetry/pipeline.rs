@@ -1,6 +1,6 @@
 //! The way of a record: into analysis and traces, and as a finding to control, the decision loop and listeners.
 
-use crate::telemetry::analysis::{Analysis, TICK_NS};
+use crate::telemetry::analysis::{Analysis, TICK};
 use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns};
 use crate::telemetry::congestion_reports::{CongestionReports, ReportSink};
 use crate::telemetry::finding::{Finding, Findings, Found};
@@ -10,13 +10,14 @@ use crate::telemetry::names::Names;
 use crate::telemetry::own_flows::OwnFlows;
 use crate::telemetry::signals::Signals;
 use crate::telemetry::tap::{Recording, Tap};
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_abi::{CongestionCause, CongestionLevel, Nanos};
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_events::{Event, Mark};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// The most marks that are taken in a row.
 const MARKS: usize = 16384;
@@ -38,7 +39,7 @@ impl Events {
             Found::Congestion(found) if found.level > CongestionLevel::None => {
                 *self.congestion.entry((cause(found.cause), level(found.level))).or_default() += 1;
             }
-            Found::Straggler(late) if late.straggler.ended_ns.is_none() => self.stragglers += 1,
+            Found::Straggler(late) if late.straggler.ended.is_none() => self.stragglers += 1,
             _ => {}
         }
     }
@@ -172,7 +173,7 @@ impl Pipeline {
 
     /// Tells analysis the time, and hands findings to their sinks.
     pub(crate) fn conclude(&mut self, now_ns: u64, own_flows: &mut OwnFlows) {
-        if now_ns.saturating_sub(self.concluded_ns) < TICK_NS {
+        if Duration::from_nanos(now_ns.saturating_sub(self.concluded_ns)) < TICK {
             return;
         }
         self.concluded_ns = now_ns;
@@ -180,7 +181,7 @@ impl Pipeline {
             recording.tap.flush();
         }
         self.taps.retain_mut(Tap::flush);
-        self.analysis.advance(now_ns);
+        self.analysis.advance(Nanos(now_ns));
         let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
         // Control first: it hears of a path at once.
         found.iter().for_each(|found| self.congestion_reports.take(now_ns, found));

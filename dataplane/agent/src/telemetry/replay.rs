@@ -3,6 +3,7 @@
 use crate::telemetry::analysis::Analysis;
 use crate::telemetry::finding::Finding;
 use crate::telemetry::names::Names;
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{self, Record, Replayed};
 
 /// Hands what is found in a trace to `with`, with the names of interfaces then.
@@ -32,13 +33,13 @@ struct Replay<F> {
     host: Option<u64>,
     named: bool,
     offset_ns: i64,
-    now_ns: u64,
+    now: Nanos,
 }
 
 impl<F: FnMut(&Finding, &Names)> Replay<F> {
     fn new(with: F) -> Self {
         let (analysis, names) = (Analysis::default(), Names::default());
-        Self { with, analysis, names, host: None, named: true, offset_ns: 0, now_ns: 0 }
+        Self { with, analysis, names, host: None, named: true, offset_ns: 0, now: Nanos(0) }
     }
 
     fn take(&mut self, record: &Record) {
@@ -51,18 +52,18 @@ impl<F: FnMut(&Finding, &Names)> Replay<F> {
         }
         self.analysis.take(record);
         self.publish();
-        self.now_ns = record.time_ns().max(self.now_ns);
+        self.now = record.time().max(self.now);
     }
 
     fn end(mut self) {
-        self.analysis.advance(self.now_ns);
+        self.analysis.advance(self.now);
         self.analysis.finish();
         self.publish();
     }
 
     fn publish(&mut self) {
         for found in self.analysis.found() {
-            (self.with)(&Finding { time_ns: self.now_ns, offset_ns: self.offset_ns, found }, &self.names);
+            (self.with)(&Finding { time_ns: self.now.0, offset_ns: self.offset_ns, found }, &self.names);
         }
     }
 }

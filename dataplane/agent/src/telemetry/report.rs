@@ -121,7 +121,7 @@ impl Pending {
                 found.level == CongestionLevel::Severe || found.level == CongestionLevel::None
             }
             Found::Straggler(late) => {
-                if late.straggler.ended_ns.is_some() && self.over.len() < STRAGGLERS / 2 {
+                if late.straggler.ended.is_some() && self.over.len() < STRAGGLERS / 2 {
                     self.over.push(Arc::clone(finding));
                 }
                 true
@@ -142,7 +142,7 @@ impl Pending {
 
 /// Whether control can lay it together with what other agents say of it.
 fn is_reportable(operation: &Operation) -> bool {
-    let ended = operation.ranks.iter().all(|rank| rank.called_ns <= rank.ended_ns && rank.ended_ns.is_some());
+    let ended = operation.ranks.iter().all(|rank| rank.called <= rank.ended && rank.ended.is_some());
     operation.whole && ended && operation.ranks.len() <= ENDS && operation.edges.len() <= ENDS
 }
 
@@ -151,8 +151,8 @@ fn is_reportable(operation: &Operation) -> bool {
 fn open(now: &Reading, before_ns: u64) -> Vec<v1::Operation> {
     let mut communicators = BTreeSet::new();
     let stands = |one: &&Operation| {
-        let called = |rank: &RankCall| rank.called_ns.is_some_and(|at| at <= before_ns);
-        let runs = one.ranks.iter().any(|rank| rank.ended_ns.is_none());
+        let called = |rank: &RankCall| rank.called.is_some_and(|at| at.0 <= before_ns);
+        let runs = one.ranks.iter().any(|rank| rank.ended.is_none());
         one.whole && runs && one.ranks.len() <= ENDS && one.ranks.iter().all(called)
     };
     let open = now.operations.iter().filter(stands);
@@ -248,13 +248,13 @@ impl Reports {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::OperationId;
+    use harmonaize_abi::{Nanos, OperationId};
 
     fn finding(operation: u64) -> Arc<Finding> {
         let ranks = vec![RankCall {
             rank: 0,
-            called_ns: Some(5),
-            ended_ns: Some(9),
+            called: Some(Nanos(5)),
+            ended: Some(Nanos(9)),
             failed: false,
             bytes: 1,
             zero_input: None,
@@ -266,12 +266,12 @@ mod tests {
             participant: 0,
             collective: Some(4),
             epochs: (1, 1),
-            began_ns: 5,
-            ended_ns: 9,
+            began: Nanos(5),
+            ended: Nanos(9),
             ranks,
             edges: Vec::new(),
             segments: 1,
-            first_segment_ns: Some(6),
+            first_segment: Some(Nanos(6)),
             coded: None,
             whole: true,
         };
@@ -316,11 +316,12 @@ mod tests {
 
     #[test]
     fn what_has_run_longest_is_told_before_it_ends() {
-        let open = |communicator, operation, called_ns, ended_ns| {
+        let open = |communicator, operation, called, ended: Option<u64>| {
             let found = finding(operation);
             let Found::Operation(found) = &found.found else { panic!("{found:?}") };
             let mut found = found.clone();
-            let second = RankCall { rank: 1, called_ns: Some(called_ns), ended_ns, ..found.ranks[0] };
+            let second =
+                RankCall { rank: 1, called: Some(Nanos(called)), ended: ended.map(Nanos), ..found.ranks[0] };
             found.ranks.push(second);
             Operation { communicator, whole: operation != 9, ..found }
         };

@@ -59,7 +59,7 @@ impl Tap {
         let writer = &mut self.writer.0;
         if self.dropped > 0 {
             let count = std::mem::take(&mut self.dropped);
-            writer.write(&Record::Lost(Lost { time_ns: record.time_ns(), kind: LostKind::Records, count }));
+            writer.write(&Record::Lost(Lost { time_ns: record.time().0, kind: LostKind::Records, count }));
         }
         writer.write(record);
         0
@@ -218,7 +218,7 @@ mod tests {
         let times = |name: &str| {
             let mut times = Vec::new();
             let bytes = std::fs::read(folder.path().join(name)).unwrap();
-            replay(&bytes, |record| times.push(record.time_ns())).unwrap();
+            replay(&bytes, |record| times.push(record.time().0)).unwrap();
             times
         };
         assert_eq!((times("run.trace"), times("run.trace.1")), (vec![3], vec![2]));
@@ -254,7 +254,7 @@ mod tests {
             let deadline = Instant::now() + Duration::from_secs(20);
             let times = loop {
                 let mut times = Vec::new();
-                let whole = replay(&std::fs::read(&file).unwrap(), |record| times.push(record.time_ns()));
+                let whole = replay(&std::fs::read(&file).unwrap(), |record| times.push(record.time().0));
                 if whole.is_ok() && times.last() == Some(&(last - 1)) {
                     break times;
                 }
@@ -285,7 +285,7 @@ mod tests {
         }
         recording.end();
         let mut times = Vec::new();
-        replay(&std::fs::read(&path).unwrap(), |record| times.push(record.time_ns())).unwrap();
+        replay(&std::fs::read(&path).unwrap(), |record| times.push(record.time().0)).unwrap();
         // What was left out while the thread slept is told in the trace.
         times.dedup();
         assert_eq!(times, (0..5_000).collect::<Vec<_>>());

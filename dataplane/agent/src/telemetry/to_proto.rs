@@ -1,8 +1,10 @@
 //! Findings in the words of the provider's interface. Times become CLOCK_REALTIME, rates bits in a second.
 
 use crate::telemetry::clock::realtime_ns;
+use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::finding::{Finding, Found, LocatedStraggler};
 use crate::telemetry::names::Names;
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_analysis::marks::{Coded, Edge, Operation};
 use harmonaize_analysis::phases::Phase;
@@ -21,20 +23,20 @@ pub(crate) fn address(words: [u32; 4]) -> IpAddr {
 pub(crate) struct Clock(pub(crate) i64);
 
 impl Clock {
-    fn at(self, time_ns: u64) -> u64 {
-        realtime_ns(time_ns, self.0)
+    fn at(self, time: Nanos) -> u64 {
+        realtime_ns(time.0, self.0)
     }
 
-    fn at_all(self, time_ns: Option<u64>) -> u64 {
-        time_ns.map_or(0, |time_ns| self.at(time_ns))
+    fn at_all(self, time: Option<Nanos>) -> u64 {
+        time.map_or(0, |time| self.at(time))
     }
 }
 
 pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
     let ranks = operation.ranks.iter().map(|rank| v1::RankTiming {
         rank: rank.rank,
-        called_ns: clock.at_all(rank.called_ns),
-        ended_ns: clock.at_all(rank.ended_ns),
+        called_ns: clock.at_all(rank.called),
+        ended_ns: clock.at_all(rank.ended),
         failed: rank.failed,
         zero_input: rank.zero_input,
         zero_output: rank.zero_output,
@@ -42,11 +44,11 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
     let edge = |edge: &Edge| v1::Edge {
         peer: edge.peer,
         sent_bytes: edge.sent.bytes,
-        first_sent_ns: clock.at(edge.sent.first_ns),
-        last_sent_ns: clock.at(edge.sent.last_ns),
+        first_sent_ns: clock.at(edge.sent.first),
+        last_sent_ns: clock.at(edge.sent.last),
         received_bytes: edge.received.bytes,
-        first_received_ns: clock.at(edge.received.first_ns),
-        last_received_ns: clock.at(edge.received.last_ns),
+        first_received_ns: clock.at(edge.received.first),
+        last_received_ns: clock.at(edge.received.last),
     };
     v1::Operation {
         communicator: operation.communicator,
@@ -59,7 +61,7 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
         first_epoch: operation.epochs.0.into(),
         last_epoch: operation.epochs.1.into(),
         segments: operation.segments,
-        first_segment_ns: clock.at_all(operation.first_segment_ns),
+        first_segment_ns: clock.at_all(operation.first_segment),
         compression: operation.coded.map(|Coded { error, saved_bytes, refused }| v1::CompressedOperation {
             error,
             saved_bytes,
@@ -73,15 +75,15 @@ pub(crate) fn phase(phase: &Phase, clock: Clock) -> v1::TrafficPhase {
     v1::TrafficPhase {
         job: phase.job.to_string(),
         iteration: phase.iteration,
-        start_ns: clock.at(phase.began_ns),
-        end_ns: clock.at(phase.ended_ns),
+        start_ns: clock.at(phase.began),
+        end_ns: clock.at(phase.ended),
         bytes: phase.bytes,
         ring_steps: phase.ring.map_or(0, |ring| ring.steps),
         delayed_host: phase.late.map_or_else(String::new, |late| address(late.host).to_string()),
-        delay_ns: phase.late.map_or(0, |late| late.by_ns),
+        delay_ns: phase.late.map_or(0, |late| nanoseconds(late.by)),
         ring_hosts: phase.ring.map_or(0, |ring| ring.hosts),
         ring_step_bytes: phase.ring.map_or(0, |ring| ring.bytes),
-        period_ns: phase.period_ns,
+        period_ns: nanoseconds(phase.period),
         lossy: phase.lossy,
     }
 }
@@ -101,14 +103,14 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
         path,
         level: level.into(),
         cause: cause.into(),
-        since_ns: clock.at(found.since_ns),
+        since_ns: clock.at(found.since),
         ecn_ce_ppm: found.ecn_ce_ppm,
         lost_ppm: found.lost_ppm,
-        rtt_ns: found.rtt_ns,
-        min_rtt_ns: found.min_rtt_ns,
+        rtt_ns: nanoseconds(found.rtt),
+        min_rtt_ns: nanoseconds(found.min_rtt),
         utilization_ppm: found.used_ppm,
         ingress: found.link.direction == Direction::Ingress,
-        found_ns: clock.at(found.found_ns),
+        found_ns: clock.at(found.found),
         delay: found.signals.delay,
         ecn_ce: found.signals.ecn_ce,
         loss: found.signals.loss,
@@ -136,13 +138,13 @@ pub(crate) fn straggler(late: &LocatedStraggler, clock: Clock) -> v1::Straggler 
         rank: found.rank,
         host: late.host.map_or_else(String::new, |host| address(host).to_string()),
         cause: kind.into(),
-        since_ns: clock.at(found.since_ns),
-        delay_ns: found.by_ns,
+        since_ns: clock.at(found.since),
+        delay_ns: nanoseconds(found.by),
         iterations: found.units,
-        ended_ns: clock.at_all(found.ended_ns),
+        ended_ns: clock.at_all(found.ended),
         edge_from: found.edge.map(|edge| edge.0),
         edge_to: found.edge.map(|edge| edge.1),
-        found_ns: clock.at(found.found_ns),
+        found_ns: clock.at(found.found),
         since_unit: found.since_unit,
     }
 }
@@ -156,5 +158,5 @@ pub(crate) fn finding(finding: &Finding, names: &Names) -> v1::Finding {
         Found::Congestion(found) => Told::Congestion(congestion(found, names, clock)),
         Found::Straggler(found) => Told::Straggler(straggler(found, clock)),
     };
-    v1::Finding { time_ns: clock.at(finding.time_ns), finding: Some(told) }
+    v1::Finding { time_ns: clock.at(Nanos(finding.time_ns)), finding: Some(told) }
 }

@@ -2,6 +2,7 @@
 
 use crate::telemetry::analysis::JobActivity;
 use crate::telemetry::clock::realtime_ns;
+use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::names::Names;
 use crate::telemetry::own_flows::Traffic;
 use crate::telemetry::reading::{LinkReading, Reading};
@@ -193,11 +194,11 @@ fn jobs(span: &Span<'_>) -> Vec<v1::ExternalJob> {
         hosts: job.hosts.iter().take(MOST).map(|host| to_proto::address(*host).to_string()).collect(),
         flows: job.flows.into(),
         iterations: job.iterations,
-        period_ns: job.period_ns.unwrap_or(0),
+        period_ns: job.period.map_or(0, nanoseconds),
         rate_bps: rates.get(&job.job).copied().unwrap_or(0),
         last: lately.last_phase.as_ref().map(|phase| to_proto::phase(phase, span.clock)),
         ring: job.ring,
-        since_ns: realtime_ns(job.since_ns, span.clock.0),
+        since_ns: realtime_ns(job.since.0, span.clock.0),
     };
     let mut jobs: Vec<v1::ExternalJob> = span.now.jobs.iter().map(job).collect();
     jobs.sort_by_key(|job| std::cmp::Reverse(job.rate_bps));

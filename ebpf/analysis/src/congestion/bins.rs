@@ -1,13 +1,39 @@
 //! What crossed a link lately, by the millisecond.
 
+use crate::nanos;
+use harmonaize_abi::Nanos;
+use std::time::Duration;
+
 /// The length of a bin.
-pub(super) const BIN_NS: u64 = 1_000_000;
+pub(super) const BIN: Duration = Duration::from_nanos(BIN_NS);
+/// The same in nanoseconds: what is done for each bin is plain arithmetic.
+const BIN_NS: u64 = 1_000_000;
 /// How many are kept.
 pub(super) const BINS: usize = 128;
 /// Over so many at most an amount is spread: what is read more seldom tells nothing of single ones.
 const MAX_SPREAD_BINS: u64 = 96;
 /// No amount in a bin grows beyond this, so that sums do not overflow.
 const MAX_AMOUNT: u64 = 1 << 50;
+
+/// The length of so many bins.
+pub(super) const fn length(bins: u64) -> Duration {
+    Duration::from_nanos(bins * BIN_NS)
+}
+
+/// How many bins are over in such a time.
+pub(super) fn count(span: Duration) -> u64 {
+    nanos(span) / BIN_NS
+}
+
+/// The number of the bin of a time.
+pub(super) const fn number_at(time: Nanos) -> u64 {
+    time.0 / BIN_NS
+}
+
+/// When a bin begins.
+pub(super) const fn begin_of(number: u64) -> Nanos {
+    Nanos(number.saturating_mul(BIN_NS))
+}
 
 /// Adds to an amount in a bin.
 pub(super) fn add(amount: &mut u64, more: u64) {
@@ -30,7 +56,7 @@ pub(super) struct Bin {
     /// Packets lost, or sent again.
     pub(super) lost: u64,
     /// The least round trip that was measured now.
-    pub(super) rtt: Option<u64>,
+    pub(super) rtt: Option<Duration>,
     /// What was sent now, at a time, found a queue of so much time: the least.
     pub(super) queue: Option<QueueSample>,
 }
@@ -39,9 +65,9 @@ pub(super) struct Bin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct QueueSample {
     /// When it was sent.
-    pub(super) sent_ns: u64,
+    pub(super) sent: Nanos,
     /// How much longer than at rest it was on its way.
-    pub(super) delay_ns: u64,
+    pub(super) delay: Duration,
 }
 
 impl Bin {
@@ -55,13 +81,13 @@ impl Bin {
 #[derive(Debug, Clone)]
 pub(super) struct Bins {
     bins: Box<[Bin; BINS]>,
-    /// The number of the latest bin; bin `n` begins at `n * BIN_NS`.
+    /// The number of the latest bin; bin `n` begins `n` milliseconds after time 0.
     latest: u64,
 }
 
 impl Bins {
-    pub(super) fn new(now_ns: u64) -> Self {
-        Self { bins: Box::new([Bin::default(); BINS]), latest: now_ns / BIN_NS }
+    pub(super) fn new(now: Nanos) -> Self {
+        Self { bins: Box::new([Bin::default(); BINS]), latest: number_at(now) }
     }
 
     /// The number of the latest bin.
@@ -74,8 +100,8 @@ impl Bins {
     }
 
     /// Moves the end to a time; what is older than the ring is forgotten.
-    pub(super) fn advance(&mut self, now_ns: u64) {
-        let number = now_ns / BIN_NS;
+    pub(super) fn advance(&mut self, now: Nanos) {
+        let number = number_at(now);
         if number <= self.latest {
             return;
         }
@@ -89,9 +115,9 @@ impl Bins {
     }
 
     /// The bin of a time; none where that is too long ago.
-    pub(super) fn at(&mut self, time_ns: u64) -> Option<&mut Bin> {
-        self.advance(time_ns);
-        let number = time_ns / BIN_NS;
+    pub(super) fn at(&mut self, time: Nanos) -> Option<&mut Bin> {
+        self.advance(time);
+        let number = number_at(time);
         if self.latest - number >= BINS as u64 {
             return None;
         }
@@ -113,17 +139,18 @@ impl Bins {
     /// Adds amounts evenly over a span of time, in the bins that are kept.
     pub(super) fn spread(
         &mut self,
-        from_ns: u64,
-        to_ns: u64,
+        from: Nanos,
+        to: Nanos,
         amount: u64,
         mut give: impl FnMut(&mut Bin, u64),
     ) {
-        self.advance(to_ns);
+        self.advance(to);
+        let (from_ns, to_ns) = (from.0, to.0);
         let last = to_ns / BIN_NS;
         let oldest = self.latest.saturating_sub(MAX_SPREAD_BINS - 1);
         let first = (from_ns.min(to_ns) / BIN_NS).max(oldest);
         if first == last || last < first {
-            if let Some(bin) = self.at(to_ns) {
+            if let Some(bin) = self.at(to) {
                 give(bin, amount);
             }
             return;
@@ -168,26 +195,26 @@ mod tests {
 
     #[test]
     fn bytes_are_spread_over_their_time() {
-        let mut bins = Bins::new(0);
-        bins.spread(500_000, 2_500_000, 2000, |bin, bytes| bin.own += bytes);
+        let mut bins = Bins::new(Nanos(0));
+        bins.spread(Nanos(500_000), Nanos(2_500_000), 2000, |bin, bytes| bin.own += bytes);
         assert_eq!([0, 1, 2].map(|number| own(&bins, number)), [500, 1000, 500]);
-        bins.spread(2_600_000, 2_700_000, 7, |bin, bytes| bin.own += bytes);
+        bins.spread(Nanos(2_600_000), Nanos(2_700_000), 7, |bin, bytes| bin.own += bytes);
         assert_eq!(own(&bins, 2), 507);
         assert_eq!(own(&bins, 3), u64::MAX, "yet to come");
-        bins.spread(0, 200 * BIN_NS, 2000, |bin, bytes| bin.own += bytes);
+        bins.spread(Nanos(0), begin_of(200), 2000, |bin, bytes| bin.own += bytes);
         let kept: u64 = bins.before(200, 128).map(|(_, bin)| bin.own).sum();
         assert_eq!(kept, 950, "what is older is gone");
-        assert!(bins.at(3).is_none());
-        bins.advance(1000 * BIN_NS);
+        assert!(bins.at(Nanos(3)).is_none());
+        bins.advance(begin_of(1000));
         assert_eq!(bins.before(1000, 128).map(|(_, bin)| bin.own).sum::<u64>(), 0);
     }
 
     #[test]
     fn hostile_times_do_no_harm() {
-        let mut bins = Bins::new(5);
-        bins.spread(u64::MAX - 1, 7, u64::MAX, |bin, bytes| add(&mut bin.own, bytes));
-        bins.spread(0, u64::MAX, u64::MAX, |bin, bytes| add(&mut bin.own, bytes));
-        bins.advance(u64::MAX);
-        assert!(bins.at(0).is_none());
+        let mut bins = Bins::new(Nanos(5));
+        bins.spread(Nanos(u64::MAX - 1), Nanos(7), u64::MAX, |bin, bytes| add(&mut bin.own, bytes));
+        bins.spread(Nanos(0), Nanos(u64::MAX), u64::MAX, |bin, bytes| add(&mut bin.own, bytes));
+        bins.advance(Nanos(u64::MAX));
+        assert!(bins.at(Nanos(0)).is_none());
     }
 }

@@ -2,21 +2,22 @@
 
 mod sweep;
 
-use super::bins::{BIN_NS, add};
+use super::bins::{add, number_at};
 use super::flow::{Change, FlowHistory};
 use super::monitor::{Measure, Monitor};
 use super::queue_jump::QueueJump;
 use super::starved::{LatePeriod, RttHistory};
 use super::{Congestion, Limits, Link, Path};
 use crate::trace::{LostKind, Record};
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_abi::{CongestionCause, CongestionLevel, Nanos};
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, InterfaceTotals, Protocol};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
 
 /// Without news the windows end this long before now.
-const SILENCE_NS: u64 = 10_000_000;
-const SWEEP_NS: u64 = 10_000_000_000;
+const SILENCE: Duration = Duration::from_millis(10);
+const SWEEP: Duration = Duration::from_secs(10);
 /// A path with nothing measured, or less than this part of its interface's bytes, does not speak for the interface; where there are many paths, one with
 /// less than half of an equal part.
 const MIN_PATH_SHARE: u64 = 20;
@@ -41,7 +42,7 @@ struct FlowMonitors {
 #[derive(Debug, Clone, Default)]
 struct Interface {
     bytes_per_second: u64,
-    totals: Option<(u64, InterfaceTotals)>,
+    totals: Option<(Nanos, InterfaceTotals)>,
     least_congested: [Option<Measure>; 2],
     whole: [Option<u32>; 2],
     /// Paths that something crosses.
@@ -68,10 +69,10 @@ pub struct Detector {
     monitor_by_link: HashMap<Link, u32>,
     active: Vec<u32>,
     found: VecDeque<Congestion>,
-    now_ns: u64,
-    last_record_ns: u64,
-    last_poll_ns: u64,
-    last_sweep_ns: u64,
+    now: Nanos,
+    last_record: Nanos,
+    last_poll: Nanos,
+    last_sweep: Nanos,
     urgent: bool,
     pending: bool,
     unplaced: u64,
@@ -92,10 +93,10 @@ impl Detector {
             monitor_by_link: HashMap::new(),
             active: Vec::new(),
             found: VecDeque::new(),
-            now_ns: 0,
-            last_record_ns: 0,
-            last_poll_ns: 0,
-            last_sweep_ns: 0,
+            now: Nanos(0),
+            last_record: Nanos(0),
+            last_poll: Nanos(0),
+            last_sweep: Nanos(0),
             urgent: false,
             pending: false,
             unplaced: 0,
@@ -116,7 +117,8 @@ impl Detector {
         }
         match record {
             Record::Tcp { time_ns, key, flow } => {
-                self.snapshot(*time_ns, key, 0, |memory| memory.tcp(*time_ns, flow));
+                let time = Nanos(*time_ns);
+                self.snapshot(time, key, 0, |memory| memory.tcp(time, flow));
             }
             Record::Roce { time_ns, key, counters } => {
                 let direction = match key.direction {
@@ -124,10 +126,11 @@ impl Detector {
                     _ => Direction::Egress,
                 };
                 let port = counters.source_port as u16;
-                self.snapshot(*time_ns, key, port, |memory| memory.roce(*time_ns, direction, counters));
+                let time = Nanos(*time_ns);
+                self.snapshot(time, key, port, |memory| memory.roce(time, direction, counters));
             }
             Record::Event(event) => self.event(event),
-            Record::Owner(owner) => self.set_owner(owner.time_ns, &owner.flow, owner.owned),
+            Record::Owner(owner) => self.set_owner(Nanos(owner.time_ns), &owner.flow, owner.owned),
             Record::Link(link) => {
                 let known = self.interfaces.contains_key(&link.interface);
                 if known || self.interfaces.len() < self.limits.max_links {
@@ -135,7 +138,7 @@ impl Detector {
                     self.interfaces.entry(link.interface).or_default().bytes_per_second = bytes_per_second;
                 }
             }
-            Record::Totals { time_ns, totals } => self.totals(*time_ns, totals),
+            Record::Totals { time_ns, totals } => self.totals(Nanos(*time_ns), totals),
             Record::Lost(lost) if lost.kind == LostKind::Gap => self.reset_after_gap(),
             Record::Lost(_) | Record::Mark(_) | Record::Observer(_) => {}
         }
@@ -145,21 +148,21 @@ impl Detector {
     /// records.
     ///
     /// Cost: once in a millisecond, a look at each link that something crossed since the last, or whose state is not none.
-    pub fn advance(&mut self, now_ns: u64) {
-        self.now_ns = self.now_ns.max(now_ns);
-        let end_ns = self.last_record_ns.max(self.now_ns.saturating_sub(SILENCE_NS));
-        if end_ns / BIN_NS == self.last_poll_ns / BIN_NS && !self.urgent {
+    pub fn advance(&mut self, now: Nanos) {
+        self.now = self.now.max(now);
+        let end = self.last_record.max(self.now.before(SILENCE));
+        if number_at(end) == number_at(self.last_poll) && !self.urgent {
             return;
         }
-        (self.last_poll_ns, self.urgent) = (end_ns, false);
+        (self.last_poll, self.urgent) = (end, false);
         let mut active = std::mem::take(&mut self.active);
-        self.measure(end_ns, &active);
+        self.measure(end, &active);
         self.evaluate(&active);
         let monitors = &mut self.monitors;
         active.retain(|place| {
             let monitor = monitors.get_mut(*place as usize).and_then(Option::as_mut);
             monitor.is_some_and(|monitor| {
-                monitor.active = !monitor.is_idle(end_ns);
+                monitor.active = !monitor.is_idle(end);
                 if !monitor.active {
                     monitor.measure = Measure::default();
                 }
@@ -167,7 +170,7 @@ impl Detector {
             })
         });
         self.active = active;
-        if self.now_ns.saturating_sub(self.last_sweep_ns) >= SWEEP_NS {
+        if self.now.since(self.last_sweep) >= SWEEP {
             self.sweep();
         }
     }
@@ -179,14 +182,14 @@ impl Detector {
 
     /// How every link stands that something crossed in the last minute.
     pub fn links(&self) -> impl Iterator<Item = Congestion> {
-        self.monitors.iter().flatten().map(|monitor| monitor.finding(self.now_ns))
+        self.monitors.iter().flatten().map(|monitor| monitor.finding(self.now))
     }
 
     /// How a link stands; none where nothing crossed it.
     pub fn link(&self, link: &Link) -> Option<Congestion> {
         let place = self.monitor_by_link.get(link)?;
         let monitor = self.monitors.get(*place as usize)?.as_ref()?;
-        Some(monitor.finding(self.now_ns))
+        Some(monitor.finding(self.now))
     }
 
     /// Whether a verdict is in the making: who looks at flows more closely now has it sooner.
@@ -206,23 +209,23 @@ impl Detector {
 
     fn snapshot(
         &mut self,
-        time_ns: u64,
+        time: Nanos,
         key: &FlowKey,
         port: u16,
         change: impl FnOnce(&mut FlowHistory) -> Option<(Change, Change)>,
     ) {
-        self.last_record_ns = self.last_record_ns.max(time_ns);
-        let Some(flow) = self.flow(time_ns, key, port) else { return };
+        self.last_record = self.last_record.max(time);
+        let Some(flow) = self.flow(time, key, port) else { return };
         let changes = change(&mut flow.history);
         let (own, out_places, into_places) = (flow.history.own, flow.egress, flow.ingress);
         if let Some((out, into)) = changes {
-            self.account(time_ns, own, out_places, &out);
-            self.account(time_ns, own, into_places, &into);
+            self.account(time, own, out_places, &out);
+            self.account(time, own, into_places, &into);
         }
     }
 
     /// The flow with a key, made known if it is not; none where there are too many.
-    fn flow(&mut self, time_ns: u64, key: &FlowKey, port: u16) -> Option<&mut Flow> {
+    fn flow(&mut self, time: Nanos, key: &FlowKey, port: u16) -> Option<&mut Flow> {
         let roce = key.protocol == Protocol::Roce as u8;
         let known = self.flows.get(key).map(|flow| flow.port);
         if known.is_some_and(|known| !roce || port == 0 || known == port) {
@@ -235,12 +238,12 @@ impl Detector {
         let told = if key.direction == Direction::Ingress as u8 { (0, port) } else { (port, 0) };
         let (out, into) = if roce { told } else { (0, 0) };
         let path = |port| Path::Remote { address: key.remote, port };
-        self.assign_paths(time_ns, key, port, [path(out), path(into)])
+        self.assign_paths(time, key, port, [path(out), path(into)])
     }
 
     /// An own connection takes a path of its own; when it is none any more, that of all others.
-    fn set_owner(&mut self, time_ns: u64, key: &FlowKey, holds: bool) {
-        let Some(flow) = self.flow(time_ns, key, 0) else { return };
+    fn set_owner(&mut self, time: Nanos, key: &FlowKey, holds: bool) {
+        let Some(flow) = self.flow(time, key, 0) else { return };
         let changes = flow.history.own != holds;
         flow.history.own = holds;
         if !changes || key.protocol != Protocol::Tcp as u8 {
@@ -253,20 +256,14 @@ impl Detector {
             Path::Remote { address, port: 0 }
         };
         // Where there is no room for it, it goes on with the others.
-        self.assign_paths(time_ns, key, 0, [path, path]);
+        self.assign_paths(time, key, 0, [path, path]);
     }
 
     /// Gives a flow its paths, outwards and inwards; none where there are too many.
-    fn assign_paths(
-        &mut self,
-        time_ns: u64,
-        key: &FlowKey,
-        port: u16,
-        paths: [Path; 2],
-    ) -> Option<&mut Flow> {
+    fn assign_paths(&mut self, time: Nanos, key: &FlowKey, port: u16, paths: [Path; 2]) -> Option<&mut Flow> {
         let [out, into] = paths;
-        let out = self.assign_both_paths(time_ns, key, Direction::Egress, out)?;
-        let into = self.assign_both_paths(time_ns, key, Direction::Ingress, into)?;
+        let out = self.assign_both_paths(time, key, Direction::Egress, out)?;
+        let into = self.assign_both_paths(time, key, Direction::Ingress, into)?;
         let flow = match self.flows.entry(*key) {
             Entry::Occupied(flow) => {
                 let flow = flow.into_mut();
@@ -288,20 +285,19 @@ impl Detector {
 
     fn assign_both_paths(
         &mut self,
-        time_ns: u64,
+        time: Nanos,
         key: &FlowKey,
         direction: Direction,
         path: Path,
     ) -> Option<FlowMonitors> {
-        let whole =
-            self.monitor_of(time_ns, Link { interface: key.interface, direction, path: Path::Whole })?;
-        let path = self.monitor_of(time_ns, Link { interface: key.interface, direction, path })?;
+        let whole = self.monitor_of(time, Link { interface: key.interface, direction, path: Path::Whole })?;
+        let path = self.monitor_of(time, Link { interface: key.interface, direction, path })?;
         Some(FlowMonitors { path, whole })
     }
 
     /// The least round trip on any path to the same end: equal paths are as long as each other, and one that is new may have
     /// a queue already.
-    fn min_rtt_of(&self, link: &Link) -> Option<u64> {
+    fn min_rtt_of(&self, link: &Link) -> Option<Duration> {
         let to = link.path.address()?;
         let beside = self.monitors.iter().flatten().filter(|monitor| {
             let other = monitor.link;
@@ -312,7 +308,7 @@ impl Detector {
     }
 
     /// Where a link's monitor is, made if it is not there; none where there are too many.
-    fn monitor_of(&mut self, time_ns: u64, link: Link) -> Option<u32> {
+    fn monitor_of(&mut self, time: Nanos, link: Link) -> Option<u32> {
         if let Some(place) = self.monitor_by_link.get(&link) {
             return Some(*place);
         }
@@ -320,9 +316,9 @@ impl Detector {
             self.unplaced += 1;
             return None;
         }
-        let mut monitor = Monitor::new(link, time_ns, &self.limits);
-        if let Some(rest_ns) = self.min_rtt_of(&link) {
-            monitor.min_rtt.update(time_ns, self.limits.min_rtt_window_ns, rest_ns, u64::min);
+        let mut monitor = Monitor::new(link, time, &self.limits);
+        if let Some(rest) = self.min_rtt_of(&link) {
+            monitor.min_rtt.update(time, self.limits.min_rtt_window, rest, Duration::min);
         }
         let place = match self.free.pop() {
             Some(place) => place,
@@ -343,7 +339,7 @@ impl Detector {
     }
 
     /// What changed on a flow crosses its path and its interface.
-    fn account(&mut self, time_ns: u64, own: bool, places: FlowMonitors, change: &Change) {
+    fn account(&mut self, time: Nanos, own: bool, places: FlowMonitors, change: &Change) {
         if *change == Change::default() {
             return;
         }
@@ -359,14 +355,14 @@ impl Detector {
                 self.active.push(place);
             }
             if change.bytes > 0 {
-                monitor.last_seen_ns = time_ns;
-                for (from_ns, to_ns, bytes) in change.spans.into_iter().filter(|(.., bytes)| *bytes > 0) {
-                    monitor.bins.spread(from_ns, to_ns, bytes, |bin, bytes| {
+                monitor.last_seen = time;
+                for (from, to, bytes) in change.spans.into_iter().filter(|(.., bytes)| *bytes > 0) {
+                    monitor.bins.spread(from, to, bytes, |bin, bytes| {
                         let class = if own { &mut bin.own } else { &mut bin.cross_traffic };
                         add(class, bytes);
                     });
                 }
-                if let Some(bin) = monitor.bins.at(change.to_ns) {
+                if let Some(bin) = monitor.bins.at(change.to) {
                     add(&mut bin.packets, change.packets);
                 }
             }
@@ -376,15 +372,15 @@ impl Detector {
                 }
                 continue;
             }
-            monitor.record_signals(time_ns, change.ecn_ce, change.lost);
+            monitor.record_signals(time, change.ecn_ce, change.lost);
             if let Some(least) = change.min_rtt {
-                monitor.min_rtt.update(time_ns, limits.min_rtt_window_ns, least, u64::min);
+                monitor.min_rtt.update(time, limits.min_rtt_window, least, Duration::min);
             }
             change.rtt_samples.into_iter().flatten().for_each(|leg| monitor.rtt_history.push(leg));
             if let Some(leg) = change.rtt {
-                queue = Some(monitor.record_rtt(time_ns, leg, limits));
-            } else if let Some(pending_ns) = change.pending_rtt {
-                monitor.record_pending_rtt(time_ns, pending_ns, limits);
+                queue = Some(monitor.record_rtt(time, leg, limits));
+            } else if let Some(pending) = change.pending_rtt {
+                monitor.record_pending_rtt(time, pending, limits);
             }
         }
     }
@@ -406,11 +402,11 @@ impl Detector {
             let place = flow.egress.path;
             return self.handle_late_rtt(place, &QueueJump::from_event(event));
         }
-        let lost = flow.history.lost(event.time_ns, direction, event.total);
+        let lost = flow.history.lost(Nanos(event.time_ns), direction, event.total);
         let place = if direction == Direction::Egress { flow.egress.path } else { flow.ingress.path };
         let monitor = self.monitors.get_mut(place as usize).and_then(Option::as_mut);
         if let Some(monitor) = monitor.filter(|_| lost > 0) {
-            monitor.record_signals(event.time_ns, 0, lost);
+            monitor.record_signals(Nanos(event.time_ns), 0, lost);
             monitor.updated = true;
             self.urgent = true;
             if !monitor.active {
@@ -428,7 +424,7 @@ impl Detector {
         let whole =
             interface.whole.get(direction_index(monitor.link.direction)).copied().flatten().and_then(at);
         let stated = interface.bytes_per_second;
-        if whole.is_none_or(|whole| !monitor.is_queue_jump(leap, whole, self.now_ns, stated)) {
+        if whole.is_none_or(|whole| !monitor.is_queue_jump(leap, whole, self.now, stated)) {
             return;
         }
         let Some(Some(monitor)) = self.monitors.get_mut(place as usize) else { return };
@@ -440,14 +436,14 @@ impl Detector {
         }
     }
 
-    fn totals(&mut self, time_ns: u64, totals: &InterfaceTotals) {
-        self.last_record_ns = self.last_record_ns.max(time_ns);
+    fn totals(&mut self, time: Nanos, totals: &InterfaceTotals) {
+        self.last_record = self.last_record.max(time);
         let Ok(index) = u32::try_from(totals.interface) else { return };
         if !self.interfaces.contains_key(&index) && self.interfaces.len() >= self.limits.max_links {
             return;
         }
-        let before = self.interfaces.entry(index).or_default().totals.replace((time_ns, *totals));
-        let Some((from_ns, before)) = before else { return };
+        let before = self.interfaces.entry(index).or_default().totals.replace((time, *totals));
+        let Some((from, before)) = before else { return };
         let bytes = [
             (Direction::Egress, totals.egress.bytes.checked_sub(before.egress.bytes)),
             (Direction::Ingress, totals.ingress.bytes.checked_sub(before.ingress.bytes)),
@@ -455,11 +451,11 @@ impl Detector {
         for (direction, bytes) in bytes {
             let Some(bytes) = bytes.filter(|bytes| *bytes > 0) else { continue };
             let link = Link { interface: index, direction, path: Path::Whole };
-            let Some(place) = self.monitor_of(time_ns, link) else { continue };
+            let Some(place) = self.monitor_of(time, link) else { continue };
             let monitor = self.monitors.get_mut(place as usize).and_then(Option::as_mut);
             let Some(monitor) = monitor else { continue };
-            monitor.last_seen_ns = time_ns;
-            monitor.bins.spread(from_ns, time_ns, bytes, |bin, bytes| {
+            monitor.last_seen = time;
+            monitor.bins.spread(from, time, bytes, |bin, bytes| {
                 add(&mut bin.total, bytes);
             });
             if !monitor.active {
@@ -484,15 +480,15 @@ impl Detector {
     }
 
     /// Measures: rates, then queues of paths, then what the paths of an interface have in common.
-    fn measure(&mut self, end_ns: u64, active: &[u32]) {
+    fn measure(&mut self, end: Nanos, active: &[u32]) {
         for interface in self.interfaces.values_mut() {
             (interface.least_congested, interface.paths) = ([None; 2], [0; 2]);
         }
         for place in active {
             if let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) {
-                monitor.due = monitor.is_due(end_ns);
+                monitor.due = monitor.is_due(end);
                 if monitor.due {
-                    monitor.rates(end_ns);
+                    monitor.rates(end);
                 }
                 if monitor.measure.bytes > 0 && !monitor.is_interface() {
                     let interface = self.interfaces.get_mut(&monitor.link.interface);
@@ -517,7 +513,7 @@ impl Detector {
             };
             let starved = monitor.due
                 && stated > 0
-                && (monitor.queue_jumped || monitor.late_period(end_ns, &self.limits).is_some_and(starved));
+                && (monitor.queue_jumped || monitor.late_period(end, &self.limits).is_some_and(starved));
             let parts =
                 interface.paths.get(way).map_or(MIN_PATH_SHARE, |paths| MIN_PATH_SHARE.max(2 * paths));
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
@@ -525,11 +521,11 @@ impl Detector {
                 continue;
             }
             if monitor.due {
-                monitor.measure_queue(end_ns, stated, starved, &self.limits);
+                monitor.measure_queue(end, stated, starved, &self.limits);
                 monitor.queue_jumped = false;
             }
             let measure = monitor.measure;
-            let mute = measure.rtt_ns == 0 && measure.pressure == 0.0;
+            let mute = measure.rtt.is_zero() && measure.pressure == 0.0;
             if mute || measure.bytes == 0 || measure.bytes < bytes / parts {
                 continue;
             }
@@ -548,7 +544,7 @@ impl Detector {
                     .least_congested
                     .get(direction_index(monitor.link.direction))
                     .and_then(Option::as_ref);
-                monitor.inherit_queue(end_ns, interface.bytes_per_second, least, &self.limits);
+                monitor.inherit_queue(end, interface.bytes_per_second, least, &self.limits);
             }
         }
     }
@@ -568,14 +564,14 @@ impl Detector {
                 };
                 let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
                 let pressure = monitor.measure.pressure;
-                let changed = monitor.decide(self.now_ns, pressure, cause, &self.limits);
+                let changed = monitor.decide(self.now, pressure, cause, &self.limits);
                 self.pending |= monitor.has_pending_report(&self.limits);
                 if changed {
                     if self.found.len() >= self.limits.max_findings.max(1) {
                         self.found.pop_front();
                         self.lost += 1;
                     }
-                    self.found.push_back(monitor.finding(self.now_ns));
+                    self.found.push_back(monitor.finding(self.now));
                 }
             }
         }

@@ -2,8 +2,9 @@
 
 use super::monitor::Monitor;
 use crate::trace::Timed;
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_abi::{CongestionCause, CongestionLevel, Nanos};
 use harmonaize_events::Direction;
+use std::time::Duration;
 
 /// A link as this host sees it: an interface, one way, as a whole or on the way to one other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,9 +75,9 @@ pub struct Congestion {
     /// Who is the cause.
     pub cause: CongestionCause,
     /// When what led to this state began; for a mere change of the cause, when the state began.
-    pub since_ns: u64,
+    pub since: Nanos,
     /// When it was found.
-    pub found_ns: u64,
+    pub found: Nanos,
     /// What spoke for congestion then.
     pub signals: Signals,
     /// Bytes that own communicators moved in a second then.
@@ -86,9 +87,9 @@ pub struct Congestion {
     /// What it can carry in a second, in bytes, as told or as seen; 0 where neither is known.
     pub capacity: u64,
     /// The round trip then; 0 where none was measured.
-    pub rtt_ns: u64,
+    pub rtt: Duration,
     /// The round trip at rest; 0 where none was measured.
-    pub min_rtt_ns: u64,
+    pub min_rtt: Duration,
     /// Of a million packets, those that were marked then.
     pub ecn_ce_ppm: u32,
     /// Of a million packets, those that were lost or sent again then.
@@ -99,20 +100,20 @@ pub struct Congestion {
 
 impl Monitor {
     /// How the link stands now.
-    pub(super) fn finding(&self, now_ns: u64) -> Congestion {
+    pub(super) fn finding(&self, now: Nanos) -> Congestion {
         let measure = &self.measure;
         Congestion {
             link: self.link,
             level: self.hysteresis.level,
             cause: self.cause.get(),
-            since_ns: self.hysteresis.since_ns,
-            found_ns: now_ns,
+            since: self.hysteresis.since,
+            found: now,
             signals: measure.signals,
             own_rate: measure.own_rate,
             cross_traffic_rate: measure.cross_traffic_rate,
             capacity: measure.capacity,
-            rtt_ns: measure.rtt_ns,
-            min_rtt_ns: self.min_rtt.min().unwrap_or_default(),
+            rtt: measure.rtt,
+            min_rtt: self.min_rtt.min().unwrap_or_default(),
             ecn_ce_ppm: measure.ecn_ce_ppm,
             lost_ppm: measure.lost_ppm,
             used_ppm: measure.used_ppm,
@@ -121,8 +122,8 @@ impl Monitor {
 }
 
 impl Timed for Congestion {
-    fn time_ns(&self) -> u64 {
-        self.found_ns
+    fn time(&self) -> Nanos {
+        self.found
     }
 
     fn same_content(&self, other: &Self) -> bool {

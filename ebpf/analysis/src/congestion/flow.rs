@@ -1,18 +1,21 @@
 //! What has changed on a flow between two of its snapshots, each way.
 
 use super::starved::RttSample;
+use crate::nanos;
+use harmonaize_abi::Nanos;
 use harmonaize_events::{Direction, Event, RoceCounters, RttStats, TcpFlow, Traffic};
+use std::time::Duration;
 
 /// A round trip shorter than this is not lengthened by a delayed acknowledgement: Linux waits for at least 40 ms.
-const DELAYED_ACK_NS: u64 = 30_000_000;
+const DELAYED_ACK: Duration = Duration::from_millis(30);
 /// A receiver that has had so many bytes acknowledges at once: more than two of the largest segments.
 const PROMPT_BYTES: u64 = 32 << 10;
 /// How long a flow that its receiver has held up says nothing of the network.
-const RECEIVER_LIMITED_NS: u64 = 50_000_000;
+const RECEIVER_LIMITED: Duration = Duration::from_millis(50);
 /// A flow that is new counts from its first packet, if that was not longer ago.
-const NEW_NS: u64 = 50_000_000;
+const NEW: Duration = Duration::from_millis(50);
 
-/// What is remembered of one way of a flow.
+/// What is remembered of one way of a flow: the counters as the last snapshot had them.
 #[derive(Debug, Clone, Copy, Default)]
 struct DirectionState {
     bytes: u64,
@@ -46,21 +49,21 @@ struct LateRtt {
 }
 
 /// What passed from one time to another.
-type Span = (u64, u64, u64);
+type Span = (Nanos, Nanos, u64);
 
 impl LateRtt {
     fn from_event(event: &Event) -> Self {
-        let leg = |sent_ns: u64, acknowledged_ns: u64| RttSample {
-            sent_ns,
-            acknowledged_ns,
-            total_ns: acknowledged_ns.saturating_sub(sent_ns),
+        let leg = |sent: Nanos, acknowledged: Nanos| RttSample {
+            sent,
+            acknowledged,
+            total: acknowledged.since(sent),
         };
-        let sent_ns = event.burst_ended_ns;
+        let sent = Nanos(event.burst_ended_ns);
         Self {
             count: event.count,
             // When what is measured next leaves, the one before has ended.
-            before: leg(event.burst_began_ns, sent_ns),
-            late: leg(sent_ns, event.time_ns),
+            before: leg(Nanos(event.burst_began_ns), sent),
+            late: leg(sent, Nanos(event.time_ns)),
             until: event.total,
             between: event.burst_bytes,
         }
@@ -72,24 +75,24 @@ impl LateRtt {
     fn split_samples(
         &self,
         taken: u64,
-        sum: u64,
+        sum: Duration,
         trips: &RttStats,
         change: &Change,
         known: u64,
     ) -> Option<([Option<RttSample>; 4], [Span; 3])> {
         let after = (trips.count as u32).wrapping_sub(self.count);
-        let last_ns = match after {
+        let last = match after {
             0 => None,
-            1 => Some(trips.last_ns),
+            1 => Some(Duration::from_nanos(trips.last_ns)),
             _ => return None,
         };
         let (before, late) = (self.before, self.late);
         let others = taken.checked_sub(1 + u64::from(after))?;
-        let sum = sum.checked_sub(late.total_ns)?.checked_sub(last_ns.unwrap_or_default())?;
-        let later = last_ns.map(|last_ns| RttSample {
-            sent_ns: late.acknowledged_ns,
-            acknowledged_ns: late.acknowledged_ns.saturating_add(last_ns),
-            total_ns: last_ns,
+        let sum = sum.checked_sub(late.total)?.checked_sub(last.unwrap_or_default())?;
+        let later = last.map(|last| RttSample {
+            sent: late.acknowledged,
+            acknowledged: late.acknowledged.after(last),
+            total: last,
         });
         if others == 0 {
             return Some((
@@ -97,23 +100,20 @@ impl LateRtt {
                 [change.span(), Span::default(), Span::default()],
             ));
         }
-        let sum = sum.checked_sub(before.total_ns)?;
-        let earlier = sum.checked_div(others - 1).map(|mean| RttSample {
-            sent_ns: before.sent_ns.saturating_sub(mean),
-            acknowledged_ns: before.sent_ns,
-            total_ns: sum,
+        let sum = sum.checked_sub(before.total)?;
+        let earlier = nanos(sum).checked_div(others - 1).map(|mean| RttSample {
+            sent: before.sent.before(Duration::from_nanos(mean)),
+            acknowledged: before.sent,
+            total: sum,
         });
         let until = self.until.checked_sub(known)?;
         let (between, since) = (self.between.min(until), change.bytes.checked_sub(until)?);
-        let sent_ns = before.sent_ns.max(change.from_ns);
-        if late.sent_ns < sent_ns || late.sent_ns > change.to_ns {
+        let sent = before.sent.max(change.from);
+        if late.sent < sent || late.sent > change.to {
             return None;
         }
-        let spans = [
-            (change.from_ns, sent_ns, until - between),
-            (sent_ns, late.sent_ns, between),
-            (late.sent_ns, change.to_ns, since),
-        ];
+        let spans =
+            [(change.from, sent, until - between), (sent, late.sent, between), (late.sent, change.to, since)];
         Some(([earlier, Some(before), Some(late), later], spans))
     }
 }
@@ -122,12 +122,12 @@ impl LateRtt {
 #[derive(Debug, Clone, Default)]
 pub(super) struct FlowHistory {
     pub(super) own: bool,
-    pub(super) last_seen_ns: u64,
+    pub(super) last_seen: Nanos,
     has_baseline: bool,
     egress: DirectionState,
     ingress: DirectionState,
     receiver_limits: u64,
-    receiver_limited_ns: u64,
+    receiver_limited_until: Nanos,
 }
 
 /// What has changed, one way.
@@ -138,9 +138,9 @@ pub(super) struct Change {
     /// and their packets,
     pub(super) packets: u64,
     /// since when
-    pub(super) from_ns: u64,
+    pub(super) from: Nanos,
     /// until when.
-    pub(super) to_ns: u64,
+    pub(super) to: Nanos,
     /// Marks and notifications.
     pub(super) ecn_ce: u64,
     /// Packets lost, or sent again.
@@ -152,15 +152,15 @@ pub(super) struct Change {
     /// From when until when which of the bytes passed.
     pub(super) spans: [Span; 3],
     /// The least that the round trip under way will be.
-    pub(super) pending_rtt: Option<u64>,
+    pub(super) pending_rtt: Option<Duration>,
     /// The least round trip that the flow ever had, where that is news.
-    pub(super) min_rtt: Option<u64>,
+    pub(super) min_rtt: Option<Duration>,
 }
 
 impl Change {
     /// All that passed.
     fn span(&self) -> Span {
-        (self.from_ns, self.to_ns, self.bytes)
+        (self.from, self.to, self.bytes)
     }
 }
 
@@ -177,21 +177,22 @@ impl DirectionState {
     /// Takes a reading; none where the counters went back, which is another flow by the same key.
     fn change(
         &mut self,
-        time_ns: u64,
+        time: Nanos,
         has_baseline: bool,
         limited: bool,
         reading: &Reading<'_>,
     ) -> Option<Change> {
-        let mut change = Change { from_ns: time_ns, to_ns: time_ns, ..Change::default() };
+        let mut change = Change { from: time, to: time, ..Change::default() };
         let bytes = self.bytes;
         if let Some(traffic) = reading.traffic {
             change.bytes = traffic.bytes.checked_sub(self.bytes)?;
             change.packets = traffic.packets.checked_sub(self.packets)?;
-            change.to_ns = traffic.last_ns.min(time_ns);
+            change.to = Nanos(traffic.last_ns).min(time);
             let since = if self.last_ns == 0 { traffic.first_ns } else { self.last_ns };
             let resumed = traffic.burst_began_ns > since
                 && change.bytes <= traffic.bytes - traffic.burst_after.min(traffic.bytes);
-            change.from_ns = if resumed { traffic.burst_began_ns } else { since }.min(change.to_ns);
+            let from = if resumed { traffic.burst_began_ns } else { since };
+            change.from = Nanos(from).min(change.to);
             (self.bytes, self.packets, self.last_ns) = (traffic.bytes, traffic.packets, traffic.last_ns);
         }
         change.spans = [change.span(), Span::default(), Span::default()];
@@ -205,26 +206,27 @@ impl DirectionState {
             let prompt = |bytes: u64| bytes.saturating_sub(self.measured_bytes) >= PROMPT_BYTES;
             let told = self.late_rtt.take();
             if taken > 0 && has_baseline {
-                let trip = (sum / taken).min(trips.last_ns);
+                let trip = Duration::from_nanos((sum / taken).min(trips.last_ns));
                 // The one that was under way at the last snapshot began at a time that is known.
-                let known = (taken == 1 && self.measured_ns != 0).then_some(self.measured_ns);
-                let sent_ns = known.unwrap_or(time_ns.saturating_sub(trip));
-                let acknowledged_ns = sent_ns.saturating_add(trip);
-                let counts = |leg: &RttSample| leg.took_ns() < DELAYED_ACK_NS || prompt(self.bytes);
-                let all = RttSample { sent_ns, acknowledged_ns, total_ns: sum };
+                let known = (taken == 1 && self.measured_ns != 0).then_some(Nanos(self.measured_ns));
+                let sent = known.unwrap_or(time.before(trip));
+                let acknowledged = sent.after(trip);
+                let sum = Duration::from_nanos(sum);
+                let counts = |leg: &RttSample| leg.took() < DELAYED_ACK || prompt(self.bytes);
+                let all = RttSample { sent, acknowledged, total: sum };
                 change.rtt = Some(all).filter(counts);
                 let apart = told.and_then(|told| told.split_samples(taken, sum, trips, &change, bytes));
                 let (legs, spans) = apart.unwrap_or(([None, None, None, Some(all)], change.spans));
                 (change.rtt_samples, change.spans) = (legs.map(|leg| leg.filter(counts)), spans);
             }
             if taken > 0 && trips.min_ns != self.min_rtt_ns {
-                change.min_rtt = Some(trips.min_ns);
+                change.min_rtt = Some(Duration::from_nanos(trips.min_ns));
             }
             (self.rtt_count, self.rtt_sum_ns, self.min_rtt_ns) = (trips.count, trips.sum_ns, trips.min_ns);
             if measured_ns != self.measured_ns {
                 (self.measured_ns, self.measured_bytes) = (measured_ns, self.bytes);
             } else if measured_ns != 0 && prompt(self.bytes) && change.bytes > 0 {
-                change.pending_rtt = Some(time_ns.saturating_sub(measured_ns));
+                change.pending_rtt = Some(time.since(Nanos(measured_ns)));
             }
         }
         if limited {
@@ -237,7 +239,7 @@ impl DirectionState {
 
 impl FlowHistory {
     /// Takes a snapshot of a connection: what has changed of what leaves, and of what comes in.
-    pub(super) fn tcp(&mut self, time_ns: u64, flow: &TcpFlow) -> Option<(Change, Change)> {
+    pub(super) fn tcp(&mut self, time: Nanos, flow: &TcpFlow) -> Option<(Change, Change)> {
         let (ingress, egress) = (&flow.ingress, &flow.egress);
         let out = Reading {
             traffic: Some(&egress.traffic),
@@ -255,13 +257,13 @@ impl FlowHistory {
             (0, first) | (first, 0) => first,
             (one, other) => one.min(other),
         };
-        self.change(time_ns, first, ingress.zero_windows.into(), &out, &into)
+        self.change(time, Nanos(first), ingress.zero_windows.into(), &out, &into)
     }
 
     /// Takes a snapshot of one direction to a queue pair.
     pub(super) fn roce(
         &mut self,
-        time_ns: u64,
+        time: Nanos,
         direction: Direction,
         counters: &RoceCounters,
     ) -> Option<(Change, Change)> {
@@ -286,12 +288,12 @@ impl FlowHistory {
                 (out, into, counters.not_ready_naks)
             }
         };
-        self.change(time_ns, counters.traffic.first_ns, not_ready, &out, &into)
+        self.change(time, Nanos(counters.traffic.first_ns), not_ready, &out, &into)
     }
 
     /// Takes what an event says of a counter that only grows: packets sent again of a connection.
-    pub(super) fn lost(&mut self, time_ns: u64, direction: Direction, total: u64) -> u64 {
-        let limited = time_ns < self.receiver_limited_ns;
+    pub(super) fn lost(&mut self, time: Nanos, direction: Direction, total: u64) -> u64 {
+        let limited = time < self.receiver_limited_until;
         let way = match direction {
             Direction::Egress => &mut self.egress,
             Direction::Ingress => &mut self.ingress,
@@ -320,27 +322,27 @@ impl FlowHistory {
 
     fn change(
         &mut self,
-        time_ns: u64,
-        first_ns: u64,
+        time: Nanos,
+        first: Nanos,
         zero_windows: u64,
         out: &Reading<'_>,
         into: &Reading<'_>,
     ) -> Option<(Change, Change)> {
-        let fresh = self.has_baseline || time_ns.saturating_sub(first_ns) < NEW_NS;
+        let fresh = self.has_baseline || time.since(first) < NEW;
         if zero_windows > self.receiver_limits {
-            self.receiver_limited_ns = time_ns.saturating_add(RECEIVER_LIMITED_NS);
+            self.receiver_limited_until = time.after(RECEIVER_LIMITED);
         }
         self.receiver_limits = zero_windows;
-        let limited = time_ns < self.receiver_limited_ns;
-        let changes = self.egress.change(time_ns, fresh, limited, out);
-        let changes = changes.zip(self.ingress.change(time_ns, fresh, limited, into));
-        self.last_seen_ns = time_ns;
+        let limited = time < self.receiver_limited_until;
+        let changes = self.egress.change(time, fresh, limited, out);
+        let changes = changes.zip(self.ingress.change(time, fresh, limited, into));
+        self.last_seen = time;
         if changes.is_none() {
             // Another flow by the same key: it begins with this snapshot.
             (self.egress, self.ingress, self.receiver_limits) =
                 (DirectionState::default(), DirectionState::default(), zero_windows);
-            self.egress.change(time_ns, false, false, out);
-            self.ingress.change(time_ns, false, false, into);
+            self.egress.change(time, false, false, out);
+            self.ingress.change(time, false, false, into);
         }
         self.has_baseline = true;
         let least = |change: Change| Change { min_rtt: change.min_rtt, ..Change::default() };
@@ -380,21 +382,25 @@ mod tests {
     }
 
     fn rtt_sample(sent: u64, acknowledged: u64, waited: u64) -> Option<RttSample> {
-        Some(RttSample { sent_ns: sent * MS, acknowledged_ns: acknowledged * MS, total_ns: waited * MS })
+        Some(RttSample {
+            sent: Nanos(sent * MS),
+            acknowledged: Nanos(acknowledged * MS),
+            total: Duration::from_millis(waited),
+        })
     }
 
     /// Ten round trips of 1 ms and 10,000 bytes by 100 ms; then what a second snapshot tells of, at 120 ms, with 14,000 more.
     fn change_after(event: Event, count: u64, sum: u64, last: u64) -> Change {
         let mut memory = FlowHistory::default();
-        memory.tcp(99 * MS, &snapshot(9, 9, 1, 9_000, 99));
-        memory.tcp(100 * MS, &snapshot(10, 10, 1, 10_000, 100));
+        memory.tcp(Nanos(99 * MS), &snapshot(9, 9, 1, 9_000, 99));
+        memory.tcp(Nanos(100 * MS), &snapshot(10, 10, 1, 10_000, 100));
         memory.handle_late_rtt(&event);
-        memory.tcp(120 * MS, &snapshot(count, 10 + sum, last, 24_000, 120)).unwrap().0
+        memory.tcp(Nanos(120 * MS), &snapshot(count, 10 + sum, last, 24_000, 120)).unwrap().0
     }
 
-    fn spans(change: &Change) -> Vec<Span> {
+    fn spans(change: &Change) -> Vec<(u64, u64, u64)> {
         let spans = change.spans.iter().filter(|(.., bytes)| *bytes > 0);
-        spans.map(|(from_ns, to_ns, bytes)| (from_ns / MS, to_ns / MS, *bytes)).collect()
+        spans.map(|(from, to, bytes)| (from.0 / MS, to.0 / MS, *bytes)).collect()
     }
 
     #[test]
@@ -406,7 +412,7 @@ mod tests {
             [rtt_sample(110, 112, 4), rtt_sample(112, 114, 2), rtt_sample(114, 119, 5), None]
         );
         assert_eq!(spans(&change), [(100, 112, 5_000), (112, 114, 3_000), (114, 120, 6_000)]);
-        assert_eq!(change.rtt.map(|leg| leg.total_ns), Some(11 * MS), "and all in one");
+        assert_eq!(change.rtt.map(|leg| leg.total), Some(Duration::from_millis(11)), "and all in one");
         // One more had ended when the flow was looked at; the one before began before the last look.
         let change = change_after(late(12, 101, 106, 11_000, 3_000), 13, 13, 6);
         assert_eq!(

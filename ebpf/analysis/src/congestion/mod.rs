@@ -8,8 +8,8 @@
 //!
 //! **Pressure.** Each signal is brought to a scale on which 1 is mild and 2 is severe, and the largest counts:
 //! - *delay*: the least round trip of the last 3 ms (or the last one, for twice as long as it took) less the round trip at rest,
-//!   which is the least of the last 1 to 2 minutes (10 to 20 while the link is congested). 1 at [`Limits::delay_ns`] and half of the
-//!   rest, 2 at [`Limits::severe_delay_ns`]. One that is under way counts as soon as it is twice as late as mild. A round trip of
+//!   which is the least of the last 1 to 2 minutes (10 to 20 while the link is congested). 1 at [`Limits::delay`] and half of the
+//!   rest, 2 at [`Limits::severe_delay`]. One that is under way counts as soon as it is twice as late as mild. A round trip of
 //!   30 ms and more counts only if 32 KiB followed its packet: else an acknowledgement may have been delayed.
 //! - *marks*: ECN marks, echoes of them, CNPs, as a part of the packets of the last 8 ms; *loss*: retransmissions, RoCE
 //!   repeats, gaps and NAKs of the sequence, likewise. 1 at 2 of them and the mild part, 2 at 8 and the severe part.
@@ -30,9 +30,9 @@
 //! Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to
 //! follow.
 //!
-//! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell_ns`] with [`Limits::evidence`] signals, and
+//! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell`] with [`Limits::evidence`] signals, and
 //! left when the pressure was below 0.6 (severe: 1.4) for the hold, which doubles when the state comes back soon, from
-//! [`Limits::exit_dwell_ns`] up to [`Limits::max_exit_dwell_ns`], as routes that flap are damped (RFC 2439).
+//! [`Limits::exit_dwell`] up to [`Limits::max_exit_dwell`], as routes that flap are damped (RFC 2439).
 //!
 //! **Cause.** Others, where at least 15% of the bytes that were seen are theirs. Else, what others send may not be seen here, and
 //! queues tell: between two packets, sent at `s` and `t`, that found queues of `q(s)` and `q(t)` (their round trips less the
@@ -58,6 +58,8 @@ mod windowed;
 pub use detector::Detector;
 pub use finding::{Congestion, Link, Path, Signals};
 
+use std::time::Duration;
+
 /// What a link's capacity is taken from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Capacity {
@@ -73,9 +75,9 @@ pub enum Capacity {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// A round trip that is longer than at rest by this, and by half of that at rest, shows a queue: mild.
-    pub delay_ns: u64,
+    pub delay: Duration,
     /// And by this, and twice that at rest, a long one: severe.
-    pub severe_delay_ns: u64,
+    pub severe_delay: Duration,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
     pub ecn_ce_ppm: (u32, u32),
     /// Of a million packets, so many lost or sent again: mild, and severe. At least 2 and 8 packets.
@@ -83,19 +85,19 @@ pub struct Limits {
     /// The part of the capacity in use that makes an interface mildly congested.
     pub load: f64,
     /// How long a pressure must last.
-    pub dwell_ns: u64,
+    pub dwell: Duration,
     /// In which time so many round trips, marks, losses (or readings of the load) must speak for it.
     pub evidence: u64,
     /// How long a state is kept when the pressure is gone; doubled each time that it comes back soon,
-    pub exit_dwell_ns: u64,
+    pub exit_dwell: Duration,
     /// up to this.
-    pub max_exit_dwell_ns: u64,
+    pub max_exit_dwell: Duration,
     /// How soon is soon, at least.
-    pub calm_ns: u64,
+    pub calm: Duration,
     /// How long another cause must seem right before it is told; doubled each time that it turns again soon.
-    pub cause_dwell_ns: u64,
+    pub cause_dwell: Duration,
     /// How long the least round trip counts, at least; ten times as long while the link is congested.
-    pub min_rtt_window_ns: u64,
+    pub min_rtt_window: Duration,
     /// What a link's capacity is taken from.
     pub capacity: Capacity,
     /// At most so many flows.
@@ -109,18 +111,18 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            delay_ns: 500_000,
-            severe_delay_ns: 5_000_000,
+            delay: Duration::from_micros(500),
+            severe_delay: Duration::from_millis(5),
             ecn_ce_ppm: (20_000, 200_000),
             lost_ppm: (10_000, 50_000),
             load: 0.9,
-            dwell_ns: 1_000_000,
+            dwell: Duration::from_millis(1),
             evidence: 2,
-            exit_dwell_ns: 50_000_000,
-            max_exit_dwell_ns: 30_000_000_000,
-            calm_ns: 2_000_000_000,
-            cause_dwell_ns: 2_000_000,
-            min_rtt_window_ns: 60_000_000_000,
+            exit_dwell: Duration::from_millis(50),
+            max_exit_dwell: Duration::from_secs(30),
+            calm: Duration::from_secs(2),
+            cause_dwell: Duration::from_millis(2),
+            min_rtt_window: Duration::from_secs(60),
             capacity: Capacity::Seen,
             max_flows: 1 << 16,
             max_links: 4096,

@@ -1,17 +1,19 @@
 //! What is known of one link, and what that says.
 
-use super::bins::{BIN_NS, BINS, Bins, QueueSample, add};
+use super::bins::{self, BIN, BINS, Bins, QueueSample, add, begin_of, length, number_at};
 use super::cause::CauseState;
 use super::hysteresis::{HysteresisState, MILD};
 use super::starved::{RttHistory, RttSample};
 use super::windowed::WindowedMinMax;
 use super::{Capacity, Limits, Link, Path, Signals};
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use crate::nanos;
+use harmonaize_abi::{CongestionCause, CongestionLevel, Nanos};
+use std::time::Duration;
 
 /// A measure is renewed after this.
-const OLD_NS: u64 = 10_000_000;
+const OLD: Duration = Duration::from_millis(10);
 /// A round trip longer than this counts as this.
-const MAX_RTT_NS: u64 = 60_000_000_000;
+const MAX_RTT: Duration = Duration::from_secs(60);
 /// Bins that rates, marks and losses are taken over.
 const WINDOW: u64 = 8;
 /// Bins that the load and the shares in it are taken over.
@@ -42,25 +44,25 @@ pub(super) struct Monitor {
     /// It is looked at this time.
     pub(super) due: bool,
     /// Up to when it was looked at.
-    pub(super) measured_ns: u64,
+    pub(super) measured: Nanos,
     /// When something crossed it last.
-    pub(super) last_seen_ns: u64,
+    pub(super) last_seen: Nanos,
     /// The least round trip.
-    pub(super) min_rtt: WindowedMinMax,
+    pub(super) min_rtt: WindowedMinMax<Duration>,
     rtt: Option<LastRtt>,
     /// What it carried while a queue stood, and while none did.
-    max_queued: WindowedMinMax,
-    max_unqueued: WindowedMinMax,
-    unqueued_since_ns: u64,
+    max_queued: WindowedMinMax<u64>,
+    max_unqueued: WindowedMinMax<u64>,
+    unqueued_since: Nanos,
     candidate: u64,
     /// What passed in a second between queues that are known, the newest last, and when what tells the newest was sent.
     estimates: [u64; ESTIMATES],
-    estimated_ns: u64,
+    estimated: Nanos,
     /// Which part of the queue was ours, the newest last.
     shares: [f64; 3],
     evidence: u64,
     /// Of a million, the most that it used of what is stated over a while.
-    pub(super) max_utilization_ppm: WindowedMinMax,
+    pub(super) max_utilization_ppm: WindowedMinMax<u64>,
     pub(super) rtt_history: RttHistory,
     /// Its queue leapt up since it was looked at.
     pub(super) queue_jumped: bool,
@@ -68,8 +70,8 @@ pub(super) struct Monitor {
 
 #[derive(Debug, Clone, Copy)]
 struct LastRtt {
-    at_ns: u64,
-    rtt_ns: u64,
+    at: Nanos,
+    rtt: Duration,
 }
 
 /// What a link's recent past says.
@@ -88,7 +90,7 @@ pub(super) struct Measure {
     pub(super) own_bytes: u64,
     /// The most in a millisecond lately, as a rate.
     pub(super) peak: u64,
-    pub(super) rtt_ns: u64,
+    pub(super) rtt: Duration,
     pub(super) ecn_ce_ppm: u32,
     pub(super) lost_ppm: u32,
     pub(super) used_ppm: u32,
@@ -118,15 +120,15 @@ fn median<const N: usize>(values: &[u64; N]) -> u64 {
     values.get(N.saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
-pub(super) fn per_second(bytes: u64, span_ns: u64) -> u64 {
-    u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(span_ns.max(1))).unwrap_or(u64::MAX)
+pub(super) fn per_second(bytes: u64, span: Duration) -> u64 {
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / span.as_nanos().max(1)).unwrap_or(u64::MAX)
 }
 
 impl Monitor {
-    pub(super) fn new(link: Link, now_ns: u64, limits: &Limits) -> Self {
+    pub(super) fn new(link: Link, now: Nanos, limits: &Limits) -> Self {
         Self {
             link,
-            bins: Bins::new(now_ns),
+            bins: Bins::new(now),
             hysteresis: HysteresisState::new(limits),
             cause: CauseState::new(limits),
             measure: Measure::default(),
@@ -134,16 +136,16 @@ impl Monitor {
             active: false,
             updated: false,
             due: false,
-            measured_ns: 0,
-            last_seen_ns: now_ns,
+            measured: Nanos(0),
+            last_seen: now,
             min_rtt: WindowedMinMax::default(),
             rtt: None,
             max_queued: WindowedMinMax::default(),
             max_unqueued: WindowedMinMax::default(),
-            unqueued_since_ns: now_ns,
+            unqueued_since: now,
             candidate: 0,
             estimates: [0; ESTIMATES],
-            estimated_ns: 0,
+            estimated: Nanos(0),
             shares: [f64::NAN; 3],
             evidence: 0,
             max_utilization_ppm: WindowedMinMax::default(),
@@ -153,100 +155,98 @@ impl Monitor {
     }
 
     /// Takes a round trip that ended now; returns the queue that it found.
-    pub(super) fn record_rtt(&mut self, now_ns: u64, leg: RttSample, limits: &Limits) -> QueueSample {
-        let sent_ns = leg.sent_ns;
-        let trip_ns = leg.took_ns().min(MAX_RTT_NS);
-        let age_ns = if self.hysteresis.level == CongestionLevel::None {
-            limits.min_rtt_window_ns
+    pub(super) fn record_rtt(&mut self, now: Nanos, leg: RttSample, limits: &Limits) -> QueueSample {
+        let sent = leg.sent;
+        let trip = leg.took().min(MAX_RTT);
+        let age = if self.hysteresis.level == CongestionLevel::None {
+            limits.min_rtt_window
         } else {
-            10 * limits.min_rtt_window_ns
+            10 * limits.min_rtt_window
         };
-        self.min_rtt.update(now_ns, age_ns, trip_ns, u64::min);
-        let rest = self.min_rtt.min().unwrap_or(trip_ns);
-        let queue = QueueSample { sent_ns, delay_ns: trip_ns.saturating_sub(rest) };
-        if queue.delay_ns >= limits.delay_ns.max(rest / 2) {
+        self.min_rtt.update(now, age, trip, Duration::min);
+        let rest = self.min_rtt.min().unwrap_or(trip);
+        let queue = QueueSample { sent, delay: trip.saturating_sub(rest) };
+        if queue.delay >= limits.delay.max(rest / 2) {
             add(&mut self.evidence, 1);
         }
-        self.rtt = Some(LastRtt { at_ns: now_ns, rtt_ns: trip_ns });
-        if let Some(bin) = self.bins.at(now_ns) {
-            bin.rtt = Some(bin.rtt.map_or(trip_ns, |trip| trip.min(trip_ns)));
+        self.rtt = Some(LastRtt { at: now, rtt: trip });
+        if let Some(bin) = self.bins.at(now) {
+            bin.rtt = Some(bin.rtt.map_or(trip, |least| least.min(trip)));
         }
         self.record_queue(queue);
         queue
     }
 
     /// Takes the least that a round trip under way will be: it counts where nothing better is known, and for no small queue.
-    pub(super) fn record_pending_rtt(&mut self, now_ns: u64, trip_ns: u64, limits: &Limits) {
+    pub(super) fn record_pending_rtt(&mut self, now: Nanos, trip: Duration, limits: &Limits) {
         let Some(rest) = self.min_rtt.min() else { return };
-        let trip_ns = trip_ns.min(MAX_RTT_NS);
-        self.rtt_history.set_pending(now_ns.saturating_sub(trip_ns), now_ns);
-        if trip_ns.saturating_sub(rest) >= 2 * limits.delay_ns.max(rest / 2)
-            && self.recent_rtt(now_ns).is_none()
-        {
+        let trip = trip.min(MAX_RTT);
+        self.rtt_history.set_pending(now.before(trip), now);
+        if trip.saturating_sub(rest) >= 2 * limits.delay.max(rest / 2) && self.recent_rtt(now).is_none() {
             add(&mut self.evidence, 1);
-            self.rtt = Some(LastRtt { at_ns: now_ns, rtt_ns: trip_ns });
+            self.rtt = Some(LastRtt { at: now, rtt: trip });
         }
     }
 
     /// What was sent at a time found a queue.
     pub(super) fn record_queue(&mut self, queue: QueueSample) {
-        if let Some(bin) = self.bins.at(queue.sent_ns)
-            && bin.queue.is_none_or(|least| queue.delay_ns < least.delay_ns)
+        if let Some(bin) = self.bins.at(queue.sent)
+            && bin.queue.is_none_or(|least| queue.delay < least.delay)
         {
             bin.queue = Some(queue);
         }
     }
 
     /// Takes marks and losses.
-    pub(super) fn record_signals(&mut self, now_ns: u64, marks: u64, lost: u64) {
+    pub(super) fn record_signals(&mut self, now: Nanos, marks: u64, lost: u64) {
         if marks == 0 && lost == 0 {
             return;
         }
         add(&mut self.evidence, marks.saturating_add(lost));
-        if let Some(bin) = self.bins.at(now_ns) {
+        if let Some(bin) = self.bins.at(now) {
             add(&mut bin.ecn_ce, marks);
             add(&mut bin.lost, lost);
         }
     }
 
-    fn recent_rtt(&self, now_ns: u64) -> Option<u64> {
-        let number = now_ns / BIN_NS;
+    fn recent_rtt(&self, now: Nanos) -> Option<Duration> {
+        let number = number_at(now);
         self.bins.before(number, RTT_BINS).filter_map(|(_, bin)| bin.rtt).min()
     }
 
     /// Whether it is to be looked at: there is news, or a state to leave; and else now and then, as rates grow old.
-    pub(super) fn is_due(&mut self, end_ns: u64) -> bool {
-        let old = end_ns.saturating_sub(self.measured_ns) >= OLD_NS;
+    pub(super) fn is_due(&mut self, end: Nanos) -> bool {
+        let old = end.since(self.measured) >= OLD;
         let due = self.is_interface() || self.updated || old || !self.hysteresis.is_idle();
         if due {
-            (self.updated, self.measured_ns) = (false, end_ns);
+            (self.updated, self.measured) = (false, end);
         }
         due
     }
 
     /// Begins a new [`Measure`], as of the end of what was heard, with the rates.
-    pub(super) fn rates(&mut self, end_ns: u64) {
-        self.bins.advance(end_ns);
+    pub(super) fn rates(&mut self, end: Nanos) {
+        self.bins.advance(end);
         // The last bin that is whole.
-        let number = (end_ns / BIN_NS).saturating_sub(1);
+        let number = number_at(end).saturating_sub(1);
         let mut measure = Measure { evidence: self.evidence, ..Measure::default() };
         for (_, bin) in self.bins.before(number, SHORT_WINDOW) {
             measure.own_bytes += bin.own;
             measure.bytes += bin.observed_bytes();
         }
         let busiest = self.bins.before(number, 2 * WINDOW).map(|(_, bin)| bin.observed_bytes()).max();
-        measure.peak = per_second(busiest.unwrap_or_default(), BIN_NS);
+        measure.peak = per_second(busiest.unwrap_or_default(), BIN);
         let others = measure.bytes.saturating_sub(measure.own_bytes);
-        measure.own_rate = per_second(measure.own_bytes, SHORT_WINDOW * BIN_NS);
-        measure.cross_traffic_rate = per_second(others, SHORT_WINDOW * BIN_NS);
+        measure.own_rate = per_second(measure.own_bytes, length(SHORT_WINDOW));
+        measure.cross_traffic_rate = per_second(others, length(SHORT_WINDOW));
         self.measure = measure;
     }
 
     /// Adds to the measure of a path, which is `starved` or not, what its queues say.
-    pub(super) fn measure_queue(&mut self, end_ns: u64, stated: u64, starved: bool, limits: &Limits) {
+    pub(super) fn measure_queue(&mut self, end: Nanos, stated: u64, starved: bool, limits: &Limits) {
         let mut measure = self.measure;
         let (mut packets, mut marks, mut lost) = (0, 0, 0);
-        for (_, bin) in self.bins.before(end_ns / BIN_NS, WINDOW) {
+        for (_, bin) in self.bins.before(number_at(end), WINDOW) {
             packets += bin.packets;
             marks += bin.ecn_ce;
             lost += bin.lost;
@@ -259,15 +259,15 @@ impl Monitor {
         };
         let marks = enough(marks, measure.ecn_ce_ppm, limits.ecn_ce_ppm);
         let losses = enough(lost, measure.lost_ppm, limits.lost_ppm);
-        measure.delay = self.delay(end_ns, &mut measure, limits);
+        measure.delay = self.delay(end, &mut measure, limits);
         // What stands in a queue was sent before a round trip that tells of it: by then the sender may have paused.
-        let span = SHORT_WINDOW + (measure.rtt_ns / 2).saturating_mul(3) / BIN_NS;
-        if span < BINS as u64 && measure.rtt_ns > SHORT_WINDOW * BIN_NS {
-            let bins = self.bins.before((end_ns / BIN_NS).saturating_sub(1), span);
+        let span = SHORT_WINDOW + bins::count((measure.rtt / 2).saturating_mul(3));
+        if span < BINS as u64 && measure.rtt > length(SHORT_WINDOW) {
+            let bins = self.bins.before(number_at(end).saturating_sub(1), span);
             let own: u64 = bins.map(|(_, bin)| bin.own).sum();
-            measure.own_rate = measure.own_rate.max(per_second(own, span * BIN_NS));
+            measure.own_rate = measure.own_rate.max(per_second(own, length(span)));
         }
-        self.update_carried(end_ns, stated, limits);
+        self.update_carried(end, stated, limits);
         measure.signals = Signals {
             delay: measure.delay >= MILD,
             ecn_ce: marks >= MILD,
@@ -277,13 +277,13 @@ impl Monitor {
         };
         measure.pressure = measure.delay.max(marks).max(losses);
         self.measure = measure;
-        self.update_capacity(end_ns, stated, limits);
+        self.update_capacity(end, stated, limits);
     }
 
     /// Gives the interface the queues of the path that has the least: what all paths have is the interface's. With its load.
     pub(super) fn inherit_queue(
         &mut self,
-        end_ns: u64,
+        end: Nanos,
         stated: u64,
         least: Option<&Measure>,
         limits: &Limits,
@@ -299,7 +299,7 @@ impl Monitor {
             ..least
         };
         self.measure.signals.starved = false;
-        self.update_capacity(end_ns, stated, limits);
+        self.update_capacity(end, stated, limits);
         let load = f64::from(self.measure.used_ppm) / 1e6;
         // However full, load alone is no severe congestion.
         let load = pressure(load, limits.load, 1.0).min(1.5);
@@ -310,33 +310,33 @@ impl Monitor {
         }
     }
 
-    fn delay(&self, end_ns: u64, measure: &mut Measure, limits: &Limits) -> f64 {
+    fn delay(&self, end: Nanos, measure: &mut Measure, limits: &Limits) -> f64 {
         // A round trip says how things are for about as long as it took.
-        let held = self.rtt.filter(|trip| {
-            end_ns.saturating_sub(trip.at_ns) <= (2 * trip.rtt_ns).clamp(RTT_BINS * BIN_NS, 100 * BIN_NS)
-        });
-        let trip = self.recent_rtt(end_ns).or(held.map(|trip| trip.rtt_ns));
-        let Some((trip_ns, rest)) = trip.zip(self.min_rtt.min()) else { return 0.0 };
-        measure.rtt_ns = trip_ns;
-        let mild = limits.delay_ns.max(rest / 2) as f64;
-        pressure(trip_ns.saturating_sub(rest) as f64, mild, limits.severe_delay_ns.max(2 * rest) as f64)
+        let held =
+            self.rtt.filter(|trip| end.since(trip.at) <= (2 * trip.rtt).clamp(length(RTT_BINS), length(100)));
+        let trip = self.recent_rtt(end).or(held.map(|trip| trip.rtt));
+        let Some((trip, rest)) = trip.zip(self.min_rtt.min()) else { return 0.0 };
+        measure.rtt = trip;
+        let mild = nanos(limits.delay.max(rest / 2)) as f64;
+        let severe = nanos(limits.severe_delay.max(2 * rest)) as f64;
+        pressure(nanos(trip.saturating_sub(rest)) as f64, mild, severe)
     }
 
     /// What the link can carry, and which part of its queue is ours.
-    fn update_capacity(&mut self, end_ns: u64, stated: u64, limits: &Limits) {
+    fn update_capacity(&mut self, end: Nanos, stated: u64, limits: &Limits) {
         let delay = self.measure.delay;
         let most = if stated == 0 { u64::MAX } else { stated };
         if delay < 0.5 && self.hysteresis.level == CongestionLevel::None {
-            self.update_unqueued(end_ns, most, limits);
+            self.update_unqueued(end, most, limits);
         } else if delay >= MILD {
-            (self.candidate, self.unqueued_since_ns) = (0, end_ns);
+            (self.candidate, self.unqueued_since) = (0, end);
         }
         // Each packet of which the queue is known tells once.
         let anchors = self.anchors().filter(|_| delay >= MILD);
-        let news = anchors.filter(|anchors| self.estimated_ns != anchors.until.sent_ns);
+        let news = anchors.filter(|anchors| self.estimated != anchors.until.sent);
         if let Some(news) = news {
-            self.estimated_ns = news.until.sent_ns;
-            self.estimate(end_ns, news, most, limits);
+            self.estimated = news.until.sent;
+            self.estimate(end, news, most, limits);
         }
         let lately = median(&self.estimates.last_chunk::<3>().copied().unwrap_or_default());
         let clear = self.max_unqueued.max().unwrap_or_default();
@@ -348,7 +348,7 @@ impl Monitor {
             _ if stated > 0 && carried >= stated / 10 * 7 => stated,
             _ => full,
         };
-        let rate = per_second(self.measure.bytes, SHORT_WINDOW * BIN_NS);
+        let rate = per_second(self.measure.bytes, length(SHORT_WINDOW));
         let known = if capacity == 0 { stated } else { capacity };
         (self.measure.capacity, self.measure.capacity_confirmed) = (known, capacity > 0);
         self.measure.used_ppm = if known == 0 { 0 } else { ppm(rate, known) };
@@ -370,46 +370,41 @@ impl Monitor {
     }
 
     /// Takes what passed between two packets of which the queue is known as what the link carries.
-    fn estimate(&mut self, end_ns: u64, anchors: Anchors, most: u64, limits: &Limits) {
+    fn estimate(&mut self, end: Nanos, anchors: Anchors, most: u64, limits: &Limits) {
         let Anchors { since, until, steady } = anchors;
         if !steady {
             return;
         }
         let mut seen = 0;
         self.between(anchors, |_, bytes, _| seen += bytes);
-        let time_ns = until.sent_ns.saturating_sub(since.sent_ns);
-        let span_ns = time_ns.saturating_add(until.delay_ns).saturating_sub(since.delay_ns);
+        let apart = until.sent.since(since.sent);
+        let span = apart.saturating_add(until.delay).saturating_sub(since.delay);
         self.estimates.rotate_left(1);
         if let Some(last) = self.estimates.last_mut() {
-            *last = per_second(seen, span_ns.max(BIN_NS)).min(most);
+            *last = per_second(seen, span.max(BIN)).min(most);
         }
         // One that is full for long, not one that a burst overruns.
         let mut estimates = self.estimates;
         estimates.sort_unstable();
         let sure = estimates.get(ESTIMATES / 3).copied().unwrap_or_default();
         if sure > 0 {
-            self.max_queued.update(end_ns, 10 * limits.min_rtt_window_ns, sure, u64::max);
+            self.max_queued.update(end, 10 * limits.min_rtt_window, sure, u64::max);
         }
     }
 
     /// What the link carries while no queue stands.
-    fn update_unqueued(&mut self, end_ns: u64, most: u64, limits: &Limits) {
+    fn update_unqueued(&mut self, end: Nanos, most: u64, limits: &Limits) {
         // A burst may still show in round trips that are under way: what seems clear waits.
-        let settled = end_ns.saturating_sub(self.unqueued_since_ns) >= BINS as u64 * BIN_NS;
-        let number = (end_ns / BIN_NS).saturating_sub(1);
+        let settled = end.since(self.unqueued_since) >= length(BINS as u64);
+        let number = number_at(end).saturating_sub(1);
         let bytes: u64 = self.bins.before(number, CLEAR).map(|(_, bin)| bin.observed_bytes()).sum();
         if settled {
             if self.candidate > 0 {
-                self.max_unqueued.update(
-                    end_ns,
-                    limits.min_rtt_window_ns,
-                    self.candidate.min(most),
-                    u64::max,
-                );
+                self.max_unqueued.update(end, limits.min_rtt_window, self.candidate.min(most), u64::max);
             }
-            (self.candidate, self.unqueued_since_ns) = (0, end_ns);
+            (self.candidate, self.unqueued_since) = (0, end);
         }
-        self.candidate = self.candidate.max(per_second(bytes, CLEAR * BIN_NS));
+        self.candidate = self.candidate.max(per_second(bytes, length(CLEAR)));
         self.estimates = [0; ESTIMATES];
     }
 
@@ -421,14 +416,15 @@ impl Monitor {
         for (number, bin) in self.bins.before(last, BINS as u64) {
             silence = if bin.observed_bytes() == 0 { silence + 1 } else { 0 };
             if silence == QUIET && began.is_none() {
-                began = Some((number + QUIET).saturating_mul(BIN_NS));
+                began = Some(begin_of(number + QUIET));
             }
             if let Some(since) = bin.queue.filter(|_| last - number >= MIN_ANCHOR_DISTANCE) {
                 return Some(Anchors { since, until, steady: began.is_none() });
             }
         }
         // Silent for as long as is known.
-        let since = QueueSample { sent_ns: began.filter(|_| silence + 8 >= BINS as u64)?, delay_ns: 0 };
+        let since =
+            QueueSample { sent: began.filter(|_| silence + 8 >= BINS as u64)?, delay: Duration::ZERO };
         Some(Anchors { since, until, steady: true })
     }
 
@@ -436,32 +432,32 @@ impl Monitor {
     fn needed(&self, anchors: Anchors) -> f64 {
         let Anchors { since, until, steady } = anchors;
         // By then nothing was left of the queue that is known before.
-        let drained_ns = since.sent_ns.saturating_add(since.delay_ns);
-        let (since, from_ns) = if steady || drained_ns >= until.sent_ns {
-            (since, drained_ns)
+        let drained = since.sent.after(since.delay);
+        let (since, from) = if steady || drained >= until.sent {
+            (since, drained)
         } else {
-            (QueueSample { sent_ns: drained_ns, delay_ns: 0 }, until.sent_ns)
+            (QueueSample { sent: drained, delay: Duration::ZERO }, until.sent)
         };
-        let span_ns = until.sent_ns.saturating_add(until.delay_ns).saturating_sub(from_ns).max(BIN_NS);
+        let span = until.sent.after(until.delay).since(from).max(BIN);
         let mut seen = 0;
         self.between(Anchors { since, ..anchors }, |_, bytes, _| seen += bytes);
-        seen as f64 * 1e9 / span_ns as f64
+        seen as f64 * 1e9 / nanos(span) as f64
     }
 
     /// Hands out own bytes, bytes and nanoseconds, bin by bin, between two packets.
     fn between(&self, anchors: Anchors, each: impl FnMut(u64, u64, u64)) {
-        self.sent_between(anchors.since.sent_ns, anchors.until.sent_ns, each);
+        self.sent_between(anchors.since.sent, anchors.until.sent, each);
     }
 
     /// The same between two times.
-    pub(super) fn sent_between(&self, since_ns: u64, until_ns: u64, mut each: impl FnMut(u64, u64, u64)) {
-        let (first, last) = (since_ns / BIN_NS, until_ns / BIN_NS);
+    pub(super) fn sent_between(&self, since: Nanos, until: Nanos, mut each: impl FnMut(u64, u64, u64)) {
+        let (first, last) = (number_at(since), number_at(until));
         for number in first..=last.min(first.saturating_add(BINS as u64)) {
             let Some(bin) = self.bins.number(number) else { continue };
-            let begin_ns = number.saturating_mul(BIN_NS);
-            let from_ns = begin_ns.max(since_ns);
-            let length = begin_ns.saturating_add(BIN_NS).min(until_ns).saturating_sub(from_ns);
-            let part = |bytes: u64| bytes / 1000 * length / (BIN_NS / 1000);
+            let begin = begin_of(number);
+            let from = begin.max(since);
+            let length = begin.after(BIN).min(until).0.saturating_sub(from.0);
+            let part = |bytes: u64| bytes / 1000 * length / 1000;
             each(part(bin.own), part(bin.observed_bytes()), length);
         }
     }
@@ -470,20 +466,20 @@ impl Monitor {
     /// tells of beyond them.
     fn own_part(&self, anchors: Anchors, capacity: u64) -> f64 {
         let capacity = capacity as f64 / 1e9;
-        let (mut own, mut seen, mut queue) = (0.0, 0.0, anchors.since.delay_ns as f64);
+        let (mut own, mut seen, mut queue) = (0.0, 0.0, nanos(anchors.since.delay) as f64);
         self.between(anchors, |ours, all, length| {
             own += ours as f64;
             seen += all as f64;
             queue = (queue + all as f64 / capacity - length as f64).max(0.0);
         });
-        let unseen = (anchors.until.delay_ns as f64 - queue).max(0.0) * capacity;
+        let unseen = (nanos(anchors.until.delay) as f64 - queue).max(0.0) * capacity;
         own / (seen + unseen).max(1.0)
     }
 
     /// Takes the pressure at which the link stands, and who is the cause as of now. Whether its state or cause has changed.
     pub(super) fn decide(
         &mut self,
-        now_ns: u64,
+        now: Nanos,
         pressure: f64,
         cause: CongestionCause,
         limits: &Limits,
@@ -492,17 +488,17 @@ impl Monitor {
         debug_assert!(self.measure.own_part.is_none_or(|part| (0.0..=1.0).contains(&part)));
         debug_assert!(!self.measure.capacity_confirmed || self.measure.capacity > 0);
         let before = self.hysteresis.level;
-        let mut changed = self.hysteresis.step(now_ns, pressure, self.measure.evidence, limits);
+        let mut changed = self.hysteresis.step(now, pressure, self.measure.evidence, limits);
         if self.measure.signals.starved {
-            changed |= self.hysteresis.begin(now_ns, limits);
+            changed |= self.hysteresis.begin(now, limits);
         }
         changed |= match self.hysteresis.level {
             CongestionLevel::None => self.cause.clear(),
-            _ if self.measure.signals.starved => self.cause.note_starved(now_ns, limits),
+            _ if self.measure.signals.starved => self.cause.note_starved(now, limits),
             _ if before == CongestionLevel::None => self.cause.begin(cause),
             // Without pressure, as after it, nobody is the cause anew.
-            _ if pressure < MILD => self.cause.step(now_ns, CongestionCause::Unknown, limits),
-            _ => self.cause.step(now_ns, cause, limits),
+            _ if pressure < MILD => self.cause.step(now, CongestionCause::Unknown, limits),
+            _ => self.cause.step(now, cause, limits),
         };
         changed
     }
@@ -543,8 +539,8 @@ impl Monitor {
     }
 
     /// Whether it may be left alone until something crosses it.
-    pub(super) fn is_idle(&self, end_ns: u64) -> bool {
-        self.hysteresis.is_idle() && !self.updated && end_ns.saturating_sub(self.last_seen_ns) > 3 * OLD_NS
+    pub(super) fn is_idle(&self, end: Nanos) -> bool {
+        self.hysteresis.is_idle() && !self.updated && end.since(self.last_seen) > 3 * OLD
     }
 
     pub(super) fn is_interface(&self) -> bool {

@@ -2,19 +2,21 @@
 //! explain it. That is said too soon to be sure, for a path that carries about all that is stated: whoever acts on it has it proven.
 
 use super::Limits;
-use super::bins::BIN_NS;
+use super::bins::number_at;
 use super::monitor::Monitor;
 use super::starved::RttSample;
+use harmonaize_abi::Nanos;
 use harmonaize_events::Event;
+use std::time::Duration;
 
 /// So much of the queue that it found is not of the connection. More no queue grows by between two round trips: a host stood still.
-const UNEXPLAINED_NS: std::ops::Range<u64> = 2_600_000..7_000_000;
+const UNEXPLAINED: std::ops::Range<Duration> = Duration::from_micros(2_600)..Duration::from_millis(7);
 /// And so much is left where what it measures, which a host may hand over all at once, waited for itself.
-const MIN_REMAINDER_NS: u64 = 500_000;
+const MIN_REMAINDER: Duration = Duration::from_micros(500);
 /// Fewer bytes than this between the two are no traffic to speak of: their acknowledgement may have been delayed.
 const MIN_BYTES: u64 = 4 << 10;
 /// An event is of now for so long.
-const MAX_AGE_NS: u64 = 10_000_000;
+const MAX_AGE: Duration = Duration::from_millis(10);
 /// Of what its interface moved over so many bins, another path moved one part in so many at most: what that sent since is not known.
 const RECENT_BINS: u64 = 40;
 const MAX_OTHER_PART: u64 = 4;
@@ -27,48 +29,48 @@ pub(super) struct QueueJump {
     bytes: u64,
     /// The last of it, and how long before that the one before had ended.
     size: u64,
-    paused_ns: u64,
+    paused: Duration,
 }
 
 impl QueueJump {
     pub(super) fn from_event(event: &Event) -> Self {
-        let (sent_ns, acknowledged_ns) = (event.burst_ended_ns, event.time_ns);
-        let rtt = RttSample { sent_ns, acknowledged_ns, total_ns: acknowledged_ns.saturating_sub(sent_ns) };
+        let (sent, acknowledged) = (Nanos(event.burst_ended_ns), Nanos(event.time_ns));
+        let rtt = RttSample { sent, acknowledged, total: acknowledged.since(sent) };
         let (bytes, size) = (event.burst_bytes, u64::from(event.size));
-        Self { rtt, bytes, size, paused_ns: event.paused_ns.into() }
+        Self { rtt, bytes, size, paused: Duration::from_nanos(event.paused_ns.into()) }
     }
 
     /// Of the queue that it found, what is not of what the connection had sent before, over a link of a capacity; and how long what it measures takes itself.
     ///
     /// When the one before was acknowledged, what had left later than the path at rest takes may have stood in the queue, at most all that was sent
     /// since that one left; and from then on the link has drained it.
-    fn unexplained(&self, rest_ns: u64, capacity: u64) -> (u64, u64) {
-        let takes_ns = |bytes: u64| {
-            let time_ns = u128::from(bytes) * 1_000_000_000 / u128::from(capacity.max(1));
-            u64::try_from(time_ns).unwrap_or(u64::MAX)
+    fn unexplained(&self, rest: Duration, capacity: u64) -> (Duration, Duration) {
+        let takes = |bytes: u64| {
+            let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(capacity.max(1));
+            Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
         };
-        let own_ns = takes_ns(self.bytes).saturating_sub(rest_ns).saturating_sub(self.paused_ns);
-        let queue_ns = self.rtt.took_ns().saturating_sub(rest_ns);
-        (queue_ns.saturating_sub(own_ns), takes_ns(self.size))
+        let own = takes(self.bytes).saturating_sub(rest).saturating_sub(self.paused);
+        let queue = self.rtt.took().saturating_sub(rest);
+        (queue.saturating_sub(own), takes(self.size))
     }
 }
 
 impl Monitor {
     /// Whether a round trip that was told shows that others came to this path, which is its interface's only busy one, as far as is known.
-    pub(super) fn is_queue_jump(&self, leap: &QueueJump, whole: &Self, now_ns: u64, stated: u64) -> bool {
-        let Some(rest_ns) = self.min_rtt.min().filter(|_| stated > 0 && self.fills_link()) else {
+    pub(super) fn is_queue_jump(&self, leap: &QueueJump, whole: &Self, now: Nanos, stated: u64) -> bool {
+        let Some(rest) = self.min_rtt.min().filter(|_| stated > 0 && self.fills_link()) else {
             return false;
         };
-        let (unexplained_ns, itself_ns) = leap.unexplained(rest_ns, stated);
-        let old = now_ns.saturating_sub(leap.rtt.acknowledged_ns) >= MAX_AGE_NS;
-        let alone = unexplained_ns >= itself_ns.saturating_add(MIN_REMAINDER_NS);
-        let grown = UNEXPLAINED_NS.contains(&unexplained_ns) && alone;
+        let (unexplained, itself) = leap.unexplained(rest, stated);
+        let old = now.since(leap.rtt.acknowledged) >= MAX_AGE;
+        let alone = unexplained >= itself.saturating_add(MIN_REMAINDER);
+        let grown = UNEXPLAINED.contains(&unexplained) && alone;
         grown && !old && leap.bytes >= MIN_BYTES && self.dominates(whole)
     }
 
     /// Whether hardly anything else passes through its interface.
     fn dominates(&self, whole: &Self) -> bool {
-        let last = (self.last_seen_ns / BIN_NS).saturating_sub(1);
+        let last = number_at(self.last_seen).saturating_sub(1);
         let lately =
             |of: &Self| of.bins.before(last, RECENT_BINS).map(|(_, bin)| bin.observed_bytes()).sum::<u64>();
         let (all, these) = (lately(whole), lately(self));
@@ -77,7 +79,7 @@ impl Monitor {
 
     /// Takes note that it did.
     pub(super) fn on_queue_jump(&mut self, leap: &QueueJump, limits: &Limits) {
-        self.record_rtt(leap.rtt.acknowledged_ns, leap.rtt, limits);
+        self.record_rtt(leap.rtt.acknowledged, leap.rtt, limits);
         (self.queue_jumped, self.updated) = (true, true);
     }
 }

@@ -2,16 +2,18 @@
 //! others congest that is seldom wrong, while round trips alone, and bytes over some milliseconds, look alike with others and without.
 
 use super::Limits;
-use super::bins::BIN_NS;
+use super::bins::{length, number_at};
 use super::monitor::{Monitor, per_second};
+use harmonaize_abi::Nanos;
+use std::time::Duration;
 
 /// Over so long it was so, at least.
-const STARVED_NS: u64 = 6_000_000;
+const STARVED: Duration = Duration::from_millis(6);
 /// Longer than this says nothing of now; neither does what was acknowledged longer ago than the other.
-const MAX_PERIOD_NS: u64 = 90_000_000;
-const AGE_NS: u64 = 10_000_000;
+const MAX_PERIOD: Duration = Duration::from_millis(90);
+const AGE: Duration = Duration::from_millis(10);
 /// Of that time, in percent, something measured was on its way: else the sender has paused.
-const WAITED: u64 = 50;
+const WAITED: u32 = 50;
 /// Too little is less than this part of what the link carries.
 const STARVED_PART: f64 = 0.72;
 /// Less than this part is no traffic to speak of, which finds the queues of others of ours, or late acknowledgements.
@@ -26,17 +28,17 @@ const MAX_SAMPLES: usize = 12;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct RttSample {
     /// When the last of those that it measures was sent,
-    pub(super) sent_ns: u64,
+    pub(super) sent: Nanos,
     /// and acknowledged.
-    pub(super) acknowledged_ns: u64,
+    pub(super) acknowledged: Nanos,
     /// All of them together.
-    pub(super) total_ns: u64,
+    pub(super) total: Duration,
 }
 
 impl RttSample {
     /// How long one took: the last, or what stands for it.
-    pub(super) fn took_ns(&self) -> u64 {
-        self.acknowledged_ns.saturating_sub(self.sent_ns)
+    pub(super) fn took(&self) -> Duration {
+        self.acknowledged.since(self.sent)
     }
 }
 
@@ -57,10 +59,10 @@ impl RttHistory {
         self.pending = None;
     }
 
-    /// What was sent at a time is not acknowledged by `now_ns`.
-    pub(super) fn set_pending(&mut self, sent_ns: u64, now_ns: u64) {
-        let waited_ns = now_ns.saturating_sub(sent_ns);
-        self.pending = Some(RttSample { sent_ns, acknowledged_ns: now_ns, total_ns: waited_ns });
+    /// What was sent at a time is not acknowledged by `now`.
+    pub(super) fn set_pending(&mut self, sent: Nanos, now: Nanos) {
+        let waited = now.since(sent);
+        self.pending = Some(RttSample { sent, acknowledged: now, total: waited });
     }
 }
 
@@ -68,17 +70,17 @@ impl RttHistory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LatePeriod {
     /// From when
-    pub(super) from_ns: u64,
+    pub(super) from: Nanos,
     /// until when it was sent,
-    pub(super) until_ns: u64,
+    pub(super) until: Nanos,
     /// and how long it took until that was acknowledged, from when what was sent before was; at least.
-    pub(super) took_ns: u64,
+    pub(super) took: Duration,
 }
 
 impl Monitor {
     /// How much later than at rest an acknowledgement is late.
-    fn is_late(&self, trip_ns: u64, limits: &Limits) -> bool {
-        let late = |rest: u64| trip_ns >= rest.saturating_add(rest.max(limits.severe_delay_ns / 2));
+    fn is_late(&self, trip: Duration, limits: &Limits) -> bool {
+        let late = |rest: Duration| trip >= rest.saturating_add(rest.max(limits.severe_delay / 2));
         self.min_rtt.min().is_some_and(late)
     }
 
@@ -88,29 +90,29 @@ impl Monitor {
     }
 
     /// The last while in which all that was measured was late, where the path has carried about all that is stated.
-    pub(super) fn late_period(&self, end_ns: u64, limits: &Limits) -> Option<LatePeriod> {
+    pub(super) fn late_period(&self, end: Nanos, limits: &Limits) -> Option<LatePeriod> {
         if !self.fills_link() {
             return None;
         }
-        let late = |leg: &RttSample| self.is_late(leg.took_ns(), limits);
+        let late = |leg: &RttSample| self.is_late(leg.took(), limits);
         let open = self.rtt_history.pending.filter(late);
         let mut legs = open.into_iter().chain(self.rtt_history.samples.iter().rev().copied());
         let last = legs.next().filter(late)?;
-        if end_ns.saturating_sub(last.acknowledged_ns) >= AGE_NS {
+        if end.since(last.acknowledged) >= AGE {
             return None;
         }
-        let mut waited_ns = last.total_ns;
+        let mut waited = last.total;
         for leg in legs {
-            let took_ns = last.acknowledged_ns.saturating_sub(leg.acknowledged_ns);
-            if took_ns >= STARVED_NS {
-                let waited = waited_ns.saturating_mul(100) >= took_ns.saturating_mul(WAITED);
-                let of = LatePeriod { from_ns: leg.sent_ns, until_ns: last.sent_ns, took_ns };
-                return Some(of).filter(|_| waited && took_ns <= MAX_PERIOD_NS);
+            let took = last.acknowledged.since(leg.acknowledged);
+            if took >= STARVED {
+                let waited = waited.saturating_mul(100) >= took.saturating_mul(WAITED);
+                let of = LatePeriod { from: leg.sent, until: last.sent, took };
+                return Some(of).filter(|_| waited && took <= MAX_PERIOD);
             }
             if !late(&leg) {
                 return None;
             }
-            waited_ns = waited_ns.saturating_add(leg.total_ns);
+            waited = waited.saturating_add(leg.total);
         }
         None
     }
@@ -127,21 +129,21 @@ impl Monitor {
 
     fn used_part(&self, late: &LatePeriod, capacity: u64) -> f64 {
         let mut bytes = 0;
-        self.sent_between(late.from_ns, late.until_ns, |_, seen, _| bytes += seen);
-        per_second(bytes, late.took_ns) as f64 / capacity.max(1) as f64
+        self.sent_between(late.from, late.until, |_, seen, _| bytes += seen);
+        per_second(bytes, late.took) as f64 / capacity.max(1) as f64
     }
 
     /// Takes note of what the path carries at most.
-    pub(super) fn update_carried(&mut self, end_ns: u64, stated: u64, limits: &Limits) {
+    pub(super) fn update_carried(&mut self, end: Nanos, stated: u64, limits: &Limits) {
         if stated == 0 {
             return;
         }
         // What passed in the millisecond under way is not all there yet.
-        let last = (self.last_seen_ns / BIN_NS).saturating_sub(1);
+        let last = number_at(self.last_seen).saturating_sub(1);
         let bytes: u64 = self.bins.before(last, CARRIED_BINS).map(|(_, bin)| bin.observed_bytes()).sum();
-        let ppm = u128::from(per_second(bytes, CARRIED_BINS * BIN_NS)) * 1_000_000 / u128::from(stated);
+        let ppm = u128::from(per_second(bytes, length(CARRIED_BINS))) * 1_000_000 / u128::from(stated);
         let ppm = u64::try_from(ppm).unwrap_or(u64::MAX);
-        self.max_utilization_ppm.update(end_ns, limits.min_rtt_window_ns, ppm, u64::max);
+        self.max_utilization_ppm.update(end, limits.min_rtt_window, ppm, u64::max);
     }
 
     /// Whether a long queue may stand on a path that has carried about all that is stated, and a closer look would tell whether it
@@ -149,12 +151,12 @@ impl Monitor {
     pub(super) fn may_be_starved(&self, limits: &Limits) -> bool {
         self.fills_link()
             && !self.measure.signals.starved
-            && (self.is_late(self.measure.rtt_ns, limits) || self.was_late(limits))
+            && (self.is_late(self.measure.rtt, limits) || self.was_late(limits))
     }
 
     /// Whether the latest round trip was late, however long those took that ended with it.
     fn was_late(&self, limits: &Limits) -> bool {
-        let lately = |leg: &&RttSample| self.measured_ns.saturating_sub(leg.acknowledged_ns) < AGE_NS;
-        self.rtt_history.samples.last().filter(lately).is_some_and(|leg| self.is_late(leg.took_ns(), limits))
+        let lately = |leg: &&RttSample| self.measured.since(leg.acknowledged) < AGE;
+        self.rtt_history.samples.last().filter(lately).is_some_and(|leg| self.is_late(leg.took(), limits))
     }
 }

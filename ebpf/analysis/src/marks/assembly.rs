@@ -2,9 +2,10 @@
 
 use super::{Coded, Edge, Moved, Operation, RankCall};
 use crate::trace::{Lost, LostKind, Record};
-use harmonaize_abi::OperationId;
+use harmonaize_abi::{Nanos, OperationId};
 use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 /// What an assembly may remember at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,12 +19,18 @@ pub struct Limits {
     /// Operations that wait to be polled; the oldest goes.
     pub findings: usize,
     /// An operation is told so long after its last mark, once all its ranks have ended: a rank may end before this host has sent all.
-    pub linger_ns: u64,
+    pub linger: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { communicators: 1024, operations: 64, ends: 1024, findings: 4096, linger_ns: 2_000_000 }
+        Self {
+            communicators: 1024,
+            operations: 64,
+            ends: 1024,
+            findings: 4096,
+            linger: Duration::from_millis(2),
+        }
     }
 }
 
@@ -47,7 +54,7 @@ pub struct Counts {
 /// How far behind the latest operation told a communicator's operations may still come, and are not taken for late ones.
 const WINDOW: u64 = 128;
 /// A communicator that appears so soon after a loss may have lost its first marks.
-const NEW_AFTER_LOSS_NS: u64 = 1_000_000_000;
+const NEW_AFTER_LOSS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Communicator {
@@ -55,7 +62,7 @@ pub(super) struct Communicator {
     /// The operation after the latest that was told, and which of the `WINDOW` before it were.
     next: u64,
     reported: u128,
-    last_ns: u64,
+    last: Nanos,
     /// The most local ranks that an operation has had.
     ranks: usize,
     /// Something was lost, and no operation has since begun and ended.
@@ -77,7 +84,7 @@ pub struct Marks {
     pub(super) communicators: HashMap<(u64, u64), Communicator>,
     pub(super) found: VecDeque<Operation>,
     counts: Counts,
-    lost_ns: Option<u64>,
+    last_loss: Option<Nanos>,
 }
 
 impl Marks {
@@ -97,11 +104,10 @@ impl Marks {
         }
     }
 
-    /// Tells what has settled by `now_ns`.
-    pub fn advance(&mut self, now_ns: u64) {
-        let settle = self.limits.linger_ns;
+    /// Tells what has settled by `now`.
+    pub fn advance(&mut self, now: Nanos) {
         for communicator in self.communicators.values_mut() {
-            while let Some(at) = communicator.ready(now_ns, settle) {
+            while let Some(at) = communicator.ready(now, self.limits.linger) {
                 communicator.report(at, &mut self.found, &mut self.counts);
             }
         }
@@ -137,8 +143,8 @@ impl Marks {
             communicator.mark(kind, mark, &self.limits, &mut self.found, &mut self.counts);
         } else {
             self.make_room();
-            let soon = |lost: u64| mark.time_ns.saturating_sub(lost) < NEW_AFTER_LOSS_NS;
-            let doubtful = self.lost_ns.is_some_and(soon);
+            let soon = |loss: Nanos| Nanos(mark.time_ns).since(loss) < NEW_AFTER_LOSS;
+            let doubtful = self.last_loss.is_some_and(soon);
             let mut communicator = Communicator { may_be_incomplete: doubtful, ..Communicator::default() };
             communicator.mark(kind, mark, &self.limits, &mut self.found, &mut self.counts);
             self.communicators.insert(name, communicator);
@@ -150,7 +156,7 @@ impl Marks {
         if !matches!(lost.kind, LostKind::Marks | LostKind::Records | LostKind::Gap) {
             return;
         }
-        self.lost_ns = Some(lost.time_ns);
+        self.last_loss = Some(Nanos(lost.time_ns));
         for ((host, _), communicator) in &mut self.communicators {
             if *host != self.host {
                 continue;
@@ -175,7 +181,7 @@ impl Marks {
         if self.communicators.len() < self.limits.communicators.max(1) {
             return;
         }
-        let silent = self.communicators.iter().min_by_key(|(name, one)| (one.last_ns, **name));
+        let silent = self.communicators.iter().min_by_key(|(name, one)| (one.last, **name));
         if let Some(name) = silent.map(|(name, _)| *name)
             && let Some(mut communicator) = self.communicators.remove(&name)
         {
@@ -203,7 +209,7 @@ impl Communicator {
         found: &mut VecDeque<Operation>,
         counts: &mut Counts,
     ) {
-        self.last_ns = self.last_ns.max(mark.time_ns);
+        self.last = self.last.max(Nanos(mark.time_ns));
         let known = self.open.iter().rposition(|open| open.operation.operation.0 == mark.operation);
         let at = match known {
             Some(at) => at,
@@ -234,12 +240,12 @@ impl Communicator {
             participant: mark.participant,
             collective: None,
             epochs: (0, 0),
-            began_ns: mark.time_ns,
-            ended_ns: mark.time_ns,
+            began: Nanos(mark.time_ns),
+            ended: Nanos(mark.time_ns),
             ranks: Vec::with_capacity(self.ranks.max(1)),
             edges: Vec::with_capacity(2),
             segments: 0,
-            first_segment_ns: None,
+            first_segment: None,
             coded: None,
             whole: !self.may_be_incomplete,
         };
@@ -248,12 +254,12 @@ impl Communicator {
     }
 
     /// An operation whose ranks have all ended, and that has been silent since.
-    fn ready(&self, now_ns: u64, settle_ns: u64) -> Option<usize> {
+    fn ready(&self, now: Nanos, settle: Duration) -> Option<usize> {
         self.open.iter().position(|open| {
             let operation = &open.operation;
             let ended =
-                !operation.ranks.is_empty() && operation.ranks.iter().all(|rank| rank.ended_ns.is_some());
-            ended && operation.ended_ns.saturating_add(settle_ns) <= now_ns
+                !operation.ranks.is_empty() && operation.ranks.iter().all(|rank| rank.ended.is_some());
+            ended && operation.ended.after(settle) <= now
         })
     }
 
@@ -277,7 +283,7 @@ impl Communicator {
         }
         let Open { mut operation, fresh } = self.open.remove(at);
         operation.whole &= operation.ranks.len() >= self.ranks
-            && operation.ranks.iter().all(|rank| rank.called_ns.is_some() && rank.ended_ns.is_some());
+            && operation.ranks.iter().all(|rank| rank.called.is_some() && rank.ended.is_some());
         let number = operation.operation.0;
         match (number + u64::from(number != u64::MAX)).checked_sub(self.next) {
             Some(ahead) => {
@@ -311,20 +317,21 @@ impl Communicator {
 impl Operation {
     /// Adds a mark; says how many local ranks are known.
     fn take(&mut self, kind: MarkKind, mark: &Mark, most: usize) -> usize {
-        self.began_ns = self.began_ns.min(mark.time_ns);
-        self.ended_ns = self.ended_ns.max(mark.time_ns);
+        let time = Nanos(mark.time_ns);
+        self.began = self.began.min(time);
+        self.ended = self.ended.max(time);
         match kind {
             MarkKind::Called => {
                 self.collective = mark.channel.checked_sub(1).or(self.collective);
                 if let Some(rank) = self.rank(mark.rank, most) {
-                    rank.called_ns = Some(rank.called_ns.map_or(mark.time_ns, |at| at.min(mark.time_ns)));
+                    rank.called = Some(rank.called.map_or(time, |at| at.min(time)));
                     rank.bytes = mark.bytes;
                     rank.zero_input = zeros(mark);
                 }
             }
             MarkKind::Ended | MarkKind::Failed => {
                 if let Some(rank) = self.rank(mark.rank, most) {
-                    rank.ended_ns = Some(rank.ended_ns.map_or(mark.time_ns, |at| at.max(mark.time_ns)));
+                    rank.ended = Some(rank.ended.map_or(time, |at| at.max(time)));
                     rank.failed |= kind == MarkKind::Failed;
                     rank.zero_output = zeros(mark);
                 }
@@ -332,8 +339,7 @@ impl Operation {
             MarkKind::SegmentBegan => {
                 self.ran(mark.epoch);
                 self.segments += 1;
-                self.first_segment_ns =
-                    Some(self.first_segment_ns.map_or(mark.time_ns, |at| at.min(mark.time_ns)));
+                self.first_segment = Some(self.first_segment.map_or(time, |at| at.min(time)));
             }
             MarkKind::Sent => {
                 self.ran(mark.epoch);
@@ -365,8 +371,8 @@ impl Operation {
     fn rank(&mut self, rank: u32, most: usize) -> Option<&mut RankCall> {
         let fresh = RankCall {
             rank,
-            called_ns: None,
-            ended_ns: None,
+            called: None,
+            ended: None,
             failed: false,
             bytes: 0,
             zero_input: None,
@@ -410,11 +416,12 @@ fn find_or_insert<T>(
 
 impl Moved {
     fn add(&mut self, mark: &Mark) {
-        if self.count == 0 || mark.time_ns < self.first_ns {
-            self.first_ns = mark.time_ns;
+        let time = Nanos(mark.time_ns);
+        if self.count == 0 || time < self.first {
+            self.first = time;
         }
         self.count += 1;
         self.bytes = self.bytes.saturating_add(mark.bytes);
-        self.last_ns = self.last_ns.max(mark.time_ns);
+        self.last = self.last.max(time);
     }
 }

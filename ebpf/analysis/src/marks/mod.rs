@@ -7,7 +7,7 @@ mod tests;
 pub use assembly::{Counts, Limits, Marks};
 
 use crate::trace::Timed;
-use harmonaize_abi::OperationId;
+use harmonaize_abi::{Nanos, OperationId};
 
 /// An operation of one of this host's own communicators, ended or given up.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,9 +23,9 @@ pub struct Operation {
     /// The lowest and highest epoch that its segments ran by; 0 where it had none.
     pub epochs: (u32, u32),
     /// The earliest time of its marks.
-    pub began_ns: u64,
+    pub began: Nanos,
     /// The latest time of its marks.
-    pub ended_ns: u64,
+    pub ended: Nanos,
     /// Each local rank, by its number.
     pub ranks: Vec<RankCall>,
     /// Each peer, by its number.
@@ -33,7 +33,7 @@ pub struct Operation {
     /// How many segments began.
     pub segments: u64,
     /// When its first segment began.
-    pub first_segment_ns: Option<u64>,
+    pub first_segment: Option<Nanos>,
     /// What coding it came to; none where it travelled as it is.
     pub coded: Option<Coded>,
     /// Whether all is here: no mark was lost while it ran, every rank that called it has ended, and nothing found no room.
@@ -46,9 +46,9 @@ pub struct RankCall {
     /// Which rank.
     pub rank: u32,
     /// When it called; none where that was lost.
-    pub called_ns: Option<u64>,
+    pub called: Option<Nanos>,
     /// When it ended, well or not; none where that is not known.
-    pub ended_ns: Option<u64>,
+    pub ended: Option<Nanos>,
     /// Whether it ended with an error.
     pub failed: bool,
     /// Bytes of its tensor.
@@ -89,14 +89,14 @@ pub struct Moved {
     /// Bytes in all.
     pub bytes: u64,
     /// When the first moved; 0 where none has.
-    pub first_ns: u64,
+    pub first: Nanos,
     /// When the last moved.
-    pub last_ns: u64,
+    pub last: Nanos,
 }
 
 impl Timed for Operation {
-    fn time_ns(&self) -> u64 {
-        self.began_ns
+    fn time(&self) -> Nanos {
+        self.began
     }
 
     fn same_content(&self, other: &Self) -> bool {

@@ -6,8 +6,9 @@ use harmonaize_events::{Mark, MarkKind};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
 
-const LINGER_NS: u64 = 2_000_000;
+const LINGER: u64 = 2_000_000;
 
 fn mark(kind: MarkKind, time_ns: u64, operation: u64) -> Mark {
     Mark { time_ns, communicator: 7, operation, kind: kind as u32, participant: 1, ..Mark::default() }
@@ -52,13 +53,13 @@ fn operation(start: u64, number: u64) -> Vec<Mark> {
 fn operation_is_reported_complete_after_linger() {
     let mut marks = Marks::default();
     take(&mut marks, &operation(1000, 0));
-    marks.advance(1040 + LINGER_NS - 1);
+    marks.advance(Nanos(1040 + LINGER - 1));
     assert_eq!((polled(&mut marks), marks.open().count()), (vec![], 1));
-    marks.advance(1040 + LINGER_NS);
+    marks.advance(Nanos(1040 + LINGER));
     let rank = |rank, called, ended| RankCall {
         rank,
-        called_ns: Some(called),
-        ended_ns: Some(ended),
+        called: Some(Nanos(called)),
+        ended: Some(Nanos(ended)),
         failed: false,
         bytes: 4096,
         zero_input: None,
@@ -66,8 +67,16 @@ fn operation_is_reported_complete_after_linger() {
     };
     let none = Moved::default();
     let edges = vec![
-        Edge { peer: 0, sent: none, received: Moved { count: 1, bytes: 100, first_ns: 1005, last_ns: 1005 } },
-        Edge { peer: 2, sent: Moved { count: 3, bytes: 101, first_ns: 1012, last_ns: 1040 }, received: none },
+        Edge {
+            peer: 0,
+            sent: none,
+            received: Moved { count: 1, bytes: 100, first: Nanos(1005), last: Nanos(1005) },
+        },
+        Edge {
+            peer: 2,
+            sent: Moved { count: 3, bytes: 101, first: Nanos(1012), last: Nanos(1040) },
+            received: none,
+        },
     ];
     let expected = Operation {
         communicator: 7,
@@ -75,12 +84,12 @@ fn operation_is_reported_complete_after_linger() {
         participant: 1,
         collective: Some(4),
         epochs: (2, 3),
-        began_ns: 1000,
-        ended_ns: 1040,
+        began: Nanos(1000),
+        ended: Nanos(1040),
         ranks: vec![rank(4, 1000, 1030), rank(5, 1010, 1031)],
         edges,
         segments: 1,
-        first_segment_ns: Some(1011),
+        first_segment: Some(Nanos(1011)),
         coded: None,
         whole: true,
     };
@@ -95,7 +104,7 @@ fn reported_operation_has_its_losses() {
     let mut marks = Marks::default();
     let coded = Mark { segment: 0.25_f64.to_bits(), bytes: 9, channel: 1, ..mark(MarkKind::Coded, 5, 0) };
     take(&mut marks, &[called(1, 0, 0), coded, ended(8, 0, 0)]);
-    marks.advance(1 << 40);
+    marks.advance(Nanos(1 << 40));
     let told = polled(&mut marks);
     assert_eq!(told[0].coded, Some(Coded { error: 0.25, saved_bytes: 9, refused: true }));
 }
@@ -105,10 +114,10 @@ fn a_failure_ends_a_rank_too() {
     let mut marks = Marks::default();
     let failed = Mark { rank: 1, ..mark(MarkKind::Failed, 9, 0) };
     take(&mut marks, &[called(1, 0, 0), called(2, 0, 1), ended(8, 0, 0)]);
-    marks.advance(1 << 40);
+    marks.advance(Nanos(1 << 40));
     assert_eq!(polled(&mut marks), []);
     take(&mut marks, &[failed]);
-    marks.advance(1 << 40);
+    marks.advance(Nanos(1 << 40));
     let told = polled(&mut marks);
     assert_eq!(told[0].ranks.iter().map(|rank| rank.failed).collect::<Vec<_>>(), [false, true]);
     assert!(told[0].whole);
@@ -121,23 +130,23 @@ fn what_lost_marks_is_not_whole() {
         let mut marks = Marks::default();
         take(&mut marks, &operation(1000, 0));
         marks.take(&lost(what));
-        marks.advance(1 << 30);
+        marks.advance(Nanos(1 << 30));
         // What of this one came before its call may have been lost.
         take(&mut marks, &operation(1 << 31, 1));
-        marks.advance(1 << 32);
+        marks.advance(Nanos(1 << 32));
         take(&mut marks, &operation(1 << 33, 2));
-        marks.advance(1 << 34);
+        marks.advance(Nanos(1 << 34));
         assert_eq!(polled(&mut marks).iter().map(|one| one.whole).collect::<Vec<_>>(), whole, "{what:?}");
     }
     // Without a word of the loss: a rank's call or end is missing.
     for missing in [0, 2] {
         let mut marks = Marks::default();
         take(&mut marks, &operation(0, 0));
-        marks.advance(1 << 30);
+        marks.advance(Nanos(1 << 30));
         let mut some = operation(1 << 31, 1);
         some.remove(missing);
         take(&mut marks, &some);
-        marks.advance(1 << 32);
+        marks.advance(Nanos(1 << 32));
         assert_eq!(polled(&mut marks).iter().map(|one| one.whole).collect::<Vec<_>>(), [true, false]);
     }
 }
@@ -147,13 +156,13 @@ fn after_a_gap_operations_may_count_anew() {
     let mut marks = Marks::default();
     for number in 0..5 {
         take(&mut marks, &operation(number << 30, number));
-        marks.advance((number << 30) + (1 << 29));
+        marks.advance(Nanos((number << 30) + (1 << 29)));
     }
     take(&mut marks, &[called(6 << 30, 5, 4)]);
     marks.take(&Record::Lost(Lost { time_ns: 7 << 30, kind: LostKind::Gap, count: 0 }));
     for number in 0..2 {
         take(&mut marks, &operation((8 + number) << 30, number));
-        marks.advance(((8 + number) << 30) + (1 << 29));
+        marks.advance(Nanos(((8 + number) << 30) + (1 << 29)));
     }
     let told: Vec<_> = polled(&mut marks).iter().map(|one| (one.operation.0, one.whole)).collect();
     let whole = (0..5).map(|number| (number, true));
@@ -174,19 +183,19 @@ fn concurrent_operations_are_exact() {
         // Marks of several threads come a little out of order.
         all.shuffle(&mut random);
         all.sort_by_key(|mark| mark.time_ns / 500_000);
-        let mut marks = Marks::new(Limits { linger_ns: 4_000_000, ..Limits::default() });
+        let mut marks = Marks::new(Limits { linger: Duration::from_millis(4), ..Limits::default() });
         for mark in &all {
             marks.take(&Record::Mark(*mark));
-            marks.advance(mark.time_ns);
+            marks.advance(Nanos(mark.time_ns));
         }
-        marks.advance(1 << 40);
+        marks.advance(Nanos(1 << 40));
         let mut told = polled(&mut marks);
         told.sort_by_key(|one| one.operation);
         assert_eq!(told.len(), 50);
         for (number, one) in told.iter().enumerate() {
             let (calls, sent) = (one.ranks.len(), one.edges[1].sent);
             assert_eq!((one.operation.0, one.whole, calls, sent.bytes), (number as u64, true, 2, 101));
-            assert_eq!(one.ended_ns - one.began_ns, 40);
+            assert_eq!(one.ended.since(one.began), Duration::from_nanos(40));
         }
     }
 }
@@ -194,7 +203,8 @@ fn concurrent_operations_are_exact() {
 #[test]
 fn hostile_marks_take_bounded_memory() {
     let mut random = ChaCha8Rng::seed_from_u64(1);
-    let limits = Limits { communicators: 16, operations: 8, ends: 4, findings: 32, linger_ns: 10 };
+    let limits =
+        Limits { communicators: 16, operations: 8, ends: 4, findings: 32, linger: Duration::from_nanos(10) };
     let mut marks = Marks::new(limits);
     for _ in 0..200_000 {
         let wild = |random: &mut ChaCha8Rng| match random.random_range(0..4) {
@@ -217,7 +227,7 @@ fn hostile_marks_take_bounded_memory() {
         };
         marks.take(&Record::Mark(mark));
         if random.random_range(0..50) == 0 {
-            marks.advance(wild(&mut random));
+            marks.advance(Nanos(wild(&mut random)));
         }
         if random.random_range(0..500) == 0 {
             let what = if random.random() { LostKind::Gap } else { LostKind::Marks };

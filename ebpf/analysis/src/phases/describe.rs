@@ -6,7 +6,10 @@ use super::iterations::median;
 use super::job::{Job, PhaseBursts, remember};
 use super::sides::{parts, waits};
 use super::table::{HEAVY_BYTES, Table};
+use crate::nanos;
+use harmonaize_abi::Nanos;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Edges that carry less than this part of the busiest one's bytes have acknowledgements and words alone.
 const MIN_EDGE_PART: f64 = 0.05;
@@ -17,8 +20,8 @@ const MAX_HOSTS: usize = 1024;
 /// Phases over which hosts' usual distance is taken.
 const SPREAD_OVER: usize = 32;
 /// A host is late by at least this, and by so many usual distances.
-const LATE_NS: u64 = 1_000_000;
-const LATE_SPREADS: u64 = 4;
+const LATE: Duration = Duration::from_millis(1);
+const LATE_SPREADS: u32 = 4;
 /// Before so many phases nothing is usual.
 const MIN_SPREADS: usize = 4;
 /// Bursts that a step's size is looked for in.
@@ -26,11 +29,11 @@ const SAMPLES: usize = 64;
 
 #[derive(Debug, Default)]
 struct Edge {
-    first_ns: u64,
-    last_sent_ns: u64,
-    arrived_ns: u64,
+    first: Nanos,
+    last_sent: Nanos,
+    arrived: Nanos,
     /// When the latest burst began.
-    active: [u64; 2],
+    active: [Duration; 2],
     bytes: u64,
     quality: Quality,
 }
@@ -38,29 +41,29 @@ struct Edge {
 /// The phase that a cut is.
 pub(super) fn phase(job: &mut Job, cut: &PhaseBursts, table: &mut Table) -> Phase {
     let mut edges: BTreeMap<(Address, Address), Edge> = BTreeMap::new();
-    let mut firsts: BTreeMap<Address, u64> = BTreeMap::new();
-    let mut began: BTreeMap<(u32, bool), u64> = BTreeMap::new();
+    let mut firsts: BTreeMap<Address, Nanos> = BTreeMap::new();
+    let mut began: BTreeMap<(u32, bool), Nanos> = BTreeMap::new();
     for burst in &cut.bursts {
         let Some((from, to)) = ends(table, burst.connection, burst.reverse) else { continue };
-        began.entry((burst.connection, burst.reverse)).or_insert(burst.began_ns);
+        began.entry((burst.connection, burst.reverse)).or_insert(burst.began);
         // What is caused by what came in the other way says nothing of the host.
-        let caused = began.get(&(burst.connection, !burst.reverse)).is_some_and(|at| *at <= burst.began_ns);
+        let caused = began.get(&(burst.connection, !burst.reverse)).is_some_and(|at| *at <= burst.began);
         let edge = edges.entry((from, to)).or_default();
         if !(caused && burst.is_ack_only()) {
-            firsts.entry(from).or_insert(burst.began_ns);
-            edge.first_ns = if edge.first_ns == 0 { burst.began_ns } else { edge.first_ns };
+            firsts.entry(from).or_insert(burst.began);
+            edge.first = if edge.first == Nanos(0) { burst.began } else { edge.first };
         }
-        let end = if burst.leaving { &mut edge.last_sent_ns } else { &mut edge.arrived_ns };
-        *end = burst.ended_ns.max(*end);
+        let end = if burst.leaving { &mut edge.last_sent } else { &mut edge.arrived };
+        *end = burst.ended.max(*end);
         let [leaving, coming] = &mut edge.active;
-        *(if burst.leaving { leaving } else { coming }) += burst.ended_ns - burst.began_ns;
+        *(if burst.leaving { leaving } else { coming }) += burst.ended.since(burst.began);
         edge.bytes += if burst.is_counted { burst.bytes } else { 0 };
     }
     for place in &job.connections {
         for (reverse, quality) in [false, true].into_iter().zip(table.quality(*place)) {
             if let Some(edge) = ends(table, *place, reverse).and_then(|ends| edges.get_mut(&ends)) {
                 edge.quality.rtt_count += quality.rtt_count;
-                edge.quality.rtt_sum_ns = edge.quality.rtt_sum_ns.saturating_add(quality.rtt_sum_ns);
+                edge.quality.rtt_sum = edge.quality.rtt_sum.saturating_add(quality.rtt_sum);
                 edge.quality.retransmissions += quality.retransmissions;
             }
         }
@@ -88,29 +91,29 @@ pub(super) fn phase(job: &mut Job, cut: &PhaseBursts, table: &mut Table) -> Phas
     told.sort_unstable_by_key(|edge| (edge.from, edge.to));
     let received = |host: &Address| {
         let to = edges.iter().filter(|((_, to), _)| to == host);
-        to.map(|(_, edge)| if edge.arrived_ns == 0 { edge.last_sent_ns } else { edge.arrived_ns })
+        to.map(|(_, edge)| if edge.arrived == Nanos(0) { edge.last_sent } else { edge.arrived })
             .max()
-            .unwrap_or(0)
+            .unwrap_or_default()
     };
     let hosts = job.hosts.iter().map(|host| HostPhase {
         host: *host,
-        first_sent_ns: firsts.get(host).copied().unwrap_or(0),
-        last_received_ns: received(host),
-        waited_ns: waited.get(host).copied().unwrap_or(0),
+        first_sent: firsts.get(host).copied().unwrap_or_default(),
+        last_received: received(host),
+        waited: waited.get(host).copied().unwrap_or_default(),
     });
     let hosts: Vec<HostPhase> = hosts.collect();
     job.ended = hosts
         .iter()
-        .map(|host| (host.host, host.last_received_ns))
-        .filter(|(_, ended)| *ended != 0)
+        .map(|host| (host.host, host.last_received))
+        .filter(|(_, ended)| *ended != Nanos(0))
         .collect();
     Phase {
         job: job.number,
         iteration: cut.iteration,
-        began_ns: cut.began_ns,
-        ended_ns: cut.ended_ns,
+        began: cut.began,
+        ended: cut.ended,
         bytes: cut.bytes,
-        period_ns: job.period_ns(),
+        period: job.period(),
         ring: ring.map(|hosts| steps(hosts.len(), most, &cut.bursts)),
         late,
         lossy: cut.lossy,
@@ -125,12 +128,14 @@ impl Edge {
         EdgePhase {
             from,
             to,
-            first_ns: self.first_ns,
-            last_ns: if self.last_sent_ns == 0 { self.arrived_ns } else { self.last_sent_ns },
-            arrived_ns: self.arrived_ns,
-            active_ns: if self.last_sent_ns == 0 { coming } else { leaving },
+            first: self.first,
+            last: if self.last_sent == Nanos(0) { self.arrived } else { self.last_sent },
+            arrived: self.arrived,
+            active: if self.last_sent == Nanos(0) { coming } else { leaving },
             bytes: self.bytes,
-            rtt_ns: self.quality.rtt_sum_ns.checked_div(self.quality.rtt_count).unwrap_or(0),
+            rtt: Duration::from_nanos(
+                nanos(self.quality.rtt_sum).checked_div(self.quality.rtt_count).unwrap_or(0),
+            ),
             retransmissions: self.quality.retransmissions,
         }
     }
@@ -153,25 +158,29 @@ fn admit(job: &mut Job, ring: Option<&[Address]>, edges: &[(Address, Address)]) 
 }
 
 /// The host that began late, if one did.
-fn late(job: &mut Job, firsts: &BTreeMap<Address, u64>, waited: &BTreeMap<Address, u64>) -> Option<Late> {
+fn late(
+    job: &mut Job,
+    firsts: &BTreeMap<Address, Nanos>,
+    waited: &BTreeMap<Address, Duration>,
+) -> Option<Late> {
     let start =
-        |host: &Address| Some(firsts.get(host)?.saturating_sub(waited.get(host).copied().unwrap_or(0)));
-    let mut starts: Vec<(u64, Address)> =
+        |host: &Address| Some(firsts.get(host)?.before(waited.get(host).copied().unwrap_or_default()));
+    let mut starts: Vec<(Nanos, Address)> =
         job.hosts.iter().filter_map(|host| Some((start(host)?, *host))).collect();
     if starts.len() < 2 {
         return None;
     }
     starts.sort_unstable();
     let (last, host) = starts.pop()?;
-    let mut others: Vec<u64> = starts.iter().map(|(start, _)| *start).collect();
-    let by_ns = last - median(&mut others)?;
-    let mut usual: Vec<u64> = job.spreads.iter().copied().collect();
+    let mut others: Vec<Nanos> = starts.iter().map(|(start, _)| *start).collect();
+    let by = last.since(median(&mut others)?);
+    let mut usual: Vec<Duration> = job.spreads.iter().copied().collect();
     let known = usual.len() >= MIN_SPREADS;
     let usual = median(&mut usual).unwrap_or_default();
-    if known && by_ns >= LATE_NS.saturating_add(usual.saturating_mul(LATE_SPREADS)) {
-        return Some(Late { host, by_ns });
+    if known && by >= LATE.saturating_add(usual.saturating_mul(LATE_SPREADS)) {
+        return Some(Late { host, by });
     }
-    remember(&mut job.spreads, by_ns, SPREAD_OVER);
+    remember(&mut job.spreads, by, SPREAD_OVER);
     None
 }
 

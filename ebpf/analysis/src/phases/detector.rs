@@ -1,14 +1,16 @@
 //! Records in, phases out.
 
 use super::finding::{Job as Seen, Phase};
-use super::flow::Burst;
+use super::flow::{Burst, Ended};
 use super::job::Job;
 use super::sides::Hosts;
 use super::table::Table;
 use super::{describe, group};
 use crate::trace::{LostKind, Owner, Record};
+use harmonaize_abi::Nanos;
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, RoceCounters, TcpFlow, Traffic};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// What may be remembered at most, and how long is waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +24,11 @@ pub struct Limits {
     /// Phases that wait to be polled; the oldest goes.
     pub findings: usize,
     /// A flow is forgotten when nothing was heard of it for so long.
-    pub forget_ns: u64,
+    pub forget_after: Duration,
     /// A burst that no snapshot told of is taken for ended after so long.
-    pub timeout_ns: u64,
+    pub timeout: Duration,
     /// How often jobs are looked for.
-    pub search_ns: u64,
+    pub search_interval: Duration,
 }
 
 impl Default for Limits {
@@ -36,9 +38,9 @@ impl Default for Limits {
             max_watched: 256,
             jobs: 64,
             findings: 4096,
-            forget_ns: 120_000_000_000,
-            timeout_ns: 100_000_000,
-            search_ns: 250_000_000,
+            forget_after: Duration::from_secs(120),
+            timeout: Duration::from_millis(100),
+            search_interval: Duration::from_millis(250),
         }
     }
 }
@@ -57,11 +59,11 @@ pub struct Counts {
 }
 
 /// How often what is silent is looked for.
-const FORGET_EVERY_NS: u64 = 10_000_000_000;
+const FORGET_EVERY: Duration = Duration::from_secs(10);
 /// A job is over when no phase of it was found for so many periods, and so long.
-const JOB_TIMEOUT: (u64, u64) = (12, 5_000_000_000);
+const JOB_TIMEOUT: (u32, Duration) = (12, Duration::from_secs(5));
 /// A job is looked at no more often.
-const MIN_CUT_INTERVAL_NS: u64 = 2_000_000;
+const MIN_CUT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Finds the jobs and phases of foreign traffic. For each record: a look-up, and a few comparisons; a job is looked at when it is
 /// silent, and other traffic four times a second.
@@ -73,8 +75,8 @@ pub struct Phases {
     jobs: Vec<Job>,
     found: VecDeque<Phase>,
     counts: Counts,
-    search_ns: u64,
-    forget_ns: u64,
+    next_search: Nanos,
+    next_forget: Nanos,
     running: Vec<(Burst, bool)>,
 }
 
@@ -89,9 +91,9 @@ impl Phases {
         match record {
             Record::Observer(observer) => self.observer = observer.host,
             Record::Event(event) => self.event(event),
-            Record::Tcp { time_ns, key, flow } => self.tcp(*time_ns, key, flow),
-            Record::Roce { time_ns, key, counters } => self.roce(*time_ns, key, counters),
-            Record::Totals { time_ns, .. } => self.table.sweep(self.observer, *time_ns),
+            Record::Tcp { time_ns, key, flow } => self.tcp(Nanos(*time_ns), key, flow),
+            Record::Roce { time_ns, key, counters } => self.roce(Nanos(*time_ns), key, counters),
+            Record::Totals { time_ns, .. } => self.table.sweep(self.observer, Nanos(*time_ns)),
             Record::Owner(owner) => self.owner(owner),
             Record::Lost(lost) if !matches!(lost.kind, LostKind::Marks) => {
                 self.jobs.iter_mut().for_each(|job| job.lossy = true);
@@ -100,21 +102,21 @@ impl Phases {
         }
     }
 
-    /// Tells what can be told by `now_ns`. To be called once the records until then are taken in, the more often the sooner
+    /// Tells what can be told by `now`. To be called once the records until then are taken in, the more often the sooner
     /// phases are told.
-    pub fn advance(&mut self, now_ns: u64) {
-        if now_ns >= self.search_ns {
-            self.search_ns = now_ns.saturating_add(self.limits.search_ns);
-            self.search(now_ns);
+    pub fn advance(&mut self, now: Nanos) {
+        if now >= self.next_search {
+            self.next_search = now.after(self.limits.search_interval);
+            self.search(now);
         }
-        if now_ns >= self.forget_ns {
-            self.forget_ns = now_ns.saturating_add(FORGET_EVERY_NS);
-            self.table.forget(now_ns.saturating_sub(self.limits.forget_ns), now_ns);
+        if now >= self.next_forget {
+            self.next_forget = now.after(FORGET_EVERY);
+            self.table.forget(now.before(self.limits.forget_after), now);
         }
         for at in 0..self.jobs.len() {
-            self.cut_phases(at, now_ns);
+            self.cut_phases(at, now);
         }
-        self.end(now_ns);
+        self.end(now);
         while self.found.len() > self.limits.findings {
             self.found.pop_front();
             self.counts.dropped += 1;
@@ -132,8 +134,8 @@ impl Phases {
             job: job.number,
             hosts: job.hosts.clone(),
             flows: u32::try_from(job.connections.len()).unwrap_or(u32::MAX),
-            period_ns: (job.iterations > 1).then(|| job.period_ns()),
-            since_ns: job.since_ns,
+            period: (job.iterations > 1).then(|| job.period()),
+            since: job.since,
             iterations: job.iterations,
             ring: job.ring,
         })
@@ -150,11 +152,11 @@ impl Phases {
         self.counts
     }
 
-    fn flow_slot(&mut self, key: &FlowKey, now_ns: u64) -> Option<u32> {
-        let place = self.table.flow(self.observer, key, now_ns, self.limits.max_flows);
+    fn flow_slot(&mut self, key: &FlowKey, now: Nanos) -> Option<u32> {
+        let place = self.table.flow(self.observer, key, now, self.limits.max_flows);
         self.counts.unplaced += u64::from(place.is_none());
         if let Some(flow) = place.and_then(|place| self.table.flow_mut(place)) {
-            flow.last_seen_ns = flow.last_seen_ns.max(now_ns);
+            flow.last_seen = flow.last_seen.max(now);
         }
         place
     }
@@ -164,7 +166,7 @@ impl Phases {
         if !matches!(kind, Some(EventKind::FlowBegan | EventKind::BurstBegan)) {
             return;
         }
-        let Some(place) = self.flow_slot(&event.flow, event.time_ns) else { return };
+        let Some(place) = self.flow_slot(&event.flow, Nanos(event.time_ns)) else { return };
         let Some(flow) = self.table.flow_mut(place) else { return };
         let leaving = event.flow.direction == Direction::Egress as u8;
         let (side, direction) = if leaving {
@@ -173,7 +175,7 @@ impl Phases {
             (&mut flow.ingress, Direction::Ingress)
         };
         if kind == Some(EventKind::FlowBegan) {
-            side.flow_began(event.time_ns);
+            side.flow_began(Nanos(event.time_ns));
             return;
         }
         let mut lost = false;
@@ -182,53 +184,58 @@ impl Phases {
         for ended in ended.into_iter().flatten() {
             self.ended(place, direction, ended, lost);
         }
-        self.record_activity(connection, event.time_ns);
+        self.record_activity(connection, Nanos(event.time_ns));
     }
 
-    fn tcp(&mut self, time_ns: u64, key: &FlowKey, counters: &TcpFlow) {
-        self.table.sweep(self.observer, time_ns);
-        let Some(place) = self.flow_slot(key, time_ns) else { return };
+    fn tcp(&mut self, time: Nanos, key: &FlowKey, counters: &TcpFlow) {
+        self.table.sweep(self.observer, time);
+        let Some(place) = self.flow_slot(key, time) else { return };
         for (direction, one) in
             [(Direction::Egress, &counters.egress), (Direction::Ingress, &counters.ingress)]
         {
             let (trips, again) = (&one.rtt, one.retransmissions);
-            self.snapshot(place, direction, time_ns, &one.traffic, (trips.count, trips.sum_ns, again));
+            self.snapshot(
+                place,
+                direction,
+                time,
+                &one.traffic,
+                (trips.count, Duration::from_nanos(trips.sum_ns), again),
+            );
         }
     }
 
-    fn roce(&mut self, time_ns: u64, key: &FlowKey, counters: &RoceCounters) {
-        self.table.sweep(self.observer, time_ns);
-        let Some(place) = self.flow_slot(key, time_ns) else { return };
+    fn roce(&mut self, time: Nanos, key: &FlowKey, counters: &RoceCounters) {
+        self.table.sweep(self.observer, time);
+        let Some(place) = self.flow_slot(key, time) else { return };
         let leaving = key.direction == Direction::Egress as u8;
         let direction = if leaving { Direction::Egress } else { Direction::Ingress };
         let trips = &counters.rtt;
-        let quality = (trips.count, trips.sum_ns, counters.retransmissions);
-        self.snapshot(place, direction, time_ns, &counters.traffic, quality);
+        let quality = (trips.count, Duration::from_nanos(trips.sum_ns), counters.retransmissions);
+        self.snapshot(place, direction, time, &counters.traffic, quality);
     }
 
     fn snapshot(
         &mut self,
         place: u32,
         direction: Direction,
-        time_ns: u64,
+        time: Nanos,
         traffic: &Traffic,
-        quality: (u64, u64, u64),
+        quality: (u64, Duration, u64),
     ) {
         let Some(flow) = self.table.flow_mut(place) else { return };
         let side = if direction == Direction::Egress { &mut flow.egress } else { &mut flow.ingress };
-        let (round_trips, round_trips_ns, retransmissions) = quality;
-        side.quality =
-            super::flow::Quality { rtt_count: round_trips, rtt_sum_ns: round_trips_ns, retransmissions };
+        let (round_trips, rtt_sum, retransmissions) = quality;
+        side.quality = super::flow::Quality { rtt_count: round_trips, rtt_sum, retransmissions };
         let mut lost = false;
-        let ended = side.snapshot(time_ns, traffic, &mut lost);
-        let (connection, last_ns) = (flow.connection, traffic.last_ns);
+        let ended = side.snapshot(time, traffic, &mut lost);
+        let (connection, last) = (flow.connection, Nanos(traffic.last_ns));
         if let Some(ended) = ended {
             self.ended(place, direction, ended, lost);
         }
-        self.record_activity(connection, last_ns);
+        self.record_activity(connection, last);
     }
 
-    fn ended(&mut self, place: u32, direction: Direction, ended: (u64, u64, u64), lost: bool) {
+    fn ended(&mut self, place: u32, direction: Direction, ended: Ended, lost: bool) {
         let told = self.table.ended(place, direction, ended, self.limits.max_watched);
         if let Some((number, burst)) = told
             && let Some(job) = self.jobs.iter_mut().find(|job| job.number == number)
@@ -238,17 +245,17 @@ impl Phases {
         }
     }
 
-    fn record_activity(&mut self, connection: u32, time_ns: u64) {
+    fn record_activity(&mut self, connection: u32, time: Nanos) {
         let number = self.table.connection(connection).and_then(|connection| connection.job);
         if let Some(number) = number
             && let Some(job) = self.jobs.iter_mut().find(|job| job.number == number)
         {
-            job.last_seen_ns = job.last_seen_ns.max(time_ns);
+            job.last_seen = job.last_seen.max(time);
         }
     }
 
     fn owner(&mut self, owner: &Owner) {
-        let Some(place) = self.flow_slot(&owner.flow, owner.time_ns) else { return };
+        let Some(place) = self.flow_slot(&owner.flow, Nanos(owner.time_ns)) else { return };
         let Some(flow) = self.table.flow_mut(place) else { return };
         flow.owned = owner.owned;
         let connection = flow.connection;
@@ -264,16 +271,16 @@ impl Phases {
         }
     }
 
-    fn search(&mut self, now_ns: u64) {
+    fn search(&mut self, now: Nanos) {
         let mut joined = Vec::new();
         let before = self.jobs.iter().filter(|job| job.iterations > 1).map(|job| group::FoundJob {
             number: job.number,
             hosts: Hosts::of(&job.connections, &self.table).all,
-            period_ns: job.period_ns(),
+            period: job.period(),
         });
         let before: Vec<group::FoundJob> = before.collect();
         let found =
-            group::search(&mut self.table, &before, now_ns, |job, connection| joined.push((job, connection)));
+            group::search(&mut self.table, &before, now, |job, connection| joined.push((job, connection)));
         for (number, connection) in joined {
             let Some(job) = self.jobs.iter_mut().find(|job| job.number == number) else { continue };
             let Some(joining) = self.table.connection_mut(connection) else { continue };
@@ -295,38 +302,37 @@ impl Phases {
                     watched.history = VecDeque::new();
                 }
             }
-            self.jobs.push(Job::new(number, found, now_ns));
+            self.jobs.push(Job::new(number, found, now));
         }
     }
 
     /// Cuts what has ended of a job.
-    fn cut_phases(&mut self, at: usize, now_ns: u64) {
+    fn cut_phases(&mut self, at: usize, now: Nanos) {
         let Some(job) = self.jobs.get_mut(at) else { return };
-        let silent = now_ns > job.last_seen_ns.saturating_add(job.pattern.gap_ns);
+        let silent = now > job.last_seen.after(job.pattern.gap);
         let crowded = job.pending_bursts.len() > 4096;
-        if now_ns < job.next_cut_ns || !(silent || crowded || job.iterations == 0) {
+        if now < job.next_cut || !(silent || crowded || job.iterations == 0) {
             return;
         }
-        job.next_cut_ns = now_ns.saturating_add(MIN_CUT_INTERVAL_NS);
+        job.next_cut = now.after(MIN_CUT_INTERVAL);
         self.running.clear();
         for place in &job.connections {
             let running = &mut self.running;
-            self.table
-                .running(*place, self.limits.timeout_ns, now_ns, |burst, whole| running.push((burst, whole)));
+            self.table.running(*place, self.limits.timeout, now, |burst, whole| running.push((burst, whole)));
         }
-        while let Some(cut) = job.cut(&self.running, &self.table, now_ns) {
+        while let Some(cut) = job.cut(&self.running, &self.table, now) {
             self.found.push_back(describe::phase(job, &cut, &mut self.table));
             self.counts.phases += 1;
         }
     }
 
     /// Jobs without phases are over; what they were of may become another.
-    fn end(&mut self, now_ns: u64) {
+    fn end(&mut self, now: Nanos) {
         let (periods, least) = JOB_TIMEOUT;
         let table = &mut self.table;
         self.jobs.retain(|job| {
-            let patience = job.period_ns().saturating_mul(periods).max(least);
-            let over = now_ns > job.reported_ns.saturating_add(patience) || job.connections.is_empty();
+            let patience = job.period().saturating_mul(periods).max(least);
+            let over = now > job.reported.after(patience) || job.connections.is_empty();
             if over {
                 for place in &job.connections {
                     if let Some(connection) = table.connection_mut(*place) {

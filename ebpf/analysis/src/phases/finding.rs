@@ -2,6 +2,8 @@
 
 use crate::straggler::{EdgeTimes, Observed, RankTimes};
 use crate::trace::Timed;
+use harmonaize_abi::Nanos;
+use std::time::Duration;
 
 /// An address as in a flow's key: 16 bytes in memory order, IPv4 mapped.
 pub type Address = [u32; 4];
@@ -14,13 +16,13 @@ pub struct Phase {
     /// The iteration, from 0 at the first that was seen; one that was missed leaves a gap.
     pub iteration: u64,
     /// When its first bytes passed.
-    pub began_ns: u64,
+    pub began: Nanos,
     /// When its last bytes passed.
-    pub ended_ns: u64,
+    pub ended: Nanos,
     /// Bytes on the wire of the job's flows, each direction of a connection once.
     pub bytes: u64,
     /// The job's period as known then.
-    pub period_ns: u64,
+    pub period: Duration,
     /// The ring's steps, where all of a ring is seen.
     pub ring: Option<RingSteps>,
     /// The rank whose first bytes came late, where one did.
@@ -39,12 +41,12 @@ pub struct HostPhase {
     /// Which.
     pub host: Address,
     /// When its own first bytes passed, acknowledgements not among them.
-    pub first_sent_ns: u64,
+    pub first_sent: Nanos,
     /// When the last bytes to it passed.
-    pub last_received_ns: u64,
+    pub last_received: Nanos,
     /// How long it was held up by others since the last bytes of the phase before: in broadcasts and the like, or waiting for what it
     /// began with.
-    pub waited_ns: u64,
+    pub waited: Duration,
 }
 
 /// An edge's part in a phase. Times are 0 where there is none.
@@ -55,17 +57,17 @@ pub struct EdgePhase {
     /// The receiver's.
     pub to: u32,
     /// When its first bytes passed, acknowledgements not among them.
-    pub first_ns: u64,
+    pub first: Nanos,
     /// When its last bytes passed at the sender, or at the receiver where the sender is not watched.
-    pub last_ns: u64,
+    pub last: Nanos,
     /// When they passed at the receiver; 0 where that is not watched.
-    pub arrived_ns: u64,
+    pub arrived: Nanos,
     /// How long bytes were on their way: the sum of its bursts.
-    pub active_ns: u64,
+    pub active: Duration,
     /// Bytes on the wire.
     pub bytes: u64,
     /// The mean of its round trips; 0 where none were measured.
-    pub rtt_ns: u64,
+    pub rtt: Duration,
     /// Packets that were sent again.
     pub retransmissions: u64,
 }
@@ -89,7 +91,7 @@ pub struct Late {
     /// The host.
     pub host: Address,
     /// After the median of the other hosts.
-    pub by_ns: u64,
+    pub by: Duration,
 }
 
 /// A foreign job.
@@ -102,9 +104,9 @@ pub struct Job {
     /// How many flows it has, each direction of a connection once.
     pub flows: u32,
     /// Its period, once known.
-    pub period_ns: Option<u64>,
+    pub period: Option<Duration>,
     /// When its first phase began.
-    pub since_ns: u64,
+    pub since: Nanos,
     /// Iterations seen.
     pub iterations: u64,
     /// Whether its edges are a ring.
@@ -114,22 +116,23 @@ pub struct Job {
 impl Phase {
     /// What [`Detector`](crate::straggler::Detector) takes in. A rank is a host's place in the job.
     pub fn observed(&self) -> Observed {
-        let known = |time: u64| (time != 0).then_some(time);
+        let known = |time: Nanos| (time != Nanos(0)).then_some(time);
+        let measured = |span: Duration| (!span.is_zero()).then_some(span);
         let rank = |(rank, host): (u32, &HostPhase)| RankTimes {
             rank,
-            start_ns: known(host.first_sent_ns),
-            end_ns: known(host.last_received_ns),
-            waited_ns: host.waited_ns,
+            start: known(host.first_sent),
+            end: known(host.last_received),
+            waited: host.waited,
         };
         let edge = |edge: &EdgePhase| EdgeTimes {
             from: edge.from,
             to: edge.to,
-            first_ns: known(edge.first_ns),
-            last_ns: known(edge.last_ns),
-            arrived_ns: known(edge.arrived_ns),
-            active_ns: known(edge.active_ns),
+            first: known(edge.first),
+            last: known(edge.last),
+            arrived: known(edge.arrived),
+            active: measured(edge.active),
             bytes: edge.bytes,
-            rtt_ns: known(edge.rtt_ns),
+            rtt: measured(edge.rtt),
             retransmissions: edge.retransmissions,
         };
         let ranks = (0..).zip(&self.hosts).map(rank).collect();
@@ -138,8 +141,8 @@ impl Phase {
 }
 
 impl Timed for Phase {
-    fn time_ns(&self) -> u64 {
-        self.began_ns
+    fn time(&self) -> Nanos {
+        self.began
     }
 
     fn same_content(&self, other: &Self) -> bool {

@@ -1,6 +1,8 @@
 //! Flows as interfaces see them, and the bursts that events and snapshots tell of.
 
+use harmonaize_abi::Nanos;
 use harmonaize_events::{Event, FlowKey, Traffic};
+use std::time::Duration;
 
 /// Lengths of an acknowledgement on the wire: IPv4 and IPv6, without and with a timestamp; RoCE over both.
 const ACK_LENGTHS: [u64; 6] = [54, 66, 74, 86, 62, 82];
@@ -13,8 +15,8 @@ const MAX_ANNOUNCEMENT_BYTES: u64 = 1024;
 /// Traffic of one direction of a connection without a gap, as one interface saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Burst {
-    pub(super) began_ns: u64,
-    pub(super) ended_ns: u64,
+    pub(super) began: Nanos,
+    pub(super) ended: Nanos,
     pub(super) bytes: u64,
     /// The connection's place in the table.
     pub(super) connection: u32,
@@ -41,12 +43,12 @@ impl Burst {
 /// One direction of a flow.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Side {
-    /// The running burst, as far as it is known; `began_ns` 0 before the first.
-    pub(super) began_ns: u64,
-    pub(super) last_ns: u64,
+    /// The running burst, as far as it is known; `began` 0 before the first.
+    pub(super) began: Nanos,
+    pub(super) last: Nanos,
     pub(super) bytes: u64,
     /// When the last snapshot with this burst was taken; 0 when none was.
-    pub(super) snapshot_ns: u64,
+    pub(super) snapshot_at: Nanos,
     /// A snapshot that knows of a burst whose event has not come.
     pending_burst: Option<Running>,
     /// Counters at the last snapshot, and as they were told last.
@@ -57,28 +59,28 @@ pub(super) struct Side {
 /// A running burst, by a snapshot.
 #[derive(Debug, Clone, Copy)]
 struct Running {
-    began_ns: u64,
-    last_ns: u64,
+    began: Nanos,
+    last: Nanos,
     bytes: u64,
-    snapshot_ns: u64,
+    snapshot_at: Nanos,
 }
 
 /// What tells how well an edge works; counts since it began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Quality {
     pub(super) rtt_count: u64,
-    pub(super) rtt_sum_ns: u64,
+    pub(super) rtt_sum: Duration,
     pub(super) retransmissions: u64,
 }
 
 /// A stretch that has ended: when it began and ended, and its bytes.
-pub(super) type Ended = (u64, u64, u64);
+pub(super) type Ended = (Nanos, Nanos, u64);
 
 impl Side {
     /// The flow's first packet passed.
-    pub(super) fn flow_began(&mut self, time_ns: u64) {
-        if self.began_ns == 0 {
-            (self.began_ns, self.last_ns) = (time_ns, time_ns);
+    pub(super) fn flow_began(&mut self, time: Nanos) {
+        if self.began == Nanos(0) {
+            (self.began, self.last) = (time, time);
             self.catch_up();
         }
     }
@@ -86,59 +88,60 @@ impl Side {
     /// A burst began, and one before has ended; there may be one more that only a snapshot knew of. `lost` says that an event is
     /// missing before this one.
     pub(super) fn burst_began(&mut self, event: &Event, lost: &mut bool) -> [Option<Ended>; 2] {
-        if event.time_ns <= self.began_ns {
+        let time = Nanos(event.time_ns);
+        if time <= self.began {
             return [None, None];
         }
-        let before = (event.burst_began_ns, event.burst_ended_ns, event.burst_bytes);
-        let missed = self.began_ns != 0 && event.burst_began_ns > self.began_ns;
-        let missed = missed.then_some((self.began_ns, self.last_ns, self.bytes));
+        let before = (Nanos(event.burst_began_ns), Nanos(event.burst_ended_ns), event.burst_bytes);
+        let missed = self.began != Nanos(0) && before.0 > self.began;
+        let missed = missed.then_some((self.began, self.last, self.bytes));
         *lost |= missed.is_some();
-        (self.began_ns, self.last_ns) = (event.time_ns, event.time_ns);
-        (self.bytes, self.snapshot_ns) = (0, 0);
+        (self.began, self.last) = (time, time);
+        (self.bytes, self.snapshot_at) = (0, Nanos(0));
         self.catch_up();
         // A burst that was reported as missed before may come again.
-        [missed, (before.0 != 0 && before.0 <= before.1 && before.1 < event.time_ns).then_some(before)]
+        [missed, (before.0 != Nanos(0) && before.0 <= before.1 && before.1 < time).then_some(before)]
     }
 
     fn catch_up(&mut self) {
         if let Some(ahead) = self.pending_burst
-            && ahead.began_ns <= self.began_ns
+            && ahead.began <= self.began
         {
             self.pending_burst = None;
-            if ahead.began_ns == self.began_ns {
+            if ahead.began == self.began {
                 self.adopt(&ahead);
             }
         }
     }
 
     fn adopt(&mut self, running: &Running) {
-        self.began_ns = running.began_ns;
-        self.last_ns = running.last_ns;
+        self.began = running.began;
+        self.last = running.last;
         self.bytes = running.bytes;
-        self.snapshot_ns = running.snapshot_ns;
+        self.snapshot_at = running.snapshot_at;
     }
 
     /// A snapshot was taken. Says which burst has ended, where its event never came.
-    pub(super) fn snapshot(&mut self, time_ns: u64, traffic: &Traffic, lost: &mut bool) -> Option<Ended> {
+    pub(super) fn snapshot(&mut self, time: Nanos, traffic: &Traffic, lost: &mut bool) -> Option<Ended> {
         if traffic.first_ns == 0 || traffic.burst_began_ns == 0 || traffic.last_ns < traffic.burst_began_ns {
             return None;
         }
         let running = Running {
-            began_ns: traffic.burst_began_ns,
-            last_ns: traffic.last_ns,
+            began: Nanos(traffic.burst_began_ns),
+            last: Nanos(traffic.last_ns),
             bytes: traffic.bytes.saturating_sub(traffic.burst_after),
-            snapshot_ns: time_ns,
+            snapshot_at: time,
         };
-        if self.began_ns == 0 || running.began_ns == self.began_ns {
+        if self.began == Nanos(0) || running.began == self.began {
             self.adopt(&running);
             return None;
         }
-        if running.began_ns < self.began_ns {
+        if running.began < self.began {
             return None;
         }
         // Its event may still come, as events and snapshots are read one after the other.
-        let ahead = self.pending_burst.replace(running).filter(|ahead| ahead.began_ns != running.began_ns)?;
-        let ended = (self.began_ns, self.last_ns, self.bytes);
+        let ahead = self.pending_burst.replace(running).filter(|ahead| ahead.began != running.began)?;
+        let ended = (self.began, self.last, self.bytes);
         self.adopt(&ahead);
         *lost = true;
         Some(ended)
@@ -149,19 +152,19 @@ impl Side {
         let (now, before) = (self.quality, std::mem::replace(&mut self.reported_quality, self.quality));
         Quality {
             rtt_count: now.rtt_count.saturating_sub(before.rtt_count),
-            rtt_sum_ns: now.rtt_sum_ns.saturating_sub(before.rtt_sum_ns),
+            rtt_sum: now.rtt_sum.saturating_sub(before.rtt_sum),
             retransmissions: now.retransmissions.saturating_sub(before.retransmissions),
         }
     }
 
     /// The running burst, and whether all of it is known: snapshots were taken of everything since, and had no more of it.
-    pub(super) fn running(&self, swept_ns: u64, timeout_ns: u64, now_ns: u64) -> Option<(Ended, bool)> {
-        if self.began_ns == 0 {
+    pub(super) fn running(&self, swept: Nanos, timeout: Duration, now: Nanos) -> Option<(Ended, bool)> {
+        if self.began == Nanos(0) {
             return None;
         }
-        let known = self.snapshot_ns != 0 && self.snapshot_ns < swept_ns && self.last_ns < swept_ns;
-        let given_up = self.last_ns.max(self.snapshot_ns).saturating_add(timeout_ns) < now_ns;
-        Some(((self.began_ns, self.last_ns, self.bytes), known || given_up))
+        let known = self.snapshot_at != Nanos(0) && self.snapshot_at < swept && self.last < swept;
+        let given_up = self.last.max(self.snapshot_at).after(timeout) < now;
+        Some(((self.began, self.last, self.bytes), known || given_up))
     }
 }
 
@@ -201,7 +204,7 @@ pub(super) struct Flow {
     pub(super) reverse: bool,
     pub(super) ingress: Side,
     pub(super) egress: Side,
-    pub(super) last_seen_ns: u64,
+    pub(super) last_seen: Nanos,
     pub(super) owned: bool,
 }
 
@@ -231,39 +234,67 @@ mod tests {
         }
     }
 
+    fn ended(began: u64, ended: u64, bytes: u64) -> Ended {
+        (Nanos(began), Nanos(ended), bytes)
+    }
+
     #[test]
     fn events_give_bursts_snapshots_the_running_one() {
         let (mut side, mut lost) = (Side::default(), false);
-        side.flow_began(10);
-        assert_eq!(side.snapshot(20, &traffic(10, 18, 500, 0), &mut lost), None);
-        assert_eq!(side.running(20, 1000, 25), Some(((10, 18, 500), false)));
-        assert_eq!(side.running(30, 1000, 31), Some(((10, 18, 500), true)));
-        assert_eq!(side.burst_began(&event(50, 10, 19, 700), &mut lost), [None, Some((10, 19, 700))]);
-        assert_eq!(side.running(60, 1000, 61), Some(((50, 50, 0), false)));
-        assert_eq!(side.running(60, 1000, 1051), Some(((50, 50, 0), true)));
+        side.flow_began(Nanos(10));
+        assert_eq!(side.snapshot(Nanos(20), &traffic(10, 18, 500, 0), &mut lost), None);
+        assert_eq!(
+            side.running(Nanos(20), Duration::from_nanos(1000), Nanos(25)),
+            Some((ended(10, 18, 500), false))
+        );
+        assert_eq!(
+            side.running(Nanos(30), Duration::from_nanos(1000), Nanos(31)),
+            Some((ended(10, 18, 500), true))
+        );
+        assert_eq!(side.burst_began(&event(50, 10, 19, 700), &mut lost), [None, Some(ended(10, 19, 700))]);
+        assert_eq!(
+            side.running(Nanos(60), Duration::from_nanos(1000), Nanos(61)),
+            Some((ended(50, 50, 0), false))
+        );
+        assert_eq!(
+            side.running(Nanos(60), Duration::from_nanos(1000), Nanos(1051)),
+            Some((ended(50, 50, 0), true))
+        );
         assert!(!lost);
         // The snapshot is read before the event: both tell the same in the end.
-        assert_eq!(side.snapshot(90, &traffic(80, 88, 1700, 1000), &mut lost), None);
-        assert_eq!(side.running(60, 1000, 95), Some(((50, 50, 0), false)));
-        assert_eq!(side.burst_began(&event(80, 50, 60, 300), &mut lost), [None, Some((50, 60, 300))]);
-        assert_eq!(side.running(100, 1000, 100), Some(((80, 88, 700), true)));
+        assert_eq!(side.snapshot(Nanos(90), &traffic(80, 88, 1700, 1000), &mut lost), None);
+        assert_eq!(
+            side.running(Nanos(60), Duration::from_nanos(1000), Nanos(95)),
+            Some((ended(50, 50, 0), false))
+        );
+        assert_eq!(side.burst_began(&event(80, 50, 60, 300), &mut lost), [None, Some(ended(50, 60, 300))]);
+        assert_eq!(
+            side.running(Nanos(100), Duration::from_nanos(1000), Nanos(100)),
+            Some((ended(80, 88, 700), true))
+        );
         assert!(!lost);
     }
 
     #[test]
     fn lost_events_are_inferred_and_flagged() {
         let (mut side, mut lost) = (Side::default(), false);
-        side.flow_began(10);
-        side.snapshot(20, &traffic(10, 18, 500, 0), &mut lost);
+        side.flow_began(Nanos(10));
+        side.snapshot(Nanos(20), &traffic(10, 18, 500, 0), &mut lost);
         // The event at 40 was lost.
         let found = side.burst_began(&event(80, 40, 60, 300), &mut lost);
-        assert_eq!((found, lost), ([Some((10, 18, 500)), Some((40, 60, 300))], true));
+        assert_eq!((found, lost), ([Some(ended(10, 18, 500)), Some(ended(40, 60, 300))], true));
         // Those at 100 and 140 are: snapshots tell.
         lost = false;
-        assert_eq!(side.snapshot(120, &traffic(100, 118, 2000, 1000), &mut lost), None);
-        assert_eq!(side.snapshot(160, &traffic(140, 158, 4000, 3000), &mut lost), Some((80, 80, 0)));
+        assert_eq!(side.snapshot(Nanos(120), &traffic(100, 118, 2000, 1000), &mut lost), None);
+        assert_eq!(
+            side.snapshot(Nanos(160), &traffic(140, 158, 4000, 3000), &mut lost),
+            Some(ended(80, 80, 0))
+        );
         assert!(lost);
-        assert_eq!(side.running(160, 1000, 160).unwrap().0, (100, 118, 1000));
+        assert_eq!(
+            side.running(Nanos(160), Duration::from_nanos(1000), Nanos(160)).unwrap().0,
+            ended(100, 118, 1000)
+        );
         // Old news changes nothing.
         assert_eq!(side.burst_began(&event(90, 80, 85, 1), &mut lost), [None, None]);
     }

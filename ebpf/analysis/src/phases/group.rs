@@ -7,14 +7,16 @@ use super::iterations::{IterationPattern, Span, find};
 use super::job::SIZE_TOLERANCE;
 use super::sides::{Hosts, Kinds};
 use super::table::{Connection, Table};
+use harmonaize_abi::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Connections that correlate less do not belong together.
 const MIN_CORRELATION: f64 = 0.5;
 /// Connections that are compared at once.
 const MAX_COMPARED: usize = 256;
 /// How long to wait after a group turned out to have no rhythm: at first, and at most.
-const BACKOFF_NS: (u64, u64) = (250_000_000, 4_000_000_000);
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
 /// Some host of a job receives at least this part of what it sends, or sends this part of what it receives.
 const MIN_REVERSE_PART: f64 = 0.2;
 
@@ -40,13 +42,13 @@ pub(super) struct DetectedJob {
 }
 
 /// Periods that a job is seen for at least where there is traffic between its hosts that may be part of it.
-const CERTAIN_PERIODS: u64 = 14;
+const CERTAIN_PERIODS: u32 = 14;
 
 impl DetectedJob {
     fn is_certain(&self) -> bool {
         let (first, last) = (self.bursts.first(), self.bursts.last());
-        let seen_ns = first.zip(last).map_or(0, |(first, last)| last.ended_ns.saturating_sub(first.began_ns));
-        seen_ns >= self.pattern.period_ns.saturating_mul(CERTAIN_PERIODS)
+        let seen = first.zip(last).map_or(Duration::ZERO, |(first, last)| last.ended.since(first.began));
+        seen >= self.pattern.period.saturating_mul(CERTAIN_PERIODS)
     }
 }
 
@@ -54,7 +56,7 @@ impl DetectedJob {
 pub(super) struct FoundJob {
     pub(super) number: u64,
     pub(super) hosts: BTreeSet<Address>,
-    pub(super) period_ns: u64,
+    pub(super) period: Duration,
 }
 
 fn correlate(one: &Candidate, two: &Candidate) -> bool {
@@ -67,13 +69,13 @@ fn correlate(one: &Candidate, two: &Candidate) -> bool {
         .any(|(one, two)| one.has_evidence() && two.has_evidence() && one.correlation(two) >= MIN_CORRELATION)
 }
 
-fn candidate(place: u32, connection: &mut Connection, now_ns: u64) -> Option<Candidate> {
+fn candidate(place: u32, connection: &mut Connection, now: Nanos) -> Option<Candidate> {
     let hosts = [connection.ends.first.0, connection.ends.second.0];
     let watched = connection.history.as_mut()?;
     let mut slots = SCALES.into_iter();
     let signatures =
-        watched.activity.each_mut().map(|one| one.signature(now_ns / slots.next().unwrap_or(u64::MAX)));
-    let due = watched.retry_ns <= now_ns;
+        watched.activity.each_mut().map(|one| one.signature(now.0 / slots.next().unwrap_or(u64::MAX)));
+    let due = watched.retry_at <= now;
     signatures.iter().any(Signature::has_evidence).then_some(Candidate { place, hosts, signatures, due })
 }
 
@@ -81,7 +83,7 @@ fn candidate(place: u32, connection: &mut Connection, now_ns: u64) -> Option<Can
 pub(super) fn search(
     table: &mut Table,
     found_before: &[FoundJob],
-    now_ns: u64,
+    now: Nanos,
     mut joins: impl FnMut(u64, u32),
 ) -> Vec<DetectedJob> {
     let (mut free, mut members) = (Vec::new(), Vec::new());
@@ -90,7 +92,7 @@ pub(super) fn search(
             continue;
         };
         let job = connection.job;
-        let Some(candidate) = candidate(place, connection, now_ns) else { continue };
+        let Some(candidate) = candidate(place, connection, now) else { continue };
         match job {
             Some(job) => members.push((job, candidate)),
             None => free.push(candidate),
@@ -115,7 +117,7 @@ pub(super) fn search(
             Some(detected) if detected.is_job => jobs.push((detected, component)),
             Some(detected) => parts.push((detected, component)),
             None => {
-                component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns));
+                component.iter().for_each(|candidate| back_off(table, candidate.place, now));
                 others.push(component);
             }
         }
@@ -133,23 +135,21 @@ pub(super) fn search(
         let within = |one: &&Candidate| one.hosts.iter().all(|host| job.hosts.contains(host));
         let waits = !job.is_certain() && others.iter().any(|other| other.iter().all(within));
         if waits {
-            component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns));
+            component.iter().for_each(|candidate| back_off(table, candidate.place, now));
         }
         !waits
     });
     // Connections that broadcast or gather alone come and go with a job on the same hosts, once in an iteration.
     for (part, component) in parts {
-        let is_of = |hosts: &BTreeSet<Address>, period_ns: u64| {
-            part.hosts.is_subset(hosts) && part.pattern.has_period(period_ns)
+        let is_of = |hosts: &BTreeSet<Address>, period: Duration| {
+            part.hosts.is_subset(hosts) && part.pattern.has_period(period)
         };
-        if let Some(job) = found_before.iter().find(|job| is_of(&job.hosts, job.period_ns)) {
+        if let Some(job) = found_before.iter().find(|job| is_of(&job.hosts, job.period)) {
             component.iter().for_each(|candidate| joins(job.number, candidate.place));
-        } else if let Some((_, of)) =
-            jobs.iter_mut().find(|(job, _)| is_of(&job.hosts, job.pattern.period_ns))
-        {
+        } else if let Some((_, of)) = jobs.iter_mut().find(|(job, _)| is_of(&job.hosts, job.pattern.period)) {
             of.extend(component);
         } else {
-            component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns));
+            component.iter().for_each(|candidate| back_off(table, candidate.place, now));
         }
     }
     let whole = |(job, all): (DetectedJob, Vec<&Candidate>)| {
@@ -158,12 +158,12 @@ pub(super) fn search(
     jobs.into_iter().filter_map(whole).collect()
 }
 
-fn back_off(table: &mut Table, place: u32, now_ns: u64) {
+fn back_off(table: &mut Table, place: u32, now: Nanos) {
     let watched = table.connection_mut(place).and_then(|connection| connection.history.as_mut());
     if let Some(watched) = watched {
-        let (first, most) = BACKOFF_NS;
-        watched.backoff_ns = (watched.backoff_ns * 2).clamp(first, most);
-        watched.retry_ns = now_ns.saturating_add(watched.backoff_ns);
+        let (first, most) = BACKOFF;
+        watched.backoff = (watched.backoff * 2).clamp(first, most);
+        watched.retry_at = now.after(watched.backoff);
     }
 }
 
@@ -206,13 +206,13 @@ fn detect_job(table: &Table, component: &[&Candidate]) -> Option<DetectedJob> {
     };
     let hosts = Hosts::of(&connections, table);
     let is_job = moved.iter().all(|(host, moved)| two_way(moved) || !hosts.watched.contains(host));
-    bursts.sort_unstable_by_key(|burst| (burst.began_ns, burst.connection, burst.reverse));
+    bursts.sort_unstable_by_key(|burst| (burst.began, burst.connection, burst.reverse));
     let all: Vec<(Burst, bool)> = bursts.iter().map(|burst| (*burst, true)).collect();
     let spans = |bursts: &[(Burst, bool)]| -> Vec<Span> {
         let counted = |burst: &Burst| if burst.is_counted { burst.bytes } else { 0 };
         let span = |(burst, _): &(Burst, bool)| Span {
-            began_ns: burst.began_ns,
-            ended_ns: burst.ended_ns,
+            began: burst.began,
+            ended: burst.ended,
             bytes: counted(burst),
         };
         bursts.iter().map(span).collect()
@@ -220,7 +220,7 @@ fn detect_job(table: &Table, component: &[&Candidate]) -> Option<DetectedJob> {
     let all_spans = spans(&all);
     let whole = find(&all_spans);
     let (mut main, mut kinds) = (all.clone(), Kinds::default());
-    let sides = hosts.take(&mut main, &mut kinds, table, (u64::MAX, u64::MAX, true));
+    let sides = hosts.take(&mut main, &mut kinds, table, (Nanos(u64::MAX), Duration::MAX, true));
     let without = if is_job && !sides.is_empty() { find(&spans(&main)) } else { None };
     // Where most is beside, nothing is: a server of parameters gathers and broadcasts in turn. Nor is it where the rest is less regular.
     let bytes = |list: &[Span]| list.iter().map(|span| span.bytes).sum::<u64>();

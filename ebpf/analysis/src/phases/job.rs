@@ -4,9 +4,12 @@ use super::finding::Address;
 use super::flow::Burst;
 use super::group::DetectedJob;
 use super::iterations::{CHATTER, IterationPattern, Span, median, merge_groups};
-use super::sides::{ALIKE, Hosts, Kinds, SIDE_GAP_NS};
+use super::sides::{ALIKE, Hosts, Kinds, SIDE_GAP};
 use super::table::Table;
+use crate::nanos;
+use harmonaize_abi::Nanos;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 /// Phases that the period is taken over.
 const PERIOD_OVER: usize = 129;
@@ -28,7 +31,7 @@ const RECONSIDER_EVERY: u64 = 16;
 /// Bursts that may wait to be cut; beyond, the oldest go.
 const MAX_TAIL: usize = 1 << 16;
 /// No silence that parts phases is shorter.
-const SHORTEST_GAP_NS: u64 = 500_000;
+const SHORTEST_GAP: Duration = Duration::from_micros(500);
 
 /// A job.
 #[derive(Debug)]
@@ -45,16 +48,16 @@ pub(super) struct Job {
     /// Bursts behind the last phase.
     pub(super) pending_bursts: Vec<Burst>,
     /// Everything that began until then has been told.
-    pub(super) closed_ns: u64,
+    pub(super) closed: Nanos,
     /// The latest activity known.
-    pub(super) last_seen_ns: u64,
+    pub(super) last_seen: Nanos,
     /// When the last phase was told, or the job was found.
-    pub(super) reported_ns: u64,
+    pub(super) reported: Nanos,
     /// When to look again.
-    pub(super) next_cut_ns: u64,
-    pub(super) since_ns: u64,
+    pub(super) next_cut: Nanos,
+    pub(super) since: Nanos,
     pub(super) iterations: u64,
-    starts: VecDeque<(u64, u64)>,
+    starts: VecDeque<(u64, Nanos)>,
     sizes: VecDeque<u64>,
     next: u64,
     /// Phases so far, as long as they may turn out to be parts of iterations.
@@ -63,17 +66,17 @@ pub(super) struct Job {
     pub(super) hosts: Vec<Address>,
     pub(super) ring: bool,
     /// How far apart hosts usually begin.
-    pub(super) spreads: VecDeque<u64>,
+    pub(super) spreads: VecDeque<Duration>,
     /// When each host had the last bytes of the last phase.
-    pub(super) ended: BTreeMap<Address, u64>,
+    pub(super) ended: BTreeMap<Address, Nanos>,
     scratch: Vec<(Burst, bool)>,
 }
 
 /// The bursts of a phase, in the order of their beginning.
 pub(super) struct PhaseBursts {
     pub(super) iteration: u64,
-    pub(super) began_ns: u64,
-    pub(super) ended_ns: u64,
+    pub(super) began: Nanos,
+    pub(super) ended: Nanos,
     pub(super) bytes: u64,
     pub(super) bursts: Vec<Burst>,
     /// Side groups since the phase before.
@@ -87,8 +90,8 @@ struct Group {
     /// Places of the first burst, and behind the last.
     from: usize,
     to: usize,
-    began_ns: u64,
-    ended_ns: u64,
+    began: Nanos,
+    ended: Nanos,
     bytes: u64,
     /// Every burst is known whole.
     whole: bool,
@@ -107,9 +110,9 @@ enum Decision {
 }
 
 impl Job {
-    pub(super) fn new(number: u64, found: DetectedJob, now_ns: u64) -> Self {
+    pub(super) fn new(number: u64, found: DetectedJob, now: Nanos) -> Self {
         let DetectedJob { connections, pattern, has_sides, kinds, bursts: pending_bursts, .. } = found;
-        let last_seen_ns = pending_bursts.iter().map(|burst| burst.ended_ns).max().unwrap_or(now_ns);
+        let last_seen = pending_bursts.iter().map(|burst| burst.ended).max().unwrap_or(now);
         Self {
             number,
             connections,
@@ -118,12 +121,12 @@ impl Job {
             watched: 0,
             kinds,
             without: VecDeque::new(),
-            since_ns: pending_bursts.iter().map(|burst| burst.began_ns).min().unwrap_or(now_ns),
+            since: pending_bursts.iter().map(|burst| burst.began).min().unwrap_or(now),
             pending_bursts,
-            closed_ns: 0,
-            last_seen_ns,
-            reported_ns: now_ns,
-            next_cut_ns: 0,
+            closed: Nanos(0),
+            last_seen,
+            reported: now,
+            next_cut: Nanos(0),
             iterations: 0,
             starts: VecDeque::new(),
             sizes: VecDeque::new(),
@@ -140,8 +143,8 @@ impl Job {
 
     /// A burst of one of its connections has ended. One that began before the end of what was told is of what was told.
     pub(super) fn take(&mut self, burst: Burst) {
-        self.last_seen_ns = self.last_seen_ns.max(burst.ended_ns);
-        if burst.began_ns > self.closed_ns {
+        self.last_seen = self.last_seen.max(burst.ended);
+        if burst.began > self.closed {
             if self.pending_bursts.len() >= MAX_TAIL {
                 self.pending_bursts.drain(..MAX_TAIL / 2);
                 self.lossy = true;
@@ -151,12 +154,12 @@ impl Job {
     }
 
     /// The period: from the first to the last phase that is remembered.
-    pub(super) fn period_ns(&self) -> u64 {
+    pub(super) fn period(&self) -> Duration {
         match (self.starts.front(), self.starts.back()) {
             (Some((first, from)), Some((last, to))) if last > first => {
-                (to.saturating_sub(*from)) / (last - first)
+                Duration::from_nanos(nanos(to.since(*from)) / (last - first))
             }
-            _ => self.pattern.period_ns,
+            _ => self.pattern.period,
         }
     }
 
@@ -165,7 +168,7 @@ impl Job {
         &mut self,
         running: &[(Burst, bool)],
         table: &Table,
-        now_ns: u64,
+        now: Nanos,
     ) -> Option<PhaseBursts> {
         let hosts = Hosts::of(&self.connections, table);
         self.watched = hosts.watched.len();
@@ -173,13 +176,13 @@ impl Job {
         let found = loop {
             bursts.clear();
             bursts.extend(self.pending_bursts.iter().map(|burst| (*burst, true)));
-            bursts.extend(running.iter().filter(|(burst, _)| burst.began_ns > self.closed_ns));
+            bursts.extend(running.iter().filter(|(burst, _)| burst.began > self.closed));
             sort(&mut bursts);
-            let gap_ns = self.pattern.gap_ns;
-            let mut sides = hosts.take(&mut bursts, &mut self.kinds, table, (now_ns, gap_ns, self.has_sides));
-            let mut decision = self.decide(&bursts, now_ns);
+            let gap = self.pattern.gap;
+            let mut sides = hosts.take(&mut bursts, &mut self.kinds, table, (now, gap, self.has_sides));
+            let mut decision = self.decide(&bursts, now);
             if !sides.is_empty() && !matches!(decision, Decision::Phase(group) if self.is_usual(&group)) {
-                decision = self.restore(&mut bursts, &mut sides, now_ns).unwrap_or(decision);
+                decision = self.restore(&mut bursts, &mut sides, now).unwrap_or(decision);
             }
             match decision {
                 Decision::Wait => break None,
@@ -190,8 +193,8 @@ impl Job {
                         self.detect_sides(part, &hosts, table);
                     }
                     let part = part.iter().map(|(burst, _)| *burst).collect();
-                    sides.retain(|side| side.first().is_some_and(|one| one.began_ns < group.ended_ns));
-                    let cut = self.phase(&group, part, sides, now_ns);
+                    sides.retain(|side| side.first().is_some_and(|one| one.began < group.ended));
+                    let cut = self.phase(&group, part, sides, now);
                     self.close(&group);
                     break Some(cut);
                 }
@@ -206,14 +209,14 @@ impl Job {
         &self,
         bursts: &mut Vec<(Burst, bool)>,
         sides: &mut Vec<Vec<Burst>>,
-        now_ns: u64,
+        now: Nanos,
     ) -> Option<Decision> {
         for but in [None].into_iter().chain((0..sides.len()).map(Some)) {
             let restored = sides.iter().enumerate().filter(|(at, _)| Some(*at) != but);
             let mut all = bursts.clone();
             all.extend(restored.flat_map(|(_, side)| side).map(|burst| (*burst, true)));
             sort(&mut all);
-            if let Decision::Phase(group) = self.decide(&all, now_ns)
+            if let Decision::Phase(group) = self.decide(&all, now)
                 && self.is_usual(&group)
             {
                 *bursts = all;
@@ -227,7 +230,7 @@ impl Job {
     /// Whether phases have side groups, without which they are as alike.
     fn detect_sides(&mut self, bursts: &[(Burst, bool)], hosts: &Hosts, table: &Table) {
         let mut main = bursts.to_vec();
-        hosts.take(&mut main, &mut self.kinds, table, (u64::MAX, u64::MAX, true));
+        hosts.take(&mut main, &mut self.kinds, table, (Nanos(u64::MAX), Duration::MAX, true));
         let some = 2 * hosts.imbalance(&main, table) < hosts.imbalance(bursts, table);
         let bytes = main.iter().filter(|(burst, _)| burst.is_counted).map(|(burst, _)| burst.bytes).sum();
         remember(&mut self.without, (bytes, some), USUAL_OVER);
@@ -249,31 +252,31 @@ impl Job {
         group: &Group,
         bursts: Vec<Burst>,
         sides: Vec<Vec<Burst>>,
-        now_ns: u64,
+        now: Nanos,
     ) -> PhaseBursts {
-        let period = self.period_ns().max(1);
+        let period = nanos(self.period()).max(1);
         // Only where something was lost may an iteration have been missed; else it was a long one.
         let missed = self.starts.back().filter(|_| self.lossy).map_or(0, |(_, began)| {
-            let apart = group.began_ns.saturating_sub(*began);
+            let apart = nanos(group.began.since(*began));
             (apart.saturating_add(period / 2) / period).saturating_sub(1)
         });
         let iteration = self.next.saturating_add(missed);
         self.next = iteration.saturating_add(1);
-        remember(&mut self.starts, (iteration, group.began_ns), PERIOD_OVER);
+        remember(&mut self.starts, (iteration, group.began), PERIOD_OVER);
         remember(&mut self.sizes, group.bytes, USUAL_OVER);
         let mut sizes: Vec<u64> = self.sizes.iter().copied().collect();
         if sizes.len() >= 5 {
             self.pattern.bytes = median(&mut sizes).unwrap_or(self.pattern.bytes);
         }
         if self.iterations == 0 {
-            self.since_ns = group.began_ns;
+            self.since = group.began;
         }
         self.iterations += 1;
-        self.reported_ns = now_ns;
+        self.reported = now;
         self.reconsider(group);
         let lossy = std::mem::take(&mut self.lossy);
-        let Group { began_ns, ended_ns, bytes, .. } = *group;
-        PhaseBursts { iteration, began_ns, ended_ns, bytes, bursts, sides, lossy }
+        let Group { began, ended, bytes, .. } = *group;
+        PhaseBursts { iteration, began, ended, bytes, bursts, sides, lossy }
     }
 
     /// Whether what was taken for iterations are parts of them: buckets may be as alike as iterations are.
@@ -282,7 +285,7 @@ impl Job {
             self.parts = Vec::new();
             return;
         }
-        self.parts.push(Span { began_ns: group.began_ns, ended_ns: group.ended_ns, bytes: group.bytes });
+        self.parts.push(Span { began: group.began, ended: group.ended, bytes: group.bytes });
         if self.iterations.is_multiple_of(RECONSIDER_EVERY)
             && let Some(rhythm) = merge_groups(&self.parts)
         {
@@ -294,9 +297,9 @@ impl Job {
     }
 
     fn close(&mut self, group: &Group) {
-        self.closed_ns = self.closed_ns.max(group.ended_ns);
-        let closed = self.closed_ns;
-        self.pending_bursts.retain(|burst| burst.began_ns > closed);
+        self.closed = self.closed.max(group.ended);
+        let closed = self.closed;
+        self.pending_bursts.retain(|burst| burst.began > closed);
     }
 
     /// A phase lacks, or has more than, no more of the usual bytes than this.
@@ -309,17 +312,17 @@ impl Job {
         group.bytes.abs_diff(self.pattern.bytes) as f64 <= self.lacks()
     }
 
-    fn decide(&self, bursts: &[(Burst, bool)], now_ns: u64) -> Decision {
-        let mut gap_ns = self.pattern.gap_ns;
+    fn decide(&self, bursts: &[(Burst, bool)], now: Nanos) -> Decision {
+        let mut gap = self.pattern.gap;
         loop {
-            let decision = self.decide_by(bursts, gap_ns, now_ns);
+            let decision = self.decide_by(bursts, gap, now);
             let much = MAX_PART * self.pattern.bytes as f64;
             match decision {
                 // Two phases may have come without the usual silence between.
                 Decision::Drop(group) | Decision::Phase(group)
-                    if group.bytes as f64 > much && gap_ns > SHORTEST_GAP_NS =>
+                    if group.bytes as f64 > much && gap > SHORTEST_GAP =>
                 {
-                    gap_ns = (gap_ns / 2).max(SHORTEST_GAP_NS);
+                    gap = (gap / 2).max(SHORTEST_GAP);
                 }
                 Decision::Phase(group) if group.bytes as f64 > much => return Decision::Drop(group),
                 Decision::Phase(group) => return Decision::Phase(self.trim(bursts, group)),
@@ -333,7 +336,7 @@ impl Job {
         let mut best: Option<Group> = None;
         let mut all: Option<Group> = None;
         let mut at = group.from;
-        while let Some(next) = group_at(bursts, at, SIDE_GAP_NS).filter(|next| next.to <= group.to) {
+        while let Some(next) = group_at(bursts, at, SIDE_GAP).filter(|next| next.to <= group.to) {
             at = next.to;
             let sum = all.map_or(next, |before| before.with(&next));
             all = Some(sum);
@@ -354,17 +357,17 @@ impl Job {
         self.watched > 1 && 2 * says.len() > self.hosts.len()
     }
 
-    fn decide_by(&self, bursts: &[(Burst, bool)], gap_ns: u64, now_ns: u64) -> Decision {
+    fn decide_by(&self, bursts: &[(Burst, bool)], gap: Duration, now: Nanos) -> Decision {
         let usual = self.pattern.bytes as f64;
         let lacks = self.lacks();
         let most = if self.lossy { MIN_PART_LOSSY } else { MIN_PART } * usual;
         let enough = if self.lossy { most } else { (usual - lacks).max(most) };
-        let patience = self.pattern.period_ns.saturating_mul(4).max(1_000_000_000);
+        let patience = self.pattern.period.saturating_mul(4).max(Duration::from_secs(1));
         let mut sum: Option<Group> = None;
         let mut at = 0;
-        while let Some(group) = group_at(bursts, at, gap_ns) {
+        while let Some(group) = group_at(bursts, at, gap) {
             at = group.to;
-            let over = now_ns > group.ended_ns.saturating_add(gap_ns) && group.whole;
+            let over = now > group.ended.after(gap) && group.whole;
             let last = at >= bursts.len();
             if last && !over {
                 return Decision::Wait;
@@ -373,12 +376,12 @@ impl Job {
             match sum {
                 None if chatter => {
                     // The first words of ranks that wait for a late one, or nothing of ours.
-                    let next = group_at(bursts, at, gap_ns);
-                    let reach = group.ended_ns.saturating_add(patience);
+                    let next = group_at(bursts, at, gap);
+                    let reach = group.ended.after(patience);
                     match next {
                         _ if !group.has_data => return Decision::Drop(group),
-                        None if now_ns <= reach => return Decision::Wait,
-                        Some(next) if next.began_ns <= reach => sum = Some(group),
+                        None if now <= reach => return Decision::Wait,
+                        Some(next) if next.began <= reach => sum = Some(group),
                         _ => return Decision::Drop(group),
                     }
                 }
@@ -400,7 +403,7 @@ impl Job {
             }
         }
         match sum {
-            Some(group) if now_ns > group.ended_ns.saturating_add(patience) => {
+            Some(group) if now > group.ended.after(patience) => {
                 if group.bytes as f64 >= most {
                     Decision::Phase(group)
                 } else {
@@ -413,27 +416,27 @@ impl Job {
 }
 
 fn sort(bursts: &mut [(Burst, bool)]) {
-    bursts.sort_unstable_by_key(|(burst, _)| (burst.began_ns, burst.connection, burst.reverse));
+    bursts.sort_unstable_by_key(|(burst, _)| (burst.began, burst.connection, burst.reverse));
 }
 
 /// The group that begins at a place.
-fn group_at(bursts: &[(Burst, bool)], from: usize, gap_ns: u64) -> Option<Group> {
+fn group_at(bursts: &[(Burst, bool)], from: usize, gap: Duration) -> Option<Group> {
     let (first, _) = bursts.get(from)?;
     let mut group = Group {
         from,
         to: from,
-        began_ns: first.began_ns,
-        ended_ns: first.ended_ns,
+        began: first.began,
+        ended: first.ended,
         bytes: 0,
         whole: true,
         has_data: false,
     };
     for (burst, whole) in bursts.get(from..)? {
-        if burst.began_ns > group.ended_ns.saturating_add(gap_ns) {
+        if burst.began > group.ended.after(gap) {
             break;
         }
         group.to += 1;
-        group.ended_ns = group.ended_ns.max(burst.ended_ns);
+        group.ended = group.ended.max(burst.ended);
         group.bytes = group.bytes.saturating_add(if burst.is_counted { burst.bytes } else { 0 });
         group.whole &= whole;
         group.has_data |= !burst.is_ack_only();
@@ -446,8 +449,8 @@ impl Group {
         Self {
             from: self.from,
             to: next.to,
-            began_ns: self.began_ns,
-            ended_ns: self.ended_ns.max(next.ended_ns),
+            began: self.began,
+            ended: self.ended.max(next.ended),
             bytes: self.bytes.saturating_add(next.bytes),
             whole: self.whole && next.whole,
             has_data: self.has_data || next.has_data,

@@ -11,11 +11,13 @@ use super::flow::Burst;
 use super::iterations::median;
 use super::job::remember;
 use super::table::Table;
+use harmonaize_abi::Nanos;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
+use std::time::Duration;
 
 /// Silences that part groups: as long as those that end a burst.
-pub(super) const SIDE_GAP_NS: u64 = 500_000;
+pub(super) const SIDE_GAP: Duration = Duration::from_micros(500);
 /// A host that moves less than this part of the bytes in one direction that it moves in the other is at an end of them. All but the nearest
 /// kind is at 0: the root of a broadcast that scatters and gathers sends twice of what it receives.
 const BALANCE: f64 = 0.75;
@@ -24,24 +26,23 @@ const BALANCE: f64 = 0.75;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Part {
     /// When its own first bytes passed, acknowledgements not among them; 0 if none did.
-    pub(super) first_ns: u64,
+    pub(super) first: Nanos,
     /// The last that it received before that; 0 where it had received nothing.
-    pub(super) before_ns: u64,
+    pub(super) before: Nanos,
     /// The last that it sent or received.
-    pub(super) last_ns: u64,
+    pub(super) last: Nanos,
     /// Bytes of bursts that are more than words.
     pub(super) sent: u64,
     pub(super) received: u64,
 }
 
 /// Who sends something on does so within this.
-const SENDS_ON_NS: u64 = 1_000_000;
+const SENDS_ON: Duration = Duration::from_millis(1);
 
 impl Part {
     /// Whether it began by itself, and not with something that it had just received.
-    const fn begins_alone(&self) -> bool {
-        self.first_ns != 0
-            && (self.before_ns == 0 || self.first_ns > self.before_ns.saturating_add(SENDS_ON_NS))
+    fn begins_alone(&self) -> bool {
+        self.first != Nanos(0) && (self.before == Nanos(0) || self.first > self.before.after(SENDS_ON))
     }
 }
 
@@ -62,20 +63,20 @@ pub(super) fn parts<'a>(bursts: impl Iterator<Item = &'a Burst>, table: &Table) 
         }
         let bytes = if burst.is_counted && !burst.is_announcement() { burst.bytes } else { 0 };
         let sender = parts.entry(from).or_default();
-        if sender.first_ns == 0 {
-            sender.first_ns = burst.began_ns;
+        if sender.first == Nanos(0) {
+            sender.first = burst.began;
         }
-        sender.last_ns = sender.last_ns.max(burst.ended_ns);
+        sender.last = sender.last.max(burst.ended);
         sender.sent = sender.sent.saturating_add(bytes);
         let receiver = parts.entry(to).or_default();
-        if receiver.first_ns == 0 {
-            receiver.before_ns = receiver.before_ns.max(burst.ended_ns);
+        if receiver.first == Nanos(0) {
+            receiver.before = receiver.before.max(burst.ended);
         }
-        receiver.last_ns = receiver.last_ns.max(burst.ended_ns);
+        receiver.last = receiver.last.max(burst.ended);
         receiver.received = receiver.received.saturating_add(bytes);
     }
-    for part in parts.values_mut().filter(|part| part.first_ns != 0) {
-        part.before_ns = part.before_ns.min(part.first_ns);
+    for part in parts.values_mut().filter(|part| part.first != Nanos(0)) {
+        part.before = part.before.min(part.first);
     }
     parts
 }
@@ -111,7 +112,7 @@ impl Hosts {
         let parts = parts(bursts.iter().map(|(burst, _)| burst), table);
         let moves = |part: &Part| part.sent + part.received > 0;
         if !parts.values().any(moves) {
-            let all = self.all.iter().all(|host| parts.get(host).is_some_and(|part| part.first_ns != 0));
+            let all = self.all.iter().all(|host| parts.get(host).is_some_and(|part| part.first != Nanos(0)));
             return if all { Kind::Announcement } else { Kind::PartialAnnouncement };
         }
         let balanced = |part: &Part| {
@@ -128,38 +129,38 @@ impl Hosts {
     }
 
     /// Takes side groups that are over out of bursts, which are in the order of their beginning: of words, those that a silence of
-    /// `gap_ns` follows, and of bytes, if `bytes`, those that recur.
+    /// `gap` follows, and of bytes, if `bytes`, those that recur.
     pub(super) fn take(
         &self,
         bursts: &mut Vec<(Burst, bool)>,
         kinds: &mut Kinds,
         table: &Table,
-        (now_ns, gap_ns, bytes): (u64, u64, bool),
+        (now, gap, bytes): (Nanos, Duration, bool),
     ) -> Vec<Vec<Burst>> {
-        let (mut from, mut until_ns) = (0, None::<u64>);
+        let (mut from, mut until) = (0, None::<Nanos>);
         let mut groups = Vec::new();
         for (at, (burst, _)) in bursts.iter().enumerate() {
-            if until_ns.is_some_and(|until_ns| burst.began_ns > until_ns.saturating_add(SIDE_GAP_NS)) {
-                groups.push((from..at, until_ns.unwrap_or_default()));
+            if until.is_some_and(|until| burst.began > until.after(SIDE_GAP)) {
+                groups.push((from..at, until.unwrap_or_default()));
                 from = at;
             }
-            until_ns = until_ns.max(Some(burst.ended_ns));
+            until = until.max(Some(burst.ended));
         }
-        if let Some(until_ns) = until_ns
-            && now_ns > until_ns.saturating_add(SIDE_GAP_NS)
+        if let Some(until) = until
+            && now > until.after(SIDE_GAP)
         {
-            groups.push((from..bursts.len(), until_ns));
+            groups.push((from..bursts.len(), until));
         }
         let of = |group: &Range<usize>| bursts.get(group.clone()).unwrap_or_default();
         let mut are: Vec<(Range<usize>, Kind)> = groups
             .into_iter()
-            .map(|(group, ended_ns)| {
+            .map(|(group, ended)| {
                 let kind = match self.kind(of(&group), table) {
                     _ if !of(&group).iter().all(|(_, whole)| *whole) => Kind::Whole,
                     // Where all have said that they are ready, what they are ready for follows soon.
                     Kind::Announcement => {
-                        let next_ns = bursts.get(group.end).map_or(now_ns, |(burst, _)| burst.began_ns);
-                        let apart = next_ns > ended_ns.saturating_add(gap_ns);
+                        let next_began = bursts.get(group.end).map_or(now, |(burst, _)| burst.began);
+                        let apart = next_began > ended.after(gap);
                         if apart { Kind::Announcement } else { Kind::PartialAnnouncement }
                     }
                     kind => kind,
@@ -172,7 +173,7 @@ impl Hosts {
             counted.map(|(burst, _)| burst.bytes).sum::<u64>()
         };
         for (group, _) in are.iter().filter(|(_, kind)| *kind == Kind::Side) {
-            kinds.note(of(group).first().map_or(0, |(burst, _)| burst.began_ns), size(group));
+            kinds.note(of(group).first().map_or(Nanos(0), |(burst, _)| burst.began), size(group));
         }
         let recurs = |group: &Range<usize>| kinds.has(size(group));
         self.join_pieces(&mut are, of, recurs, table);
@@ -248,7 +249,7 @@ const MAX_PIECES: usize = 6;
 #[derive(Debug, Default)]
 pub(super) struct Kinds {
     sizes: VecDeque<u64>,
-    latest_ns: u64,
+    latest: Nanos,
 }
 
 /// Groups that are remembered, how many of them make a kind, and what they differ by.
@@ -257,9 +258,9 @@ pub(super) const ALIKE: usize = 3;
 const ALIKE_PART: f64 = 0.02;
 
 impl Kinds {
-    fn note(&mut self, began_ns: u64, bytes: u64) {
-        if began_ns > self.latest_ns {
-            self.latest_ns = began_ns;
+    fn note(&mut self, began: Nanos, bytes: u64) {
+        if began > self.latest {
+            self.latest = began;
             remember(&mut self.sizes, bytes, REMEMBERED);
         }
     }
@@ -276,25 +277,25 @@ impl Kinds {
 /// Between two groups a host computes; that is known of those that begin by themselves. Who sends on what has just come in has waited for
 /// it, so that it computed no longer than the median of those.
 pub(super) fn waits(
-    ended: &BTreeMap<Address, u64>,
+    ended: &BTreeMap<Address, Nanos>,
     groups: &[BTreeMap<Address, Part>],
-) -> BTreeMap<Address, u64> {
+) -> BTreeMap<Address, Duration> {
     let mut left = ended.clone();
-    let mut waited: BTreeMap<Address, u64> = BTreeMap::new();
+    let mut waited: BTreeMap<Address, Duration> = BTreeMap::new();
     for (at, parts) in groups.iter().enumerate() {
-        let since = |host: &Address, time_ns: u64| Some(time_ns.saturating_sub(*left.get(host)?));
+        let since = |host: &Address, time: Nanos| Some(time.since(*left.get(host)?));
         let begins = parts.iter().filter(|(_, part)| part.begins_alone());
-        let mut alone: Vec<u64> = begins.filter_map(|(host, part)| since(host, part.first_ns)).collect();
+        let mut alone: Vec<Duration> = begins.filter_map(|(host, part)| since(host, part.first)).collect();
         let Some(usual) = median(&mut alone) else { continue };
         let is_last = at + 1 == groups.len();
         let mut next = left.clone();
         for (host, part) in parts {
-            let until_ns = if is_last { part.first_ns } else { part.last_ns };
-            let Some(passed) = since(host, until_ns).filter(|_| until_ns != 0) else { continue };
-            let begins_ns = since(host, part.first_ns).filter(|_| part.first_ns != 0).unwrap_or(passed);
-            let computed = if part.begins_alone() { begins_ns } else { begins_ns.min(usual) };
+            let until = if is_last { part.first } else { part.last };
+            let Some(passed) = since(host, until).filter(|_| until != Nanos(0)) else { continue };
+            let begins = since(host, part.first).filter(|_| part.first != Nanos(0)).unwrap_or(passed);
+            let computed = if part.begins_alone() { begins } else { begins.min(usual) };
             *waited.entry(*host).or_default() += passed.saturating_sub(computed);
-            next.insert(*host, until_ns);
+            next.insert(*host, until);
         }
         left = next;
     }

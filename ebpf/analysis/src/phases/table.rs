@@ -4,8 +4,10 @@ use super::activity::{Activity, SCALES};
 use super::finding::Address;
 use super::flow::{Burst, Ended, Ends, Flow, Quality, Side};
 use foldhash::fast::RandomState;
+use harmonaize_abi::Nanos;
 use harmonaize_events::{Direction, FlowKey, Protocol};
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 /// A burst of fewer bytes is chatter by itself.
 pub(super) const HEAVY_BYTES: u64 = 4096;
@@ -14,7 +16,7 @@ const HISTORY: usize = 4096;
 /// Bursts that are kept of a connection that has had no heavy one.
 const MAX_LIGHT: usize = 4;
 /// A heavy connection that has been silent for so long is one no longer.
-const SILENT_NS: u64 = 60_000_000_000;
+const SILENT: Duration = Duration::from_secs(60);
 
 /// A connection.
 #[derive(Debug)]
@@ -36,20 +38,20 @@ pub(super) struct Connection {
 pub(super) struct BurstHistory {
     pub(super) activity: [Activity; SCALES.len()],
     pub(super) history: VecDeque<Burst>,
-    pub(super) heavy_ns: u64,
+    pub(super) last_heavy: Nanos,
     /// Heavy bytes, forward and reverse.
     pub(super) bytes: [u64; 2],
     /// When to look at it again, and how long to wait after that.
-    pub(super) retry_ns: u64,
-    pub(super) backoff_ns: u64,
+    pub(super) retry_at: Nanos,
+    pub(super) backoff: Duration,
 }
 
 /// Who observes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sweeps {
-    latest_ns: u64,
+    latest: Nanos,
     /// The end of the last reading of all flows that is complete.
-    swept_ns: u64,
+    swept: Nanos,
 }
 
 /// Flows and connections.
@@ -66,13 +68,13 @@ pub(super) struct Table {
 }
 
 /// A reading of all flows is complete when so long nothing more came of it.
-const SWEEP_NS: u64 = 5_000_000;
+const SWEEP: Duration = Duration::from_millis(5);
 /// Observers whose readings are told apart.
 const OBSERVERS: usize = 4096;
 
 impl Table {
     /// The flow of a key at an observer, made if there is room.
-    pub(super) fn flow(&mut self, observer: u64, key: &FlowKey, now_ns: u64, most: usize) -> Option<u32> {
+    pub(super) fn flow(&mut self, observer: u64, key: &FlowKey, now: Nanos, most: usize) -> Option<u32> {
         let mut key = *key;
         if key.protocol == Protocol::Tcp as u8 {
             key.direction = 0;
@@ -108,7 +110,7 @@ impl Table {
             reverse,
             ingress: Side::default(),
             egress: Side::default(),
-            last_seen_ns: now_ns,
+            last_seen: now,
             owned: false,
         };
         let place = put(&mut self.flows, &mut self.free_flows, flow)?;
@@ -148,20 +150,20 @@ impl Table {
     }
 
     /// A reading of flows goes on at this time.
-    pub(super) fn sweep(&mut self, observer: u64, time_ns: u64) {
+    pub(super) fn sweep(&mut self, observer: u64, time: Nanos) {
         if self.sweeps.len() >= OBSERVERS && !self.sweeps.contains_key(&observer) {
             return;
         }
         let sweeps = self.sweeps.entry(observer).or_default();
-        if time_ns > sweeps.latest_ns {
-            sweeps.swept_ns = sweeps.latest_ns;
-            sweeps.latest_ns = time_ns;
+        if time > sweeps.latest {
+            sweeps.swept = sweeps.latest;
+            sweeps.latest = time;
         }
     }
 
-    fn swept_ns(&self, observer: u64, now_ns: u64) -> u64 {
+    fn swept(&self, observer: u64, now: Nanos) -> Nanos {
         let sweeps = self.sweeps.get(&observer).copied().unwrap_or_default();
-        if now_ns >= sweeps.latest_ns.saturating_add(SWEEP_NS) { sweeps.latest_ns } else { sweeps.swept_ns }
+        if now >= sweeps.latest.after(SWEEP) { sweeps.latest } else { sweeps.swept }
     }
 
     /// The burst of a flow's side that has ended: notes it for the connection. Handed back for its job, if it has one, or none.
@@ -169,14 +171,13 @@ impl Table {
         &mut self,
         flow: u32,
         direction: Direction,
-        (began_ns, ended_ns, bytes): Ended,
+        (began, ended, bytes): Ended,
         most: usize,
     ) -> Option<(u64, Burst)> {
         let Flow { connection: place, reverse, observer, .. } = *self.flows.get(flow as usize)?.as_ref()?;
         let leaving = direction == Direction::Egress;
         let reverse = reverse == leaving;
-        let burst =
-            Burst { began_ns, ended_ns, bytes, connection: place, reverse, leaving, is_counted: false };
+        let burst = Burst { began, ended, bytes, connection: place, reverse, leaving, is_counted: false };
         let room = self.history < most;
         let connection = self.connections.get_mut(place as usize)?.as_mut()?;
         let tells = connection.byte_sources.get_mut(usize::from(reverse))?;
@@ -189,7 +190,7 @@ impl Table {
         }
         if connection.history.is_none() {
             if bytes >= HEAVY_BYTES && room {
-                let history = connection.light.into_iter().filter(|light| light.began_ns != 0).collect();
+                let history = connection.light.into_iter().filter(|light| light.began != Nanos(0)).collect();
                 connection.history = Some(Box::new(BurstHistory { history, ..BurstHistory::default() }));
                 self.history += 1;
             } else {
@@ -200,14 +201,14 @@ impl Table {
         }
         if let Some(watched) = &mut connection.history {
             if bytes >= HEAVY_BYTES {
-                watched.heavy_ns = watched.heavy_ns.max(ended_ns);
+                watched.last_heavy = watched.last_heavy.max(ended);
                 if burst.is_counted
                     && let Some(sum) = watched.bytes.get_mut(usize::from(reverse))
                 {
                     *sum = sum.saturating_add(bytes);
                 }
                 for (activity, slot) in watched.activity.iter_mut().zip(SCALES) {
-                    activity.note(began_ns / slot, ended_ns / slot);
+                    activity.note(began.0 / slot, ended.0 / slot);
                 }
             }
             if connection.job.is_none() {
@@ -224,32 +225,23 @@ impl Table {
     pub(super) fn running(
         &self,
         place: u32,
-        timeout_ns: u64,
-        now_ns: u64,
+        timeout: Duration,
+        now: Nanos,
         mut tell: impl FnMut(Burst, bool),
     ) {
         let Some(connection) = self.connection(place) else { return };
         for flow in &connection.flows {
             let Some(flow) = self.flows.get(*flow as usize).and_then(Option::as_ref) else { continue };
-            let swept_ns = self.swept_ns(flow.observer, now_ns);
+            let swept = self.swept(flow.observer, now);
             for (side, leaving) in [(&flow.egress, true), (&flow.ingress, false)] {
-                let Some(((began_ns, ended_ns, bytes), whole)) = side.running(swept_ns, timeout_ns, now_ns)
-                else {
+                let Some(((began, ended, bytes), whole)) = side.running(swept, timeout, now) else {
                     continue;
                 };
                 let reverse = flow.reverse == leaving;
                 let tells = connection.byte_sources.get(usize::from(reverse)).copied().flatten();
                 let counts = tells == Some((flow.observer, leaving));
                 tell(
-                    Burst {
-                        began_ns,
-                        ended_ns,
-                        bytes,
-                        connection: place,
-                        reverse,
-                        leaving,
-                        is_counted: counts,
-                    },
+                    Burst { began, ended, bytes, connection: place, reverse, leaving, is_counted: counts },
                     whole,
                 );
             }
@@ -267,19 +259,19 @@ impl Table {
             let fresh = flow.egress.quality_since();
             if let Some(sum) = sums.get_mut(usize::from(flow.reverse)) {
                 sum.rtt_count += fresh.rtt_count;
-                sum.rtt_sum_ns = sum.rtt_sum_ns.saturating_add(fresh.rtt_sum_ns);
+                sum.rtt_sum = sum.rtt_sum.saturating_add(fresh.rtt_sum);
                 sum.retransmissions += fresh.retransmissions;
             }
         }
         sums
     }
 
-    /// Forgets flows without a job that were not heard of since `since_ns`, and what was kept of connections that are heavy no longer.
-    pub(super) fn forget(&mut self, since_ns: u64, now_ns: u64) {
+    /// Forgets flows without a job that were not heard of since `since`, and what was kept of connections that are heavy no longer.
+    pub(super) fn forget(&mut self, since: Nanos, now: Nanos) {
         for place in 0..self.flows.len() {
             let Some(Some(flow)) = self.flows.get(place) else { continue };
             let in_job = self.connection(flow.connection).is_some_and(|connection| connection.job.is_some());
-            if flow.last_seen_ns >= since_ns || in_job {
+            if flow.last_seen >= since || in_job {
                 continue;
             }
             let (name, connection) = ((flow.observer, flow.key), flow.connection);
@@ -301,9 +293,9 @@ impl Table {
                 }
             }
         }
-        let silent = now_ns.saturating_sub(SILENT_NS);
+        let silent = now.before(SILENT);
         for connection in self.connections.iter_mut().flatten() {
-            let gone = |watched: &BurstHistory| watched.heavy_ns < silent;
+            let gone = |watched: &BurstHistory| watched.last_heavy < silent;
             if connection.job.is_none() && connection.history.as_deref().is_some_and(gone) {
                 connection.history = None;
                 self.history -= 1;

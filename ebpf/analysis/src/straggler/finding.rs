@@ -1,6 +1,8 @@
 //! What is taken in of operations and iterations, and what is found of ranks.
 
 use crate::trace::Timed;
+use harmonaize_abi::Nanos;
+use std::time::Duration;
 
 /// Whose operations or iterations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,11 +33,11 @@ pub struct RankTimes {
     /// Which.
     pub rank: u32,
     /// When it was ready: it called (own), or its first bytes left it (foreign).
-    pub start_ns: Option<u64>,
+    pub start: Option<Nanos>,
     /// When it had the result: its call ended (own), or the last bytes reached it (foreign).
-    pub end_ns: Option<u64>,
+    pub end: Option<Nanos>,
     /// How long others held it up between its end of the unit before and its start of this one.
-    pub waited_ns: u64,
+    pub waited: Duration,
 }
 
 /// What moved from one rank to another.
@@ -46,17 +48,17 @@ pub struct EdgeTimes {
     /// The receiving rank.
     pub to: u32,
     /// When the first bytes left, by the sender's clock.
-    pub first_ns: Option<u64>,
+    pub first: Option<Nanos>,
     /// When the last bytes left, by the sender's clock.
-    pub last_ns: Option<u64>,
+    pub last: Option<Nanos>,
     /// When the last bytes had arrived, by the receiver's clock.
-    pub arrived_ns: Option<u64>,
+    pub arrived: Option<Nanos>,
     /// How long bytes were on their way: the sum of its bursts, idle gaps left out.
-    pub active_ns: Option<u64>,
+    pub active: Option<Duration>,
     /// Bytes.
     pub bytes: u64,
     /// The mean round trip of its flows meanwhile.
-    pub rtt_ns: Option<u64>,
+    pub rtt: Option<Duration>,
     /// Packets of its flows that were sent again meanwhile.
     pub retransmissions: u64,
 }
@@ -84,24 +86,24 @@ pub struct Straggler {
     /// The first unit that it held up.
     pub since_unit: u64,
     /// When that began, by the clock of the earliest rank.
-    pub since_ns: u64,
+    pub since: Nanos,
     /// When the unit ended by which it was found, or found to be over.
-    pub found_ns: u64,
+    pub found: Nanos,
     /// By how much it holds a unit up: the median.
-    pub by_ns: u64,
+    pub by: Duration,
     /// Over how many units.
     pub units: u64,
     /// When the last unit ended that it held up, once it is over.
-    pub ended_ns: Option<u64>,
+    pub ended: Option<Nanos>,
 }
 
 impl Timed for Straggler {
-    fn time_ns(&self) -> u64 {
-        self.found_ns
+    fn time(&self) -> Nanos {
+        self.found
     }
 
     fn same_content(&self, other: &Self) -> bool {
-        let name = |one: &Self| (one.subject, one.rank, one.kind, one.ended_ns.is_some());
+        let name = |one: &Self| (one.subject, one.rank, one.kind, one.ended.is_some());
         name(self) == name(other)
     }
 }

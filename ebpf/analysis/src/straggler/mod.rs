@@ -5,7 +5,7 @@
 //!
 //! **Compute.** A rank's time from its end of the unit before to its start of this one lies on one clock, its own, so
 //! clocks of hosts need not agree; and a rank that got its last bytes late, for the network's sake, is not blamed for starting
-//! late; what others held it up for between (`waited_ns`: a broadcast that it waited in) is taken off. Its lateness is this time less the (lower) median over the ranks. Where ends are not known, or units overlap, it is the
+//! late; what others held it up for between (`waited`: a broadcast that it waited in) is taken off. Its lateness is this time less the (lower) median over the ranks. Where ends are not known, or units overlap, it is the
 //! start itself, less the median over the ranks, less what that is usually for this rank (clocks apart by a constant).
 //! Of several operations in an iteration only those count that begin after a long time (at least a third of the 15th of 16).
 //! Of units that overlap, until one begins on every rank after the first one's end there, the first alone counts: a single pause makes
@@ -13,15 +13,15 @@
 //!
 //! **Network.** In a ring a slow edge makes everybody end late, so it matters how long edges are *busy*. The lateness of
 //! an edge is the largest of
-//! - the time that it was busy beyond what its bytes take at the median edge's pace (`active_ns`, `bytes`),
+//! - the time that it was busy beyond what its bytes take at the median edge's pace (`active`, `bytes`),
 //! - the time from its last byte leaving to the last arriving, beyond what is usual for this edge, beyond the median of that,
-//! - how much longer than usual the unit took once all ranks had started (the shortest of the ranks' `end_ns - start_ns`,
+//! - how much longer than usual the unit took once all ranks had started (the shortest of the ranks' `end - start`,
 //!   which needs no common clock), where this edge's round trips or retransmissions stand out from the other edges' and its
 //!   own usual ones.
 //!
 //! The end that is named is the one whose edges are later in sum; the sender where only one edge is late.
 //!
-//! **Deciding.** A lateness is divided by a threshold: the largest of [`Limits::least_ns`], [`Limits::part`] of the unit's
+//! **Deciding.** A lateness is divided by a threshold: the largest of [`Limits::least`], [`Limits::part`] of the unit's
 //! length, [`Limits::deviations`] times the robust standard deviation (1.4826 times the median absolute deviation over
 //! the last 64 quiet units; the rank's own or the median rank's, whichever is larger), and [`Limits::tails`] times what one in
 //! ten latenesses of all ranks reached then (pauses of workers make long tails, which deviations do not show). Three units in a row of at least
@@ -35,14 +35,16 @@ mod track;
 
 pub use finding::{EdgeTimes, Kind, Observed, RankTimes, Straggler, Subject};
 
+use harmonaize_abi::Nanos;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 use subject::SubjectState;
 
 /// What decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// Lateness below this never counts.
-    pub least_ns: u64,
+    pub least: Duration,
     /// Nor does a rank's lateness below this part of what the median rank computes.
     pub part: f64,
     /// Nor an edge's below this part of what a unit usually is on the network.
@@ -53,7 +55,7 @@ pub struct Limits {
     pub tails: f64,
     /// An edge stands out when its round trips, or its last bytes' way, take longer by this than at other edges and than
     /// usual,
-    pub min_rtt_excess_ns: u64,
+    pub min_rtt_excess: Duration,
     /// and by so many robust standard deviations.
     pub stands_out: f64,
     /// A straggler of which nothing was heard for so many units is over.
@@ -69,12 +71,12 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            least_ns: 500_000,
+            least: Duration::from_micros(500),
             part: 0.1,
             network_part: 0.25,
             deviations: 5.0,
             tails: 3.0,
-            min_rtt_excess_ns: 150_000,
+            min_rtt_excess: Duration::from_micros(150),
             stands_out: 3.0,
             forget: 16,
             max_items: 4096,
@@ -88,8 +90,8 @@ impl Default for Limits {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Unit {
     number: u64,
-    began_ns: u64,
-    ended_ns: u64,
+    began: Nanos,
+    ended: Nanos,
 }
 
 /// Finds stragglers of any number of subjects.

@@ -3,7 +3,10 @@
 use super::ring::{Baseline, Spread, WINDOW, median, quantile};
 use super::track::{Track, Transition};
 use super::{EdgeTimes, Kind, Limits, Observed, RankTimes, Straggler, Subject, Unit};
+use crate::nanos;
+use harmonaize_abi::Nanos;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 type Rank = u32;
 type Ends = (u32, u32);
@@ -28,8 +31,8 @@ pub(super) struct SubjectState {
     gaps: RecentValues,
     sizes: RecentValues,
     scratch: Vec<i64>,
-    /// How long the median rank computed; 0 where that is not known.
-    usual_ns: u64,
+    /// How long the median rank computed; nothing where that is not known.
+    median_compute: Duration,
     of_ranks: Vec<(Rank, i64)>,
     of_edges: Vec<(Ends, i64)>,
     /// Of each edge: how much longer it was busy than others, and by how much it stands out.
@@ -40,9 +43,9 @@ pub(super) struct SubjectState {
 #[derive(Debug, Default)]
 struct RankMemory {
     /// When it ended the last unit, and which that was.
-    ended: Option<(u64, u64)>,
+    ended: Option<(u64, Nanos)>,
     /// When it ended the last unit that overlapped none before it.
-    judged_ns: Option<u64>,
+    judged: Option<Nanos>,
     /// By how much it starts after the median rank: the distance of clocks, where it is not late.
     offset: Baseline,
 }
@@ -82,8 +85,13 @@ impl RecentValues {
 }
 
 /// `later - earlier`, whichever is later.
-fn apart(later: u64, earlier: u64) -> i64 {
-    later.wrapping_sub(earlier).cast_signed()
+fn apart(later: Nanos, earlier: Nanos) -> i64 {
+    later.0.wrapping_sub(earlier.0).cast_signed()
+}
+
+/// The nanoseconds of a duration, for differences.
+fn signed(span: Duration) -> i64 {
+    nanos(span).cast_signed()
 }
 
 impl SubjectState {
@@ -101,12 +109,12 @@ impl SubjectState {
         {
             return;
         }
-        let began_ns = observed.ranks.iter().filter_map(|rank| rank.start_ns).min();
-        let first = observed.edges.iter().filter_map(|edge| edge.first_ns).min();
-        let ended_ns = observed.ranks.iter().filter_map(|rank| rank.end_ns).max();
-        let last = observed.edges.iter().filter_map(|edge| edge.arrived_ns.or(edge.last_ns)).max();
-        let began_ns = began_ns.or(first).unwrap_or_default();
-        let unit = Unit { number: observed.unit, began_ns, ended_ns: ended_ns.or(last).unwrap_or(began_ns) };
+        let start = observed.ranks.iter().filter_map(|rank| rank.start).min();
+        let first = observed.edges.iter().filter_map(|edge| edge.first).min();
+        let end = observed.ranks.iter().filter_map(|rank| rank.end).max();
+        let last = observed.edges.iter().filter_map(|edge| edge.arrived.or(edge.last)).max();
+        let began = start.or(first).unwrap_or_default();
+        let unit = Unit { number: observed.unit, began, ended: end.or(last).unwrap_or(began) };
         let overlaps = self.overlaps(observed);
         if !overlaps && self.measure_ranks(observed) {
             self.judge_ranks(unit, subject, limits, found);
@@ -136,26 +144,25 @@ impl SubjectState {
     /// what is usual for the rank.
     fn measure_ranks(&mut self, observed: &Observed) -> bool {
         self.of_ranks.clear();
-        let started =
-            || observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start_ns?, rank.waited_ns)));
+        let started = || observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start?, rank.waited)));
         if started().count() < 2 {
             return false;
         }
-        for (rank, start_ns, waited_ns) in started() {
+        for (rank, start, waited) in started() {
             let before = self.ranks.get(&rank).and_then(|memory| memory.ended);
-            let ended_ns = before.filter(|(unit, _)| Some(*unit) == self.last).map(|(_, ended_ns)| ended_ns);
-            let gap = ended_ns.map(|ended_ns| apart(start_ns, ended_ns)).filter(|gap| *gap >= 0);
+            let ended = before.filter(|(unit, _)| Some(*unit) == self.last).map(|(_, ended)| ended);
+            let gap = ended.map(|ended| apart(start, ended)).filter(|gap| *gap >= 0);
             let Some(gap) = gap else { break };
-            self.of_ranks.push((rank, gap.saturating_sub_unsigned(waited_ns)));
+            self.of_ranks.push((rank, gap.saturating_sub_unsigned(nanos(waited))));
         }
         if self.of_ranks.len() == started().count() {
             let middle = self.level();
-            self.usual_ns = u64::try_from(middle).unwrap_or_default();
+            self.median_compute = Duration::from_nanos(u64::try_from(middle).unwrap_or_default());
             return self.gaps.is_large(middle);
         }
         self.of_ranks.clear();
-        self.usual_ns = 0;
-        self.of_ranks.extend(started().map(|(rank, start_ns, _)| (rank, start_ns.cast_signed())));
+        self.median_compute = Duration::ZERO;
+        self.of_ranks.extend(started().map(|(rank, start, _)| (rank, start.0.cast_signed())));
         self.level();
         for (rank, lateness) in &mut self.of_ranks {
             let memory = self.ranks.entry(*rank).or_default();
@@ -182,22 +189,22 @@ impl SubjectState {
     /// Whether a rank started this unit before it had ended the last one that overlapped none: then both are late for one reason.
     fn overlaps(&self, observed: &Observed) -> bool {
         observed.ranks.iter().any(|times| {
-            let judged_ns = self.ranks.get(&times.rank).and_then(|memory| memory.judged_ns);
-            times.start_ns.zip(judged_ns).is_some_and(|(start_ns, judged_ns)| start_ns < judged_ns)
+            let judged = self.ranks.get(&times.rank).and_then(|memory| memory.judged);
+            times.start.zip(judged).is_some_and(|(start, judged)| start < judged)
         })
     }
 
     /// The unit that the ranks have ended just now is one that others may overlap.
     fn record_judged(&mut self) {
         for memory in self.ranks.values_mut() {
-            memory.judged_ns = memory.ended.map(|(_, ended_ns)| ended_ns);
+            memory.judged = memory.ended.map(|(_, ended)| ended);
         }
     }
 
     fn record_ends(&mut self, observed: &Observed) {
-        for RankTimes { rank, end_ns, .. } in &observed.ranks {
-            if let Some(end_ns) = end_ns {
-                self.ranks.entry(*rank).or_default().ended = Some((observed.unit, *end_ns));
+        for RankTimes { rank, end, .. } in &observed.ranks {
+            if let Some(end) = end {
+                self.ranks.entry(*rank).or_default().ended = Some((observed.unit, *end));
             }
         }
         let present = |rank: &Rank| observed.ranks.binary_search_by_key(rank, |times| times.rank).is_ok();
@@ -213,14 +220,15 @@ impl SubjectState {
         limits: &Limits,
         found: &mut impl FnMut(Straggler),
     ) {
-        let floor = limits.least_ns.max((self.usual_ns as f64 * limits.part) as u64).cast_signed();
+        let floor =
+            nanos(limits.least).max((nanos(self.median_compute) as f64 * limits.part) as u64).cast_signed();
         let ranks = &mut self.ranks;
         self.compute.take((unit, false), &self.of_ranks, floor, limits, |turn| {
             if let Some(memory) = ranks.get_mut(&turn.key).filter(|_| turn.late) {
                 memory.offset.discard();
             }
             let mut straggler = straggler(subject, turn.key, &turn, None);
-            straggler.found_ns = unit.ended_ns.max(unit.began_ns);
+            straggler.found = unit.ended.max(unit.began);
             found(straggler);
         });
     }
@@ -246,7 +254,7 @@ impl SubjectState {
         let common = Common {
             time_per_byte: self.over(edges().filter_map(picoseconds_per_byte)),
             lag: self.over(edges().filter_map(|edge| self.transit_beyond_usual(edge))),
-            rtt: self.over(edges().filter_map(|edge| edge.rtt_ns.map(u64::cast_signed))),
+            rtt: self.over(edges().filter_map(|edge| edge.rtt.map(signed))),
             retransmissions: self.over(edges().map(|edge| edge.retransmissions.cast_signed())),
             unit_duration: took,
             excess: both.and_then(|(took, mean)| {
@@ -286,12 +294,12 @@ impl SubjectState {
         let memory = self.edges.get(&(edge.from, edge.to));
         let clear = |beyond: i64, usual: Option<Spread>| {
             let noise = usual.map_or(0.0, |usual| usual.deviation as f64 * limits.stands_out);
-            if beyond as f64 >= noise.max(limits.min_rtt_excess_ns as f64) { beyond } else { 0 }
+            if beyond as f64 >= noise.max(nanos(limits.min_rtt_excess) as f64) { beyond } else { 0 }
         };
         let usual = memory.and_then(|memory| memory.rtt.spread());
-        let delay = common.rtt.zip(edge.rtt_ns).map_or(0, |(others, own)| {
+        let delay = common.rtt.zip(edge.rtt).map_or(0, |(others, own)| {
             let rest = usual.map_or(others, |usual| usual.median.max(others));
-            let beyond = own.cast_signed().saturating_sub(rest);
+            let beyond = signed(own).saturating_sub(rest);
             if beyond >= rest / 2 { clear(beyond, usual) } else { 0 }
         });
         let usual = memory.and_then(|memory| memory.transit.spread());
@@ -300,7 +308,7 @@ impl SubjectState {
         let repeated = common.retransmissions.is_some_and(|others| {
             edge.retransmissions >= 3 && edge.retransmissions.cast_signed() >= others.saturating_mul(4)
         });
-        let repeats = if repeated { limits.min_rtt_excess_ns.cast_signed() } else { 0 };
+        let repeats = if repeated { signed(limits.min_rtt_excess) } else { 0 };
         delay.max(lag).max(repeats)
     }
 
@@ -327,7 +335,7 @@ impl SubjectState {
         }
         let (mut shortest, mut sum) = (i64::MAX, 0_i128);
         for rank in &observed.ranks {
-            let took = apart(rank.end_ns?, rank.start_ns?);
+            let took = apart(rank.end?, rank.start?);
             shortest = shortest.min(took);
             sum += i128::from(took);
         }
@@ -345,8 +353,8 @@ impl SubjectState {
             if let Some(transit) = transit(edge) {
                 memory.transit.push(transit);
             }
-            if let Some(round_trip_ns) = edge.rtt_ns {
-                memory.rtt.push(round_trip_ns.cast_signed());
+            if let Some(rtt) = edge.rtt {
+                memory.rtt.push(signed(rtt));
             }
         }
         if self.edges.len() > 2 * observed.edges.len() + WINDOW {
@@ -363,14 +371,14 @@ impl SubjectState {
         limits: &Limits,
         found: &mut impl FnMut(Straggler),
     ) {
-        let took = unit.ended_ns.saturating_sub(unit.began_ns);
+        let took = nanos(unit.ended.since(unit.began));
         let usual = self.duration.spread().and_then(|usual| u64::try_from(usual.median).ok());
         let part = usual.unwrap_or(took).min(took) as f64 * limits.network_part;
-        let floor = limits.least_ns.max(part as u64).cast_signed();
+        let floor = nanos(limits.least).max(part as u64).cast_signed();
         let mut turns = std::mem::take(&mut self.transitions);
         turns.clear();
         self.network.take((unit, overlaps), &self.of_edges, floor, limits, |turn| turns.push(turn));
-        let found_ns = unit.ended_ns.max(unit.began_ns);
+        let at = unit.ended.max(unit.began);
         for turn in &turns {
             if turn.late {
                 let rank = self.culprit(turn.key);
@@ -383,12 +391,12 @@ impl SubjectState {
                     memory.rtt.discard();
                 }
                 if !known {
-                    found(Straggler { found_ns, ..straggler(subject, rank, turn, Some(turn.key)) });
+                    found(Straggler { found: at, ..straggler(subject, rank, turn, Some(turn.key)) });
                 }
             } else if let Some(rank) = self.blamed.remove(&turn.key)
                 && !self.blamed.values().any(|charged| *charged == rank)
             {
-                found(Straggler { found_ns, ..straggler(subject, rank, turn, Some(turn.key)) });
+                found(Straggler { found: at, ..straggler(subject, rank, turn, Some(turn.key)) });
             }
         }
         self.transitions = turns;
@@ -417,7 +425,7 @@ impl SubjectState {
         let mut worst: Option<Transition<Ends>> = None;
         for turn in late {
             since = Some(since.map_or(turn.since, |since: Unit| since.min(turn.since)));
-            if worst.is_none_or(|worst| turn.by_ns > worst.by_ns) {
+            if worst.is_none_or(|worst| turn.by > worst.by) {
                 worst = Some(turn);
             }
         }
@@ -459,12 +467,12 @@ fn busy_excess(edge: &EdgeTimes, common: &Common) -> i64 {
 }
 
 fn transit(edge: &EdgeTimes) -> Option<i64> {
-    Some(apart(edge.arrived_ns?, edge.last_ns?))
+    Some(apart(edge.arrived?, edge.last?))
 }
 
 /// How long a byte took while the edge was busy, in thousandths of a nanosecond.
 fn picoseconds_per_byte(edge: &EdgeTimes) -> Option<i64> {
-    let pace = u128::from(edge.active_ns?) * 1000 / u128::from(edge.bytes.max(1));
+    let pace = edge.active?.as_nanos() * 1000 / u128::from(edge.bytes.max(1));
     i64::try_from(pace).ok()
 }
 
@@ -475,10 +483,10 @@ fn straggler<K>(subject: Subject, rank: Rank, turn: &Transition<K>, edge: Option
         kind: if edge.is_some() { Kind::Network } else { Kind::Compute },
         edge,
         since_unit: turn.since.number,
-        since_ns: turn.since.began_ns,
-        found_ns: turn.until.ended_ns,
-        by_ns: turn.by_ns,
+        since: turn.since.began,
+        found: turn.until.ended,
+        by: turn.by,
         units: turn.units,
-        ended_ns: (!turn.late).then_some(turn.until.ended_ns),
+        ended: (!turn.late).then_some(turn.until.ended),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::ring::{Baseline, PENDING, median};
 use super::{Limits, Unit};
+use std::time::Duration;
 
 /// Units before the first verdict.
 const WARM_UP: usize = 8;
@@ -23,7 +24,7 @@ pub(super) struct Transition<K> {
     /// The last unit in which it was late.
     pub(super) until: Unit,
     /// Its median lateness.
-    pub(super) by_ns: u64,
+    pub(super) by: Duration,
     /// In how many units.
     pub(super) units: u64,
 }
@@ -74,8 +75,8 @@ impl Late {
         let mut by = self.by;
         let known = self.count.min(LATE);
         let middle = by.get_mut(..known).and_then(median).unwrap_or_default();
-        let by_ns = u64::try_from(middle).unwrap_or_default();
-        Transition { key, late, since: self.since, until: self.until, by_ns, units: self.units }
+        let by = Duration::from_nanos(u64::try_from(middle).unwrap_or_default());
+        Transition { key, late, since: self.since, until: self.until, by, units: self.units }
     }
 }
 

@@ -1,11 +1,13 @@
 //! What two traces, or two lists of findings, do not have in common.
 
 use super::Record;
+use harmonaize_abi::Nanos;
+use std::time::Duration;
 
 /// Something with a time at which it may be compared with a tolerance.
 pub trait Timed {
     /// When it was, or began.
-    fn time_ns(&self) -> u64;
+    fn time(&self) -> Nanos;
 
     /// Whether both say the same, but for their times.
     fn same_content(&self, other: &Self) -> bool;
@@ -21,7 +23,7 @@ pub struct Difference<T> {
     /// Pairs that say the same within the tolerance.
     pub common: u64,
     /// The largest distance of the times of such a pair.
-    pub largest_ns: u64,
+    pub largest: Duration,
 }
 
 impl<T> Difference<T> {
@@ -31,24 +33,24 @@ impl<T> Difference<T> {
     }
 }
 
-/// Pairs what says the same at times at most `tolerance_ns` apart, the earliest first, and tells what is left.
+/// Pairs what says the same at times at most `tolerance` apart, the earliest first, and tells what is left.
 ///
 /// Both sides may be in any order. Where many say the same within the tolerance, the time grows with their number.
-pub fn diff<T: Timed + Clone>(first: &[T], second: &[T], tolerance_ns: u64) -> Difference<T> {
+pub fn diff<T: Timed + Clone>(first: &[T], second: &[T], tolerance: Duration) -> Difference<T> {
     let sorted = |side: &[T]| {
         let mut order: Vec<usize> = (0..side.len()).collect();
-        order.sort_by_key(|at| side.get(*at).map_or(0, Timed::time_ns));
+        order.sort_by_key(|at| side.get(*at).map_or(Nanos(0), Timed::time));
         order
     };
     let (mut used_first, mut used_second) = (vec![false; first.len()], vec![false; second.len()]);
     let (by_first, by_second) = (sorted(first), sorted(second));
-    let (mut from, mut common, mut largest_ns) = (0, 0, 0);
+    let (mut from, mut common, mut largest) = (0, 0, Duration::ZERO);
     for at in by_first {
         let Some(one) = first.get(at) else { continue };
-        let time = one.time_ns();
+        let time = one.time();
         let early = |place: &usize| {
             let used = used_second.get(*place).copied().unwrap_or(true);
-            used || second.get(*place).is_none_or(|other| other.time_ns().saturating_add(tolerance_ns) < time)
+            used || second.get(*place).is_none_or(|other| other.time().after(tolerance) < time)
         };
         while by_second.get(from).is_some_and(early) {
             from += 1;
@@ -57,7 +59,7 @@ pub fn diff<T: Timed + Clone>(first: &[T], second: &[T], tolerance_ns: u64) -> D
             let (Some(other), Some(used)) = (second.get(*place), used_second.get_mut(*place)) else {
                 continue;
             };
-            if other.time_ns() > time.saturating_add(tolerance_ns) {
+            if other.time() > time.after(tolerance) {
                 break;
             }
             if !*used && one.same_content(other) {
@@ -66,7 +68,7 @@ pub fn diff<T: Timed + Clone>(first: &[T], second: &[T], tolerance_ns: u64) -> D
                     *used = true;
                 }
                 common += 1;
-                largest_ns = largest_ns.max(other.time_ns().abs_diff(time));
+                largest = largest.max(other.time().abs_diff(time));
                 break;
             }
         }
@@ -75,17 +77,17 @@ pub fn diff<T: Timed + Clone>(first: &[T], second: &[T], tolerance_ns: u64) -> D
         side.iter().zip(used).filter(|(_, used)| !**used).map(|(one, _)| one.clone()).collect()
     };
     let (first, second) = (left(first, &used_first), left(second, &used_second));
-    Difference { first, second, common, largest_ns }
+    Difference { first, second, common, largest }
 }
 
 /// [`diff`] of records: times within their contents have to be equal.
-pub fn diff_records(first: &[Record], second: &[Record], tolerance_ns: u64) -> Difference<Record> {
-    diff(first, second, tolerance_ns)
+pub fn diff_records(first: &[Record], second: &[Record], tolerance: Duration) -> Difference<Record> {
+    diff(first, second, tolerance)
 }
 
 impl Timed for Record {
-    fn time_ns(&self) -> u64 {
-        Self::time_ns(self)
+    fn time(&self) -> Nanos {
+        Self::time(self)
     }
 
     fn same_content(&self, other: &Self) -> bool {

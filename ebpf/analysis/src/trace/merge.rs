@@ -30,13 +30,13 @@ pub fn merge(traces: &[&[Record]]) -> Vec<Record> {
             all.push((now.host, shift, *record));
         }
     }
-    all.sort_by_key(|(_, shift, record)| record.time_ns().saturating_add_signed(*shift));
+    all.sort_by_key(|(_, shift, record)| record.time().0.saturating_add_signed(*shift));
     let mut merged = Vec::with_capacity(all.len() + traces.len());
     let mut last = None;
     for (host, shift, mut record) in all {
         shifted(&mut record, shift);
         if last != Some(host) {
-            let time_ns = record.time_ns();
+            let time_ns = record.time().0;
             merged.push(Record::Observer(Observer { time_ns, host, realtime_offset_ns: first }));
             last = Some(host);
         }

@@ -1,4 +1,6 @@
 //! Everything that analysis takes in, as one stream of records that can be saved, replayed, merged and compared.
+//!
+//! Records are the words of the trace's format: their times are nanoseconds, `_ns`. [`Record::time`] is the one to reckon with.
 
 mod codec;
 mod diff;
@@ -13,6 +15,7 @@ pub use diff::{Difference, Timed, diff, diff_records};
 pub use label::Label;
 pub use merge::merge;
 
+use harmonaize_abi::Nanos;
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Mark, RoceCounters, TcpFlow};
 
 /// One thing that was observed.
@@ -151,8 +154,8 @@ pub struct Lost {
 
 impl Record {
     /// When it was observed.
-    pub const fn time_ns(&self) -> u64 {
-        match self {
+    pub const fn time(&self) -> Nanos {
+        Nanos(match self {
             Self::Observer(observer) => observer.time_ns,
             Self::Event(event) => event.time_ns,
             Self::Tcp { time_ns, .. } | Self::Roce { time_ns, .. } | Self::Totals { time_ns, .. } => *time_ns,
@@ -160,6 +163,6 @@ impl Record {
             Self::Owner(owner) => owner.time_ns,
             Self::Link(link) => link.time_ns,
             Self::Lost(lost) => lost.time_ns,
-        }
+        })
     }
 }

@@ -4,6 +4,7 @@ use super::*;
 use harmonaize_events::{Mark, MarkKind, TcpCounters, Traffic};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
 
 fn key(random: &mut ChaCha8Rng) -> FlowKey {
     FlowKey {
@@ -227,7 +228,7 @@ fn merged_traces_are_in_order_by_one_clock() {
     for record in &merged {
         match record {
             Record::Observer(observer) => host = observer.host,
-            record => told.push((host, record.time_ns())),
+            record => told.push((host, record.time().0)),
         }
     }
     assert_eq!(told, [(1, 10), (2, 20), (1, 30), (1, 35), (2, 40)]);
@@ -243,13 +244,13 @@ fn differences_are_reported() {
     let lost = |time_ns, count| Record::Lost(Lost { time_ns, kind: LostKind::Events, count });
     let first = [lost(100, 1), lost(200, 2), lost(300, 3)];
     let second = [lost(104, 1), lost(300, 3), lost(206, 2), lost(400, 3)];
-    let found = diff_records(&first, &second, 5);
-    assert_eq!((found.common, found.largest_ns), (2, 4));
+    let found = diff_records(&first, &second, Duration::from_nanos(5));
+    assert_eq!((found.common, found.largest), (2, Duration::from_nanos(4)));
     assert_eq!(found.first, [lost(200, 2)]);
     assert_eq!(found.second, [lost(206, 2), lost(400, 3)]);
-    assert!(diff_records(&first, &first, 0).is_empty());
+    assert!(diff_records(&first, &first, Duration::ZERO).is_empty());
     // Each is used once.
-    let found = diff_records(&[lost(1, 1), lost(2, 1), lost(3, 1)], &[lost(2, 1)], 5);
+    let found = diff_records(&[lost(1, 1), lost(2, 1), lost(3, 1)], &[lost(2, 1)], Duration::from_nanos(5));
     assert_eq!((found.first.len(), found.second.len(), found.common), (2, 0, 1));
 }
 

@@ -2,6 +2,7 @@
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::congestion::{Congestion, Detector, Limits, Link, Path};
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{Direction, FlowKey};
@@ -42,7 +43,7 @@ impl TwoPaths {
             for world in &mut self.worlds {
                 world.poll(next_ns, |record| self.detector.take(record));
             }
-            self.detector.advance(next_ns);
+            self.detector.advance(Nanos(next_ns));
             self.found.extend(std::iter::from_fn(|| self.detector.poll()));
         }
     }
@@ -53,7 +54,7 @@ impl TwoPaths {
         let all = std::mem::take(&mut self.found);
         let (of, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.link == link);
         self.found = others;
-        of.into_iter().map(|one| (one.level, one.cause, one.found_ns)).collect()
+        of.into_iter().map(|one| (one.level, one.cause, one.found.0)).collect()
     }
 }
 

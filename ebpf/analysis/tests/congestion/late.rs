@@ -3,6 +3,7 @@
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::congestion::{Detector, Limits, Link, Path};
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, Protocol};
@@ -47,7 +48,7 @@ impl Agent {
             let since_ns = now_ns - self.polled_ns;
             if since_ns >= POLL_INTERVAL_NS || since_ns >= MS && (late || detector.has_pending_report()) {
                 self.world.poll(now_ns, |record| detector.take(record));
-                detector.advance(now_ns);
+                detector.advance(Nanos(now_ns));
                 (self.polled_ns, self.polls) = (now_ns, self.polls + 1);
                 self.urgent_polls += u64::from(late);
             }
@@ -166,7 +167,7 @@ fn reports_starved(told: LateRttEvent, ago_ns: u64, beside: f64) -> bool {
         paused_ns,
         size,
     }));
-    agent.detector.advance(now_ns);
+    agent.detector.advance(Nanos(now_ns));
     let found = std::iter::from_fn(|| agent.detector.poll()).last();
     let starved =
         found.is_some_and(|found| found.signals.starved && found.cause == CongestionCause::CrossTraffic);

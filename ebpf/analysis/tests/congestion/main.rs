@@ -8,6 +8,7 @@ mod recorded;
 mod signals;
 
 use harmonaize_abi::CongestionCause;
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::congestion::{Congestion, Detector, Limits, Link, Path};
 use harmonaize_events::Direction;
 use link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
@@ -27,7 +28,7 @@ fn advance(
     while world.now_ns() < until_ns {
         let next_ns = world.now_ns() + random.random_range(900_000..1_150_000);
         world.poll(next_ns, |record| detector.take(record));
-        detector.advance(next_ns);
+        detector.advance(Nanos(next_ns));
         while let Some(congestion) = detector.poll() {
             found(congestion);
         }
@@ -95,7 +96,7 @@ impl Case {
         let mut after = None;
         advance(&mut world, &mut detector, &mut random, onset + 200 * MS, |found| {
             if found.link == UPLINK && found.cause == CongestionCause::CrossTraffic {
-                after = after.or(Some(found.found_ns - onset));
+                after = after.or(Some(found.found.0 - onset));
             }
         });
         (before, after)

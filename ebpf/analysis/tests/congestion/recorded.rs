@@ -2,6 +2,7 @@
 //! over the spine, and one that only had less to do meanwhile.
 
 use super::link::MS;
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::congestion::{Detector, Limits, Path};
 use harmonaize_analysis::trace::Reader;
 use harmonaize_events::Direction;
@@ -19,8 +20,8 @@ fn starved(host: u8) -> Vec<u64> {
     for record in Reader::new(&bytes).expect("a trace") {
         let record = record.expect("a record");
         // As agents do: all that a look brought, and then what it means.
-        if record.time_ns() > now {
-            detector.advance(now);
+        if record.time().0 > now {
+            detector.advance(Nanos(now));
             let own = |path: &Path| matches!(path, Path::Connection { .. });
             let mut sends = detector.links().filter(|one| one.link.direction == Direction::Egress);
             if sends.any(|one| own(&one.link.path) && one.signals.starved) {
@@ -29,7 +30,7 @@ fn starved(host: u8) -> Vec<u64> {
                 }
                 last = Some(now);
             }
-            now = record.time_ns();
+            now = record.time().0;
         }
         detector.take(&record);
     }

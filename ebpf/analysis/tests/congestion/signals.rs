@@ -2,6 +2,7 @@
 
 use super::{Congestion, Detector, INTERFACE, Limits, Link, MS, Path, UPLINK};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::trace::{self, Label, Lost, LostKind, Record};
 use harmonaize_events::{Direction, FlowKey, Protocol, RoceCounters, TcpFlow, Traffic};
 use rand::{RngExt, SeedableRng};
@@ -49,7 +50,7 @@ fn tcp(milliseconds: u64, rate: u64, mut change: impl FnMut(u64, &mut TcpFlow)) 
         let time_ns = BEGIN + at * MS;
         change(at, &mut flow);
         detector.take(&Record::Tcp { time_ns, key: key(Protocol::Tcp, 0), flow });
-        detector.advance(time_ns);
+        detector.advance(Nanos(time_ns));
         found.extend(std::iter::from_fn(|| detector.poll()));
     }
     found
@@ -126,7 +127,7 @@ fn standing_queue_with_little_own_traffic_starves() {
     let [one, ..] = starved.as_slice() else { panic!("{found:?}") };
     assert!(starved.iter().all(|found| found.link.path != Path::Whole || found.link == UPLINK));
     assert_eq!(one.cause, CongestionCause::CrossTraffic);
-    assert!((205 * MS..225 * MS).contains(&(one.found_ns - BEGIN)), "{one:?}");
+    assert!((205 * MS..225 * MS).contains(&(one.found.0 - BEGIN)), "{one:?}");
     for fine in [(16, 15), (16, 13), (1, 1)] {
         let found = queued(fine);
         assert!(found.iter().all(|found| !found.signals.starved), "{fine:?}: {found:?}");
@@ -157,7 +158,7 @@ fn losses_and_ece_congest_egress_marks_ingress() {
         assert!(found.iter().all(|one| one.link.direction == direction), "{found:?}");
         let worst = found.iter().map(|one| one.level).max();
         assert_eq!(worst, Some(CongestionLevel::Severe), "signal {signal}");
-        assert!(first.found_ns <= BEGIN + 110 * MS, "{first:?}");
+        assert!(first.found <= Nanos(BEGIN + 110 * MS), "{first:?}");
         // What is not our own is others'.
         assert_eq!(found.last().map(|one| one.cause), Some(CongestionCause::CrossTraffic), "{found:?}");
     }
@@ -177,12 +178,12 @@ fn congestion_notifications_are_of_what_leaves() {
         into.notifications += if at >= 100 { 4 } else { 0 };
         detector.take(&Record::Roce { time_ns, key: key(Protocol::Roce, 2), counters: out });
         detector.take(&Record::Roce { time_ns, key: key(Protocol::Roce, 1), counters: into });
-        detector.advance(time_ns);
+        detector.advance(Nanos(time_ns));
         found.extend(std::iter::from_fn(|| detector.poll()));
     }
     let path = Path::Remote { address: FlowKey::mapped(2), port: 0 };
     assert_eq!(found[0].link, Link { path, ..UPLINK }, "{found:?}");
-    assert!(found[0].signals.ecn_ce && found[0].found_ns <= BEGIN + 110 * MS, "{found:?}");
+    assert!(found[0].signals.ecn_ce && found[0].found <= Nanos(BEGIN + 110 * MS), "{found:?}");
     assert!(found.iter().all(|one| one.link.direction == Direction::Egress), "{found:?}");
 }
 
@@ -236,7 +237,7 @@ fn a_gap_in_the_record_is_no_burst() {
             }
             detector.take(&Record::Tcp { time_ns, key: key(Protocol::Tcp, 0), flow });
         }
-        detector.advance(time_ns);
+        detector.advance(Nanos(time_ns));
         assert_eq!(detector.poll().filter(|one| at >= 200 && one.level == CongestionLevel::Severe), None);
     }
 }
@@ -293,7 +294,7 @@ fn any_records_are_taken() {
             Protocol::Roce => Record::Roce { time_ns, key, counters },
         });
         if round % 10 == 0 {
-            detector.advance(any(&mut random));
+            detector.advance(Nanos(any(&mut random)));
         }
     }
     assert!(detector.unplaced() > 0 && detector.links().count() <= 40);

@@ -2,6 +2,7 @@
 
 use super::training::Training;
 use super::world::{Watch, records};
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::phases::{Limits, Phases};
 use harmonaize_analysis::trace::{Lost, LostKind, Observer, Record, Writer, replay};
 use harmonaize_events::{Event, FlowKey, RoceCounters, TcpFlow, Traffic};
@@ -78,7 +79,7 @@ fn wild_records_do_no_harm() {
         for _ in 0..5_000 {
             phases.take(&any(&mut random));
             if random.random_range(0..20) == 0 {
-                phases.advance(wild(&mut random));
+                phases.advance(Nanos(wild(&mut random)));
             }
         }
         assert!(phases.jobs().count() <= 2);
@@ -110,7 +111,7 @@ fn a_training_among_wild_records_and_damaged_ones() {
             phases.take(record);
             count += 1;
             if random.random_range(0..50) == 0 {
-                phases.advance(record.time_ns());
+                phases.advance(record.time());
             }
             if random.random_range(0..500) == 0 {
                 phases.take(&any(&mut random));

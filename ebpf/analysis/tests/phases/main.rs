@@ -8,31 +8,35 @@ mod shapes;
 mod training;
 mod world;
 
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::phases::{Job, Phase, Phases};
 use harmonaize_analysis::trace::Record;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use training::{Iteration, Training, chatter, requests, transfer};
 use world::{Packet, Watch, address, records};
 
 const MS: u64 = 1_000_000;
+/// How often time is told.
+const TICK: Duration = Duration::from_millis(1);
 
 /// What is found of records, with time told each millisecond, and every job as it was last.
 fn found(records: &[Record]) -> (Vec<Phase>, Vec<Job>) {
     let mut phases = Phases::default();
     let mut jobs = BTreeMap::new();
-    let mut now = records.first().map_or(0, Record::time_ns);
+    let mut now = records.first().map_or(Nanos(0), Record::time);
     for record in records {
-        while now + MS < record.time_ns() {
-            now += MS;
+        while now.after(TICK) < record.time() {
+            now = now.after(TICK);
             phases.advance(now);
             jobs.extend(phases.jobs().map(|job| (job.job, job)));
         }
         phases.take(record);
     }
     for _ in 0..1500 {
-        now += MS;
+        now = now.after(TICK);
         phases.advance(now);
     }
     jobs.extend(phases.jobs().map(|job| (job.job, job)));
@@ -44,15 +48,15 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-fn apart(one: u64, other: u64) -> f64 {
-    one as f64 - other as f64
+fn apart(one: Nanos, other: u64) -> f64 {
+    one.0 as f64 - other as f64
 }
 
 /// The phase of each iteration, where one overlaps it; panics over phases of no iteration.
 fn matched<'a>(log: &[Iteration], phases: &[&'a Phase]) -> Vec<Option<&'a Phase>> {
     let mut of = vec![None; log.len()];
     for phase in phases {
-        let overlaps = |one: &Iteration| phase.began_ns < one.ended_ns() && one.began_ns() < phase.ended_ns;
+        let overlaps = |one: &Iteration| phase.began.0 < one.ended_ns() && one.began_ns() < phase.ended.0;
         let at = log.iter().position(overlaps).unwrap_or_else(|| panic!("of no iteration: {phase:?}"));
         assert!(of[at].is_none(), "two phases of iteration {at}: {phase:?} {:?}", of[at]);
         of[at] = Some(*phase);
@@ -87,7 +91,7 @@ fn a_ring_is_found_as_it_was() {
         for (at, (iteration, phase)) in log.iter().zip(&of).enumerate() {
             assert_eq!(phase.iteration, first + at as u64);
             let (began, ended) =
-                (apart(phase.began_ns, iteration.began_ns()), apart(phase.ended_ns, iteration.ended_ns()));
+                (apart(phase.began, iteration.began_ns()), apart(phase.ended, iteration.ended_ns()));
             // What came before the first heavy burst of a connection may be forgotten.
             let late = if at == 0 { 20e6 } else { 0.2e6 };
             assert!((0.0..late).contains(&began), "iteration {at} begins {began} ns off");
@@ -102,8 +106,8 @@ fn a_ring_is_found_as_it_was() {
             wrong += usize::from(![0, training.buckets.len() as u64].contains(&turns));
             rings += 1;
         }
-        let logged = apart(log[39].began_ns(), log[0].began_ns()) / 39.0;
-        let period = jobs[0].period_ns.unwrap() as f64;
+        let logged = apart(Nanos(log[39].began_ns()), log[0].began_ns()) / 39.0;
+        let period = jobs[0].period.unwrap().as_nanos() as f64;
         assert!((period / logged - 1.0).abs() < 0.003, "{period} {logged}");
         assert_eq!((jobs[0].ring, jobs[0].iterations), (true, 40));
         let mut order: Vec<_> = (0..hosts as u32).map(address).collect();
@@ -131,20 +135,17 @@ fn one_host_sees_its_own_edges() {
         assert_eq!((of.len(), jobs.len()), (log.len(), 1), "every iteration");
         // Its own first words are seen, and the last bytes that come to it.
         let own = |phase: &Phase| *phase.hosts.iter().find(|one| one.host == address(host as u32)).unwrap();
-        let starts = log
-            .iter()
-            .zip(&of)
-            .skip(1)
-            .map(|(one, phase)| apart(own(phase).first_sent_ns, one.called_ns[host]));
+        let starts =
+            log.iter().zip(&of).skip(1).map(|(one, phase)| apart(own(phase).first_sent, one.called_ns[host]));
         let ends = log
             .iter()
             .zip(&of)
             .skip(1)
-            .map(|(one, phase)| apart(own(phase).last_received_ns, one.done_ns[host]));
+            .map(|(one, phase)| apart(own(phase).last_received, one.done_ns[host]));
         let (start, end) = (median(starts.map(f64::abs).collect()), median(ends.map(f64::abs).collect()));
         assert!(start < 0.2e6 && end < 1e6, "{start} {end}");
-        let logged = apart(log[39].began_ns(), log[0].began_ns()) / 39.0;
-        let period = jobs[0].period_ns.unwrap() as f64;
+        let logged = apart(Nanos(log[39].began_ns()), log[0].began_ns()) / 39.0;
+        let period = jobs[0].period.unwrap().as_nanos() as f64;
         assert!((period / logged - 1.0).abs() < 0.003, "{period} {logged}");
     }
 }
@@ -200,7 +201,7 @@ fn jobs_on_the_same_hosts_are_separated() {
             ..first.clone()
         };
         let logs = [&first, &second].map(|training| training.run(&mut random, &mut packets));
-        let period = |log: &[Iteration]| apart(log[39].began_ns(), log[0].began_ns());
+        let period = |log: &[Iteration]| apart(Nanos(log[39].began_ns()), log[0].began_ns());
         let ratio = period(&logs[1]) / period(&logs[0]);
         if (ratio - ratio.round()).abs() < 0.1 {
             // In step, and begun together: these are not told apart.
@@ -219,7 +220,7 @@ fn jobs_on_the_same_hosts_are_separated() {
                 .iter()
                 .rev()
                 .zip(of.iter().rev())
-                .map(|(log, one)| apart(one.began_ns, log.began_ns()))
+                .map(|(log, one)| apart(one.began, log.began_ns()))
                 .collect();
             assert!(median(starts.clone()).abs() < 0.2e6, "{starts:?}");
         }
@@ -241,14 +242,10 @@ fn lost_events_are_flagged() {
         let found = of.iter().flatten().count();
         assert!(found * 100 >= log.len() * 90, "{found}");
         assert!(of.iter().flatten().any(|phase| phase.lossy));
-        let starts = log
-            .iter()
-            .zip(&of)
-            .filter_map(|(log, phase)| Some(apart(phase.as_ref()?.began_ns, log.began_ns())));
-        let ends = log
-            .iter()
-            .zip(&of)
-            .filter_map(|(log, phase)| Some(apart(phase.as_ref()?.ended_ns, log.ended_ns())));
+        let starts =
+            log.iter().zip(&of).filter_map(|(log, phase)| Some(apart(phase.as_ref()?.began, log.began_ns())));
+        let ends =
+            log.iter().zip(&of).filter_map(|(log, phase)| Some(apart(phase.as_ref()?.ended, log.ended_ns())));
         let (start, end) = (median(starts.map(f64::abs).collect()), median(ends.map(f64::abs).collect()));
         assert!(start < 1e6 && end < 2e6, "{start} {end}");
     }
@@ -297,11 +294,11 @@ fn equal_buckets_are_merged_eventually() {
         for iteration in &log[30..] {
             let of: Vec<_> = phases
                 .iter()
-                .filter(|one| one.began_ns < iteration.ended_ns() && iteration.began_ns() < one.ended_ns)
+                .filter(|one| one.began.0 < iteration.ended_ns() && iteration.began_ns() < one.ended.0)
                 .collect();
             assert_eq!(of.len(), 1, "{training:?}");
-            assert!(apart(of[0].began_ns, iteration.began_ns()).abs() < 0.2e6);
-            assert!(apart(of[0].ended_ns, iteration.ended_ns()).abs() < 0.2e6);
+            assert!(apart(of[0].began, iteration.began_ns()).abs() < 0.2e6);
+            assert!(apart(of[0].ended, iteration.ended_ns()).abs() < 0.2e6);
         }
     }
 }

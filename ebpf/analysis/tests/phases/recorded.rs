@@ -2,6 +2,7 @@
 
 use super::{apart, found, matched, median};
 use crate::training::Iteration;
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::phases::Phase;
 use harmonaize_analysis::trace::{Record, merge, replay};
 use serde_json::Value;
@@ -57,17 +58,17 @@ fn iterations_match_the_training_log() {
         assert_eq!((of.len(), jobs.len()), (run.log.len(), 1), "{name}");
         assert!(jobs[0].ring && jobs[0].hosts.len() == 4, "{:?}", jobs[0]);
         let begin =
-            median(run.log.iter().zip(&of).map(|(log, one)| apart(one.began_ns, log.began_ns())).collect());
+            median(run.log.iter().zip(&of).map(|(log, one)| apart(one.began, log.began_ns())).collect());
         let end =
-            median(run.log.iter().zip(&of).map(|(log, one)| apart(one.ended_ns, log.ended_ns())).collect());
+            median(run.log.iter().zip(&of).map(|(log, one)| apart(one.ended, log.ended_ns())).collect());
         println!("{name}: begins {begin} ns after its log, ends {end}");
         assert!((0.0..1e6).contains(&begin), "{name}: {begin}");
         // The log's end is when Python woke up, on a machine with fewer cores than ranks.
         assert!(end < 0.0 && end > -3e6, "{name}: {end}");
         let (first, last) = (&run.log[0], run.log.last().unwrap());
         let count = (run.log.len() - 1) as f64;
-        let logged = apart(last.began_ns(), first.began_ns()) / count;
-        let period = of.last().unwrap().period_ns as f64;
+        let logged = apart(Nanos(last.began_ns()), first.began_ns()) / count;
+        let period = of.last().unwrap().period.as_nanos() as f64;
         // The first words of the first iteration come early, by as much as a rank was late.
         assert!((period - logged).abs() < 35e6 / count, "{name}: {period} {logged}");
         for phase in &of[1..] {
@@ -92,9 +93,9 @@ fn one_host_finds_every_iteration_too() {
             let own =
                 |phase: &Phase| *phase.hosts.iter().find(|one| one.host[3] == address(&run, host)).unwrap();
             let starts =
-                run.log.iter().zip(&of).map(|(log, one)| apart(own(one).first_sent_ns, log.called_ns[host]));
+                run.log.iter().zip(&of).map(|(log, one)| apart(own(one).first_sent, log.called_ns[host]));
             let ends =
-                run.log.iter().zip(&of).map(|(log, one)| apart(own(one).last_received_ns, log.done_ns[host]));
+                run.log.iter().zip(&of).map(|(log, one)| apart(own(one).last_received, log.done_ns[host]));
             let (start, end) = (median(starts.collect()), median(ends.collect()));
             println!("{name} {host}: starts {start} ns after its log, ends {end}");
             assert!(start.abs() < 1e6 && end.abs() < 5e6, "{name} {host}: {start} {end}");

@@ -118,15 +118,14 @@ impl Score {
     fn add(&mut self, log: &[Iteration], phases: &[Phase]) {
         let mut taken = vec![false; log.len()];
         for phase in phases {
-            let overlaps =
-                |one: &Iteration| phase.began_ns < one.ended_ns() && one.began_ns() < phase.ended_ns;
+            let overlaps = |one: &Iteration| phase.began.0 < one.ended_ns() && one.began_ns() < phase.ended.0;
             match log.iter().position(overlaps).filter(|at| !taken[*at]) {
                 Some(at) => {
                     taken[at] = true;
                     // What came before the first heavy burst of a connection may be forgotten.
                     if at > 0 {
-                        self.begin.push(apart(phase.began_ns, log[at].began_ns()).abs() / 1e6);
-                        self.end.push(apart(phase.ended_ns, log[at].ended_ns()).abs() / 1e6);
+                        self.begin.push(apart(phase.began, log[at].began_ns()).abs() / 1e6);
+                        self.end.push(apart(phase.ended, log[at].ended_ns()).abs() / 1e6);
                     }
                 }
                 None => self.beside += 1,
@@ -179,7 +178,7 @@ fn phases_of_every_shape_meet_the_bars() {
             let ended_ns =
                 outcome.log.get(from.max(1) - 1).map_or(0, |one| if from == 0 { 0 } else { one.ended_ns() });
             let phases: Vec<Phase> =
-                outcome.phases.iter().filter(|one| one.began_ns > ended_ns).cloned().collect();
+                outcome.phases.iter().filter(|one| one.began.0 > ended_ns).cloned().collect();
             score.add(&outcome.log[from..], &phases);
         }
         let (found, beside, off) = score.figures();
@@ -265,13 +264,13 @@ fn who_is_slow_is_named_in_every_shape() {
             let by_ns = outcome.log[FROM + 3].began_ns();
             let hosts: Vec<_> =
                 outcome.phases.last().iter().flat_map(|one| one.hosts.iter().map(|host| host.host)).collect();
-            let begins = || outcome.stragglers.iter().filter(|(one, _)| one.ended_ns.is_none());
-            let named = begins().any(|one| names(slow, rank, &hosts, one) && one.0.found_ns <= by_ns);
+            let begins = || outcome.stragglers.iter().filter(|(one, _)| one.ended.is_none());
+            let named = begins().any(|one| names(slow, rank, &hosts, one) && one.0.found.0 <= by_ns);
             let others = begins().filter(|one| !names(slow, rank, &hosts, one)).count();
             if std::env::var("SHOW").is_ok() && (!named || others > 0) {
                 let place = |host: &[u32; 4]| (host[3] >> 24) - 1;
                 let brief = |(one, host): &(Straggler, [u32; 4])| {
-                    (one.kind, place(host), one.edge, one.since_unit, one.units, one.by_ns / 100_000)
+                    (one.kind, place(host), one.edge, one.since_unit, one.units, one.by.as_micros() / 100)
                 };
                 let brief: Vec<_> = begins().map(brief).collect();
                 println!(
@@ -305,7 +304,7 @@ fn clean_jobs_of_every_shape_have_no_straggler() {
             if std::env::var("SHOW").is_ok() && !outcome.stragglers.is_empty() {
                 println!("{}, seed {seed}: {:?}\n{job:?}", shape.0, outcome.stragglers);
             }
-            here += outcome.stragglers.iter().filter(|(one, _)| one.ended_ns.is_none()).count();
+            here += outcome.stragglers.iter().filter(|(one, _)| one.ended.is_none()).count();
         }
         println!("{}: {here} false", shape.0);
         alarms += here;

@@ -6,10 +6,12 @@ mod recorded;
 mod ring;
 
 use clean::{CLEAN, Clean};
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::straggler::{Detector, Kind, Limits, Observed, RankTimes, Straggler, Subject};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use ring::{Injected, Ring, View};
+use std::time::Duration;
 
 const SUBJECT: Subject = Subject::Job(7);
 
@@ -78,18 +80,18 @@ impl Case {
                 return Err(format!("{kind:?} is laid to rank {}, not {rank}", begins.rank));
             }
             let delay = begins.since_unit + begins.units - 1;
-            if begins.ended_ns.is_some() || delay > self.from + 2 || begins.since_unit + 1 < self.from {
+            if begins.ended.is_some() || delay > self.from + 2 || begins.since_unit + 1 < self.from {
                 return Err(format!(
                     "{kind:?} since {} found in {delay}, not {}",
                     begins.since_unit, self.from
                 ));
             }
             let extra = self.injected.worker.map_or(0.0, |(_, extra)| extra);
-            let off = begins.by_ns as f64 / extra - 1.0;
+            let off = begins.by.as_nanos() as f64 / extra - 1.0;
             if kind == Kind::Compute && self.injected.link.is_none() && off.abs() > 0.3 {
-                return Err(format!("{kind:?} is said to be {} ns, not {extra}", begins.by_ns));
+                return Err(format!("{kind:?} is said to be {} ns, not {extra}", begins.by.as_nanos()));
             }
-            if ends.ended_ns.is_none() {
+            if ends.ended.is_none() {
                 return Err(format!("{kind:?} does not end"));
             }
         }
@@ -135,7 +137,7 @@ fn false_alarms(seeds: std::ops::Range<u64>, iterations: u64) -> usize {
         for _ in 0..iterations {
             detector.take(SUBJECT, &ring.next(case.view, &Injected::default()));
             while let Some(straggler) = detector.poll() {
-                if straggler.ended_ns.is_none() {
+                if straggler.ended.is_none() {
                     alarms += 1;
                     println!("seed {seed}, {} ranks, {} bytes: {straggler:?}", case.ranks, case.bytes);
                 }
@@ -181,9 +183,9 @@ fn overlapping(late_ns: u64, when: impl Fn(u64) -> bool) -> Vec<Straggler> {
                 let noise_ns = random.random_range(0..300_000);
                 RankTimes {
                     rank,
-                    start_ns: Some(begins_ns + waited_ns + noise_ns),
-                    end_ns: Some(ends_ns + noise_ns),
-                    waited_ns: 0,
+                    start: Some(Nanos(begins_ns + waited_ns + noise_ns)),
+                    end: Some(Nanos(ends_ns + noise_ns)),
+                    waited: Duration::ZERO,
                 }
             });
             let unit = 3 * iteration + operation;
@@ -203,5 +205,5 @@ fn pause_over_overlapping_operations_counts_once() {
     let found = overlapping(20_000_000, |iteration| iteration >= 20);
     let [one] = found[..] else { panic!("{found:?}") };
     assert_eq!((one.kind, one.rank, one.since_unit), (Kind::Compute, 1, 60), "{one:?}");
-    assert!(one.found_ns < 1_000_000_000 + 20 * 40_000_000 + 3 * 60_000_000, "{one:?}");
+    assert!(one.found < Nanos(1_000_000_000 + 20 * 40_000_000 + 3 * 60_000_000), "{one:?}");
 }

@@ -1,12 +1,14 @@
 //! Verdicts on the workers of trainings that were recorded, with what was done to them.
 
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::phases::Phases;
 use harmonaize_analysis::straggler::{Detector, Kind, Limits, Straggler, Subject};
 use harmonaize_analysis::trace::{Reader, Record, merge};
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::time::Duration;
 
-const MS: u64 = 1_000_000;
+const MS: Duration = Duration::from_millis(1);
 
 /// What was found in a recorded run, with the host of each, and how many iterations there were.
 fn found(run: &str) -> (Vec<(Straggler, u8)>, u64) {
@@ -36,17 +38,17 @@ fn found(run: &str) -> (Vec<(Straggler, u8)>, u64) {
             }
         }
     };
-    let mut now = records.first().map_or(0, Record::time_ns);
+    let mut now = records.first().map_or(Nanos(0), Record::time);
     for record in &records {
-        while now + MS < record.time_ns() {
-            now += MS;
+        while now.after(MS) < record.time() {
+            now = now.after(MS);
             phases.advance(now);
         }
         phases.take(record);
         drain(&mut phases);
     }
     for _ in 0..1500 {
-        now += MS;
+        now = now.after(MS);
         phases.advance(now);
     }
     drain(&mut phases);
@@ -71,8 +73,8 @@ fn as_injected(run: &str, kind: Kind) {
     let [(one, host)] = found[..] else { panic!("{found:?}") };
     assert_eq!((one.kind, Some(u64::from(host))), (kind, injected["rank"].as_u64()));
     assert!(one.since_unit.abs_diff(from) <= 1 && one.units == 3, "{one:?}, and not from {from}");
-    if let Some(by_ns) = injected["by_ns"].as_u64() {
-        assert!(one.by_ns.abs_diff(by_ns) * 10 <= by_ns * 3, "{one:?}, and not by {by_ns} ns");
+    if let Some(by) = injected["by_ns"].as_u64().map(Duration::from_nanos) {
+        assert!(one.by.abs_diff(by) * 10 <= by * 3, "{one:?}, and not by {by:?}");
     }
 }
 

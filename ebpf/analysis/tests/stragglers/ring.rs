@@ -5,9 +5,11 @@
 //! the latency both ways and what waits at the edge, the window at most.
 
 use crate::clean::Clean;
+use harmonaize_analysis::Nanos;
 use harmonaize_analysis::straggler::{EdgeTimes, Observed, RankTimes};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
 
 /// What is done to a run, from one iteration to another.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -138,9 +140,9 @@ impl Ring {
         (starts, self.ends.clone(), pieces, repeats)
     }
 
-    fn clock(&self, rank: usize, time: f64) -> Option<u64> {
+    fn clock(&self, rank: usize, time: f64) -> Option<Nanos> {
         let (offset, drift) = self.offsets[rank];
-        Some((time + offset + drift * time) as u64)
+        Some(Nanos((time + offset + drift * time) as u64))
     }
 
     /// The next iteration as it is seen.
@@ -148,9 +150,9 @@ impl Ring {
         let (starts, ends, pieces, repeats) = self.iterate(injected);
         let ranks = (0..self.ranks).map(|rank| RankTimes {
             rank: rank as u32,
-            start_ns: self.clock(rank, starts[rank]),
-            end_ns: self.clock(rank, ends[rank]),
-            waited_ns: 0,
+            start: self.clock(rank, starts[rank]),
+            end: self.clock(rank, ends[rank]),
+            waited: Duration::ZERO,
         });
         let edges = pieces.iter().zip(&repeats).enumerate().map(|(rank, (pieces, repeats))| {
             let to = (rank + 1) % self.ranks;
@@ -159,12 +161,12 @@ impl Ring {
             EdgeTimes {
                 from: rank as u32,
                 to: to as u32,
-                first_ns: self.clock(rank, if packets { first.sent } else { first.handed }),
-                last_ns: self.clock(rank, if packets { last.sent } else { last.handed }),
-                arrived_ns: self.clock(to, last.arrived),
-                active_ns: packets.then(|| active(pieces) as u64),
+                first: self.clock(rank, if packets { first.sent } else { first.handed }),
+                last: self.clock(rank, if packets { last.sent } else { last.handed }),
+                arrived: self.clock(to, last.arrived),
+                active: packets.then(|| Duration::from_nanos(active(pieces) as u64)),
                 bytes: pieces.iter().map(|piece| piece.bytes).sum::<f64>() as u64,
-                rtt_ns: packets.then(|| rtt(&self.clean, pieces) as u64),
+                rtt: packets.then(|| Duration::from_nanos(rtt(&self.clean, pieces) as u64)),
                 retransmissions: if packets { *repeats } else { 0 },
             }
         });

@@ -47,7 +47,7 @@ pub(super) fn trace(bytes: &[u8]) {
         marks.take(record);
         phases.take(record);
         congestion.take(record);
-        let now = record.time_ns();
+        let now = record.time();
         marks.advance(now);
         phases.advance(now);
         congestion.advance(now);

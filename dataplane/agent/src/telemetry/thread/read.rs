@@ -40,7 +40,7 @@ impl Thread {
         let analysis = &pipeline.analysis;
         let known = self.sampler.flows.flows();
         let mut operations: Vec<Operation> = analysis.open().cloned().collect();
-        operations.sort_by_key(|operation| operation.began_ns);
+        operations.sort_by_key(|operation| operation.began);
         let totals = |index| self.source.totals(index).unwrap_or_default();
         Reading {
             time_ns: now_ns,

@@ -1,18 +1,19 @@
 //! What is forgotten.
 
 use super::{Detector, count_flow};
+use std::time::Duration;
 
 /// Flows and links that were silent for so long are forgotten.
-const FORGET_NS: u64 = 60_000_000_000;
+const FORGET: Duration = Duration::from_secs(60);
 
 impl Detector {
     /// Forgets flows and links of which nothing was heard for long.
     pub(super) fn sweep(&mut self) {
-        self.last_sweep_ns = self.now_ns;
-        let now_ns = self.now_ns;
+        self.last_sweep = self.now;
+        let now = self.now;
         let monitors = &mut self.monitors;
         self.flows.retain(|_, flow| {
-            let keep = flow.history.own || now_ns.saturating_sub(flow.history.last_seen_ns) < FORGET_NS;
+            let keep = flow.history.own || now.since(flow.history.last_seen) < FORGET;
             if !keep {
                 for place in [flow.egress.path, flow.ingress.path] {
                     count_flow(monitors, place, u32::saturating_sub);
@@ -24,7 +25,7 @@ impl Detector {
         self.monitor_by_link.retain(|_, place| {
             let Some(slot) = monitors.get_mut(*place as usize) else { return false };
             let keep = slot.as_ref().is_some_and(|monitor| {
-                let silent = now_ns.saturating_sub(monitor.last_seen_ns) >= FORGET_NS;
+                let silent = now.since(monitor.last_seen) >= FORGET;
                 monitor.active || monitor.flows > 0 || monitor.is_interface() || !silent
             });
             if !keep {

@@ -3,10 +3,11 @@
 
 use crate::state::job::communicator::Member;
 use crate::state::output::SessionId;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_analysis::straggler::{self, EdgeTimes, Observed, RankTimes};
 use harmonaize_api::v1::{self, StragglerCause};
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// Most operations of one participant that wait for the others' word; the oldest is given up beyond.
 const MOST_OPEN: usize = 64;
@@ -155,15 +156,15 @@ fn observe(
     ahead: &BTreeMap<usize, i64>,
 ) -> Observed {
     let shift = |index: usize| ahead.get(&index).copied().unwrap_or(0);
-    let known = |nanos: u64, index| (nanos > 0).then(|| nanos.saturating_sub_signed(shift(index)));
+    let known = |nanos: u64, index| (nanos > 0).then(|| Nanos(nanos.saturating_sub_signed(shift(index))));
     let ranks =
         parts.iter().enumerate().flat_map(|(index, part)| part.ranks.iter().map(move |one| (index, one)));
     let mut ranks: Vec<RankTimes> = ranks
         .map(|(index, one)| RankTimes {
             rank: one.rank,
-            start_ns: known(one.called_ns, index),
-            end_ns: known(one.ended_ns, index).filter(|_| !one.failed),
-            waited_ns: 0,
+            start: known(one.called_ns, index),
+            end: known(one.ended_ns, index).filter(|_| !one.failed),
+            waited: Duration::ZERO,
         })
         .collect();
     ranks.sort_unstable_by_key(|one| one.rank);
@@ -174,13 +175,12 @@ fn observe(
             let Some((me, peer)) = rank_of(index).zip(rank_of(edge.peer as usize)) else { continue };
             if edge.sent_bytes > 0 {
                 let out = edges.entry((me, peer)).or_default();
-                (out.first_ns, out.last_ns) =
-                    (known(edge.first_sent_ns, index), known(edge.last_sent_ns, index));
+                (out.first, out.last) = (known(edge.first_sent_ns, index), known(edge.last_sent_ns, index));
                 out.bytes = edge.sent_bytes;
             }
             if edge.received_bytes > 0 {
                 let into = edges.entry((peer, me)).or_default();
-                into.arrived_ns = known(edge.last_received_ns, index);
+                into.arrived = known(edge.last_received_ns, index);
                 into.bytes = into.bytes.max(edge.received_bytes);
             }
         }
@@ -198,13 +198,13 @@ fn message(communicator: CommunicatorId, found: &straggler::Straggler) -> v1::St
         communicator: communicator.0,
         rank: found.rank,
         cause: kind.into(),
-        since_ns: found.since_ns,
-        delay_ns: found.by_ns,
+        since_ns: found.since.0,
+        delay_ns: Nanos::from(found.by).0,
         iterations: found.units,
-        ended_ns: found.ended_ns.unwrap_or(0),
+        ended_ns: found.ended.unwrap_or_default().0,
         edge_from: found.edge.map(|(from, _)| from),
         edge_to: found.edge.map(|(_, to)| to),
-        found_ns: found.found_ns,
+        found_ns: found.found.0,
         since_unit: found.since_unit,
         ..v1::Straggler::default()
     }
