@@ -171,7 +171,8 @@ fn measure(every: Option<Duration>, gap: Duration, late: Duration) -> (u64, f64,
         stop.store(true, Ordering::Relaxed);
         let (packets, length) = feeder.join().unwrap();
         let used = (after.thread - before.thread).as_nanos() as u64;
-        let ppm = used * 1_000_000 / (after.time_ns - before.time_ns);
+        let passed = after.time.since(before.time).as_nanos() as u64;
+        let ppm = used * 1_000_000 / passed;
         (ppm, packets as f64 / length.as_secs_f64(), after.losses.events)
     });
     assert!(runtime.block_on(handle.read(true)).unwrap().flow_count >= u64::from(flows));

@@ -2,6 +2,7 @@
 
 use super::Printer;
 use crate::telemetry::{Finding, Names, Reading, realtime_ns, to_proto};
+use harmonaize_abi::Nanos;
 use harmonaize_events::Totals;
 use harmonaize_loader::ProgramCost;
 use serde::Serialize;
@@ -15,8 +16,8 @@ impl Printer for Lines {
     }
 
     fn status(&mut self, before: &Reading, now: &Reading) -> String {
-        let time = |time_ns: u64| realtime_ns(time_ns, now.offset_ns);
-        let interval_ns = now.time_ns.saturating_sub(before.time_ns);
+        let time = |time: Nanos| realtime_ns(time, now.offset_ns);
+        let interval_ns = Nanos::from(now.time.since(before.time)).0;
         let links = now.links.iter().map(|link| {
             let then = before.links.iter().find(|one| one.measured.index == link.measured.index);
             let direction = |of: fn(&crate::telemetry::LinkReading) -> &Totals| {
@@ -47,7 +48,7 @@ impl Printer for Lines {
             cost.programs.iter().map(one).collect::<Vec<_>>()
         });
         line(&json!({
-            "kind": "standing", "time_ns": time(now.time_ns), "interval_ns": interval_ns,
+            "kind": "standing", "time_ns": time(now.time), "interval_ns": interval_ns,
             "links": links.collect::<Vec<_>>(), "flows": now.flow_count,
             "lost": {
                 "events": gaps.events, "flows": gaps.flows, "ambiguous": gaps.ambiguous,

@@ -22,13 +22,13 @@ impl Printer for Text {
             Found::Congestion(congestion) => of_congestion(congestion, names),
             Found::Straggler(late) => of_straggler(late),
         };
-        format!("{}  {text}\n", clock(realtime_ns(finding.time_ns, finding.offset_ns)))
+        format!("{}  {text}\n", clock(realtime_ns(finding.time, finding.offset_ns)))
     }
 
     fn status(&mut self, before: &Reading, now: &Reading) -> String {
         let mut text = String::new();
-        let time = clock(realtime_ns(now.time_ns, now.offset_ns));
-        let seconds = now.time_ns.saturating_sub(before.time_ns).max(1) as f64 / 1e9;
+        let time = clock(realtime_ns(now.time, now.offset_ns));
+        let seconds = now.time.since(before.time).as_nanos().max(1) as f64 / 1e9;
         for link in &now.links {
             let then = before.links.iter().find(|one| one.measured.index == link.measured.index);
             let (inward, outward) = rates(then, link, seconds);

@@ -5,26 +5,28 @@
 //! many the programs know.
 
 use crate::telemetry::Failed;
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{FlowKey, Protocol};
 use harmonaize_loader::{Collector, Counters, Flows};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::time::Duration;
 
 /// Flows that are looked at one by one; the others wait until all are read.
 const MAX_FLOWS: usize = 256;
 /// A flow that was silent for so long rests.
-const IDLE_NS: u64 = 100_000_000;
+const IDLE: Duration = Duration::from_millis(100);
 
 /// A flow that moved so many bytes in 20 ms, since all under way were looked at, moves much.
 const HEAVY_BYTES: u64 = 16 << 10;
-const HEAVY_WINDOW_NS: u64 = 20_000_000;
+const HEAVY_WINDOW: Duration = Duration::from_millis(20);
 
 /// A flow under way.
 #[derive(Clone, Copy, Debug)]
 struct ActiveFlow {
     /// When its last packet had passed.
-    seen_ns: u64,
+    seen: Nanos,
     /// Bytes that it had moved when all were looked at.
     bytes: u64,
     /// Whether it moves much, as far as is known.
@@ -33,7 +35,7 @@ struct ActiveFlow {
 
 impl Default for ActiveFlow {
     fn default() -> Self {
-        Self { seen_ns: 0, bytes: 0, heavy: true }
+        Self { seen: Nanos(0), bytes: 0, heavy: true }
     }
 }
 
@@ -42,9 +44,9 @@ impl Default for ActiveFlow {
 pub(crate) struct ActiveFlows {
     active: HashMap<FlowKey, ActiveFlow>,
     /// When all under way were last looked at.
-    full_sample_ns: u64,
+    last_full_sample: Nanos,
     /// When all were last read.
-    read_ns: u64,
+    last_read: Nanos,
     flows: Flows,
 }
 
@@ -89,39 +91,39 @@ impl ActiveFlows {
     }
 
     /// When all were last read.
-    pub(crate) fn read_ns(&self) -> u64 {
-        self.read_ns
+    pub(crate) fn last_read(&self) -> Nanos {
+        self.last_read
     }
 
     /// Looks at the flows under way that move much, or at the `whole` of them, and appends those that have changed.
     pub(crate) fn sample(
         &mut self,
         source: &dyn Collector,
-        now_ns: u64,
+        now: Nanos,
         whole: bool,
         into: &mut Vec<Record>,
     ) -> Result<(), Failed> {
         let mut failed = Ok(());
-        let passed_ns = now_ns.saturating_sub(self.full_sample_ns).max(HEAVY_WINDOW_NS);
-        let much = u128::from(HEAVY_BYTES) * u128::from(passed_ns) / u128::from(HEAVY_WINDOW_NS);
-        self.full_sample_ns = if whole { now_ns } else { self.full_sample_ns };
+        let passed = now.since(self.last_full_sample).max(HEAVY_WINDOW);
+        let much = u128::from(HEAVY_BYTES) * passed.as_nanos() / HEAVY_WINDOW.as_nanos();
+        self.last_full_sample = if whole { now } else { self.last_full_sample };
         self.active.retain(|key, awake| {
             if !whole && !awake.heavy {
                 return true;
             }
             match source.read_flow(key) {
                 Ok(Some(counters)) => {
-                    let last_ns = last_ns(&counters);
-                    if last_ns > awake.seen_ns {
-                        awake.seen_ns = last_ns;
-                        into.push(record(now_ns, *key, counters));
+                    let last = last_packet(&counters);
+                    if last > awake.seen {
+                        awake.seen = last;
+                        into.push(record(now, *key, counters));
                     }
                     if whole {
                         let bytes = bytes(&counters);
                         awake.heavy = u128::from(bytes.saturating_sub(awake.bytes)) >= much;
                         awake.bytes = bytes;
                     }
-                    now_ns.saturating_sub(last_ns) < IDLE_NS
+                    now.since(last) < IDLE
                 }
                 // Evicted, or its interface is gone.
                 Ok(None) => false,
@@ -138,25 +140,23 @@ impl ActiveFlows {
     pub(crate) fn read_all(
         &mut self,
         source: &mut dyn Collector,
-        now_ns: u64,
+        now: Nanos,
         into: &mut Vec<Record>,
     ) -> Result<(), Failed> {
         source.read_flows(&mut self.flows)?;
-        let since_ns = std::mem::replace(&mut self.read_ns, now_ns);
+        let since = std::mem::replace(&mut self.last_read, now);
         let Self { active: awake, flows, .. } = self;
         let mut changed = |key: &FlowKey, counters: Counters| {
-            let last_ns = last_ns(&counters);
-            if last_ns < since_ns {
+            let last = last_packet(&counters);
+            if last < since {
                 return;
             }
-            if awake.get(key).is_none_or(|awake| awake.seen_ns < last_ns) {
-                into.push(record(now_ns, *key, counters));
+            if awake.get(key).is_none_or(|awake| awake.seen < last) {
+                into.push(record(now, *key, counters));
             }
-            if now_ns.saturating_sub(last_ns) < IDLE_NS
-                && (awake.len() < MAX_FLOWS || awake.contains_key(key))
-            {
+            if now.since(last) < IDLE && (awake.len() < MAX_FLOWS || awake.contains_key(key)) {
                 let fresh = ActiveFlow { bytes: bytes(&counters), ..ActiveFlow::default() };
-                awake.entry(*key).or_insert(fresh).seen_ns = last_ns;
+                awake.entry(*key).or_insert(fresh).seen = last;
             }
         };
         flows.tcp.iter().for_each(|(key, flow)| changed(key, Counters::Tcp(*flow)));
@@ -166,11 +166,11 @@ impl ActiveFlows {
 }
 
 /// When the last packet passed, in either direction.
-fn last_ns(counters: &Counters) -> u64 {
-    match counters {
+fn last_packet(counters: &Counters) -> Nanos {
+    Nanos(match counters {
         Counters::Tcp(flow) => flow.ingress.traffic.last_ns.max(flow.egress.traffic.last_ns),
         Counters::Roce(counters) => counters.traffic.last_ns,
-    }
+    })
 }
 
 /// What has passed, in both directions.
@@ -181,7 +181,8 @@ fn bytes(counters: &Counters) -> u64 {
     }
 }
 
-fn record(time_ns: u64, key: FlowKey, counters: Counters) -> Record {
+fn record(time: Nanos, key: FlowKey, counters: Counters) -> Record {
+    let time_ns = time.0;
     match counters {
         Counters::Tcp(flow) => Record::Tcp { time_ns, key, flow },
         Counters::Roce(counters) => Record::Roce { time_ns, key, counters },
@@ -191,6 +192,7 @@ fn record(time_ns: u64, key: FlowKey, counters: Counters) -> Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::cpu_budget::nanoseconds;
     use harmonaize_events::{Direction, RoceCounters, TcpFlow};
     use harmonaize_loader::fake::Fake;
 
@@ -218,29 +220,30 @@ mod tests {
             flow.egress.traffic.last_ns = last_ns;
             scene.flows.tcp.push((tcp(port), flow));
         };
+        let idle = nanoseconds(IDLE);
         let (mut looks, mut records) = (ActiveFlows::default(), Vec::new());
         pass(&fake, 1, 100);
         pass(&fake, 2, 100);
-        looks.read_all(&mut fake, 200, &mut records).unwrap();
+        looks.read_all(&mut fake, Nanos(200), &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records), [1, 2]);
-        looks.sample(&fake, 300, true, &mut records).unwrap();
+        looks.sample(&fake, Nanos(300), true, &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records), [0; 0], "nothing passed");
         pass(&fake, 2, 350);
-        looks.sample(&fake, 400, true, &mut records).unwrap();
+        looks.sample(&fake, Nanos(400), true, &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records), [2]);
-        looks.read_all(&mut fake, 500, &mut records).unwrap();
+        looks.read_all(&mut fake, Nanos(500), &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records), [0; 0], "it was told when it was looked at");
         // Both have rested; a packet of one passes, which an event tells.
-        looks.sample(&fake, 350 + IDLE_NS, true, &mut records).unwrap();
+        looks.sample(&fake, Nanos(350 + idle), true, &mut records).unwrap();
         assert!(!looks.any_active());
-        pass(&fake, 1, 400 + IDLE_NS);
+        pass(&fake, 1, 400 + idle);
         let packet = FlowKey { direction: Direction::Egress as u8, ..tcp(1) };
         assert_eq!([looks.activate(&packet), looks.activate(&packet)], [true, false]);
-        looks.sample(&fake, 410 + IDLE_NS, true, &mut records).unwrap();
+        looks.sample(&fake, Nanos(410 + idle), true, &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records), [1]);
         // One that is gone is not looked at any more.
         fake.scene().flows.tcp.clear();
-        looks.sample(&fake, 420 + IDLE_NS, true, &mut records).unwrap();
+        looks.sample(&fake, Nanos(420 + idle), true, &mut records).unwrap();
         assert!(!looks.any_active());
     }
 
@@ -257,13 +260,13 @@ mod tests {
         let (mut looks, mut records) = (ActiveFlows::default(), Vec::new());
         let mut looked = [0, 0];
         for step in 1..=100 {
-            let now_ns = step * HEAVY_WINDOW_NS / 10;
-            pass(&fake, 1, now_ns, step * HEAVY_BYTES);
-            pass(&fake, 2, now_ns, step * 66);
+            let now = step * nanoseconds(HEAVY_WINDOW) / 10;
+            pass(&fake, 1, now, step * HEAVY_BYTES);
+            pass(&fake, 2, now, step * 66);
             if step == 1 {
-                looks.read_all(&mut fake, now_ns, &mut records).unwrap();
+                looks.read_all(&mut fake, Nanos(now), &mut records).unwrap();
             } else {
-                looks.sample(&fake, now_ns, step.is_multiple_of(10), &mut records).unwrap();
+                looks.sample(&fake, Nanos(now), step.is_multiple_of(10), &mut records).unwrap();
             }
             let told = sampled_ports(&mut records);
             looked = [looked[0] + usize::from(told.contains(&1)), looked[1] + usize::from(told.contains(&2))];
@@ -288,12 +291,12 @@ mod tests {
             fake.scene().flows.roce.push((key, counters));
         }
         let (mut looks, mut records) = (ActiveFlows::default(), Vec::new());
-        looks.read_all(&mut fake, 20, &mut records).unwrap();
+        looks.read_all(&mut fake, Nanos(20), &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records), (0..many).collect::<Vec<_>>());
         fake.scene().flows.roce.iter_mut().for_each(|(_, counters)| counters.traffic.last_ns = 30);
-        looks.sample(&fake, 40, true, &mut records).unwrap();
+        looks.sample(&fake, Nanos(40), true, &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records).len(), MAX_FLOWS);
-        looks.read_all(&mut fake, 50, &mut records).unwrap();
+        looks.read_all(&mut fake, Nanos(50), &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records).len(), 50, "the rest");
     }
 }

@@ -128,7 +128,7 @@ impl Answer<'_> {
         loop {
             ticks.tick().await;
             let Some(now) = self.telemetry.read(true).await else { return self.refuse_ended().await };
-            let time_ns = realtime_ns(now.time_ns, now.offset_ns);
+            let time_ns = realtime_ns(now.time, now.offset_ns);
             let mut flows = view::flows(&now, &filter.interface);
             flows.retain(|flow| filter.matches_flow(flow));
             flows.sort_by_key(Flow::last_packet_ns);

@@ -1,11 +1,12 @@
 //! What control hears at once: verdicts on the paths of own connections, the newest of each, no more than it wants.
 
 use crate::telemetry::analysis::Analysis;
+use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::finding::Found;
 use crate::telemetry::names::Names;
 use crate::telemetry::own_flows::OwnFlows;
 use crate::telemetry::to_proto::{self, Clock};
-use harmonaize_abi::CongestionLevel;
+use harmonaize_abi::{CongestionLevel, Nanos};
 use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals};
 use harmonaize_analysis::trace::Owner;
 use harmonaize_api::v1;
@@ -13,21 +14,22 @@ use harmonaize_api::v1::from_agent::Message;
 use harmonaize_events::Direction;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-const SECOND_NS: u64 = 1_000_000_000;
+const SECOND: Duration = Duration::from_secs(1);
 /// However many control wants, no more in a second.
 const MAX_PER_SECOND: u32 = 100;
 /// So many of a second's may go at once.
 const BURST_DIVISOR: u64 = 10;
 /// How often a verdict is said again while own traffic is held up, and while its path is starved.
-const REPEAT_NS: u64 = SECOND_NS / 2;
-const STARVED_REPEAT_NS: u64 = 50_000_000;
+const REPEAT: Duration = Duration::from_millis(500);
+const STARVED_REPEAT: Duration = Duration::from_millis(50);
 /// Own traffic of less than one part in so many of what the path carries says nothing of who holds it up.
 const MIN_OWN_PART: u64 = 8;
 /// How long the end of a congestion waits for own traffic that shows it.
-const RECOVERY_TIMEOUT_NS: u64 = 60 * SECOND_NS;
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Paths that are kept in mind.
 const MAX_PATHS: usize = 4096;
 
@@ -45,8 +47,8 @@ pub(crate) struct ReportSink {
 struct PathReport {
     newest: Congestion,
     /// Since when control has not heard the newest.
-    pending_since_ns: Option<u64>,
-    reported_ns: Option<u64>,
+    pending_since: Option<Nanos>,
+    reported: Option<Nanos>,
 }
 
 /// See the module's documentation.
@@ -56,21 +58,21 @@ pub(crate) struct CongestionReports {
     paths: BTreeMap<Link, PathReport>,
     /// In thousandths of a verdict: what may go now.
     credit: u64,
-    credited_ns: u64,
+    credited: Nanos,
 }
 
 impl CongestionReports {
     /// Control wants verdicts from now on, or none; it hears anew of every own path that is congested.
-    pub(crate) fn set_sink(&mut self, now_ns: u64, wanted: ReportSink, analysis: &Analysis) {
+    pub(crate) fn set_sink(&mut self, now: Nanos, wanted: ReportSink, analysis: &Analysis) {
         self.sink = Some(wanted).filter(|wanted| wanted.per_second > 0);
         self.paths.clear();
-        (self.credit, self.credited_ns) = (BURST_DIVISOR * 1000, now_ns);
+        (self.credit, self.credited) = (BURST_DIVISOR * 1000, now);
         let congested = analysis.links().filter(|link| link.level > CongestionLevel::None);
-        congested.for_each(|congestion| self.take(now_ns, &Found::Congestion(congestion)));
+        congested.for_each(|congestion| self.take(now, &Found::Congestion(congestion)));
     }
 
     /// Takes a finding in.
-    pub(crate) fn take(&mut self, now_ns: u64, found: &Found) {
+    pub(crate) fn take(&mut self, now: Nanos, found: &Found) {
         let Found::Congestion(found) = found else { return };
         let link = found.link;
         let own = matches!(link.path, Path::Connection { .. }) && link.direction == Direction::Egress;
@@ -81,12 +83,12 @@ impl CongestionReports {
         match self.paths.get_mut(&link) {
             Some(known) => {
                 known.newest = *found;
-                known.pending_since_ns.get_or_insert(now_ns);
+                known.pending_since.get_or_insert(now);
             }
             // Of what control never heard to be congested, it need not hear that it is not.
             None if found.level == CongestionLevel::None || full => {}
             None => {
-                let known = PathReport { newest: *found, pending_since_ns: Some(now_ns), reported_ns: None };
+                let known = PathReport { newest: *found, pending_since: Some(now), reported: None };
                 self.paths.insert(link, known);
             }
         }
@@ -97,43 +99,43 @@ impl CongestionReports {
     /// Cost: nothing without a path that is, or was until now, congested; else a look at each of those.
     pub(crate) fn poll_reports(
         &mut self,
-        now_ns: u64,
+        now: Nanos,
         offset_ns: i64,
         (own, analysis): (&OwnFlows, &Analysis),
         names: &Mutex<Names>,
     ) {
         let Some(wanted) = self.sink.clone().filter(|_| !self.paths.is_empty()) else { return };
-        let passed_ns = now_ns.saturating_sub(self.credited_ns).min(SECOND_NS);
+        let passed = nanoseconds(now.since(self.credited).min(SECOND));
         let rate = u64::from(wanted.per_second.min(MAX_PER_SECOND));
-        self.credit = (self.credit + passed_ns * rate / 1_000_000).min(BURST_DIVISOR * 1000);
+        self.credit = (self.credit + passed * rate / 1_000_000).min(BURST_DIVISOR * 1000);
         // What is too little to count waits for the next time.
-        if passed_ns * rate >= 1_000_000 {
-            self.credited_ns = now_ns;
+        if passed * rate >= 1_000_000 {
+            self.credited = now;
         }
-        let mut due: Vec<(u64, Link)> = Vec::new();
+        let mut due: Vec<(Nanos, Link)> = Vec::new();
         self.paths.retain(|link, known| {
             let stands = known.newest.level > CongestionLevel::None;
-            let told = known.reported_ns.map(|told_ns| now_ns.saturating_sub(told_ns));
-            let current = told.filter(|told| stands && *told >= STARVED_REPEAT_NS);
+            let told = known.reported.map(|told| now.since(told));
+            let current = told.filter(|told| stands && *told >= STARVED_REPEAT);
             if let Some((told, current)) = current.zip(analysis.link(link))
-                && (current.signals.starved || told >= REPEAT_NS && is_congested(&current))
+                && (current.signals.starved || told >= REPEAT && is_congested(&current))
             {
                 known.newest = Congestion { level: known.newest.level, cause: known.newest.cause, ..current };
-                known.pending_since_ns.get_or_insert(now_ns);
+                known.pending_since.get_or_insert(now);
             }
-            let Some(news_ns) = known.pending_since_ns else { return true };
-            let waited_ns = now_ns.saturating_sub(news_ns);
-            if !stands && (waited_ns >= RECOVERY_TIMEOUT_NS || known.reported_ns.is_none()) {
+            let Some(news) = known.pending_since else { return true };
+            let waited = now.since(news);
+            if !stands && (waited >= RECOVERY_TIMEOUT || known.reported.is_none()) {
                 return false;
             }
             // That nothing of ours is held up says something only where something of ours passes.
             let passes = stands || analysis.link(link).is_some_and(|current| current.own_rate > 0);
-            due.extend(passes.then_some((news_ns, *link)));
+            due.extend(passes.then_some((news, *link)));
             true
         });
         due.sort_unstable();
         for (_, link) in due {
-            if self.credit < 1000 || !self.send_report(now_ns, offset_ns, &link, own, names, &wanted) {
+            if self.credit < 1000 || !self.send_report(now, offset_ns, &link, own, names, &wanted) {
                 return;
             }
         }
@@ -142,7 +144,7 @@ impl CongestionReports {
     /// False if there is no room.
     fn send_report(
         &mut self,
-        now_ns: u64,
+        now: Nanos,
         offset_ns: i64,
         link: &Link,
         own: &OwnFlows,
@@ -167,7 +169,7 @@ impl CongestionReports {
             Err(TrySendError::Full(_) | TrySendError::Closed(_)) => return false,
         }
         self.credit -= 1000;
-        (known.pending_since_ns, known.reported_ns) = (None, Some(now_ns));
+        (known.pending_since, known.reported) = (None, Some(now));
         if newest.level == CongestionLevel::None {
             self.paths.remove(link);
         }
@@ -196,12 +198,11 @@ fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::Conges
 mod tests {
     use super::*;
     use crate::telemetry::own_flows::EpochLinks;
-    use harmonaize_abi::{CongestionCause, Nanos};
+    use harmonaize_abi::CongestionCause;
     use harmonaize_analysis::congestion::Signals;
     use harmonaize_analysis::trace::{self, Label, Record};
     use harmonaize_events::{FlowKey, Protocol, TcpFlow};
     use harmonaize_transport::Flow;
-    use std::time::Duration;
 
     const MS: u64 = 1_000_000;
     const BEGIN: u64 = 1000 * MS;
@@ -243,20 +244,20 @@ mod tests {
                 received: heard,
             };
             let mut records = Vec::new();
-            world.own.formed(&formed, BEGIN, &[5], &mut records);
+            world.own.formed(&formed, Nanos(BEGIN), &[5], &mut records);
             records.iter().for_each(|record| world.analysis.take(record));
             let wanted = ReportSink { to: world.to.downgrade(), per_second, listen: LISTEN };
-            world.verdicts.set_sink(BEGIN, wanted, &world.analysis);
+            world.verdicts.set_sink(Nanos(BEGIN), wanted, &world.analysis);
             world
         }
 
         fn find(&mut self, now_ns: u64, (local, remote): (u16, u16), level: CongestionLevel) {
             let found = Found::Congestion(found(now_ns, (local, remote), level));
-            self.verdicts.take(now_ns, &found);
+            self.verdicts.take(Nanos(now_ns), &found);
         }
 
         fn reports(&mut self, now_ns: u64) -> Vec<v1::CongestionReport> {
-            self.verdicts.poll_reports(now_ns, 0, (&self.own, &self.analysis), &self.names);
+            self.verdicts.poll_reports(Nanos(now_ns), 0, (&self.own, &self.analysis), &self.names);
             let next = || match self.received.try_recv().ok()? {
                 Message::CongestionReport(told) => Some(told),
                 other => panic!("{other:?}"),
@@ -330,7 +331,7 @@ mod tests {
             Link { direction: Direction::Ingress, ..found(0, ports[0], CongestionLevel::Mild).link };
         for link in [whole, ingress] {
             let other = Congestion { link, ..found(BEGIN, ports[0], CongestionLevel::Severe) };
-            world.verdicts.take(BEGIN, &Found::Congestion(other));
+            world.verdicts.take(Nanos(BEGIN), &Found::Congestion(other));
         }
         assert_eq!(world.reports(BEGIN + 1002 * MS), []);
     }
@@ -364,7 +365,7 @@ mod tests {
             }
             world.analysis.advance(Nanos(time_ns));
             for found in world.analysis.found() {
-                world.verdicts.take(time_ns, &found);
+                world.verdicts.take(Nanos(time_ns), &found);
             }
             told.extend(world.reports(time_ns).into_iter().map(|told| (ms, told.congestion.unwrap())));
         }
@@ -425,7 +426,7 @@ mod tests {
         world.reports(BEGIN + 10_000 * MS);
         world.find(BEGIN, port, CongestionLevel::None);
         assert!(
-            world.reports(BEGIN + RECOVERY_TIMEOUT_NS + 10_000 * MS).is_empty()
+            world.reports(BEGIN + nanoseconds(RECOVERY_TIMEOUT) + 10_000 * MS).is_empty()
                 && world.verdicts.paths.is_empty()
         );
     }
@@ -466,7 +467,7 @@ mod tests {
             (1, 1, 0)
         );
         let mut records = Vec::new();
-        world.own.ended(7, BEGIN, &[5], &mut records);
+        world.own.ended(7, Nanos(BEGIN), &[5], &mut records);
         world.find(BEGIN, ports[0], CongestionLevel::Severe);
         assert!(world.reports(BEGIN).is_empty() && world.verdicts.paths.len() == 1, "the connection is gone");
         let mut none = World::new(&ports, 0, 8);

@@ -2,6 +2,7 @@
 
 use crate::telemetry::clock::thread_time;
 use crate::telemetry::cpu_pressure::CpuPressure;
+use harmonaize_abi::Nanos;
 use std::time::Duration;
 
 /// Shares of a core, as one part in so many: samples of flows that move much, samples of all active flows, reads of all
@@ -47,7 +48,7 @@ pub(crate) struct CpuBudget {
     pub(crate) late_rtt: Credit,
     /// Whether the machine's processors had no time to spare at the last check.
     pub(crate) throttled: bool,
-    pub(crate) pressure_due_ns: u64,
+    pub(crate) pressure_due: Nanos,
     pressure: CpuPressure,
     /// The thread's processor time that has been charged.
     charged: Duration,
@@ -64,7 +65,7 @@ impl CpuBudget {
             fast_sample: Credit::new(FAST_SAMPLE_SHARE, FAST_BURST),
             late_rtt: Credit::new(LATE_RTT_SHARE, LATE_RTT_BURST),
             throttled: false,
-            pressure_due_ns: 0,
+            pressure_due: Nanos(0),
             pressure: CpuPressure::new(),
             charged: thread_time(),
         }
@@ -77,23 +78,23 @@ impl CpuBudget {
     }
 
     /// Whether flows may be sampled without delay.
-    pub(crate) fn allows_fast_sample(&self, now_ns: u64) -> bool {
-        !self.throttled && self.fast_sample.delay(now_ns).is_zero()
+    pub(crate) fn allows_fast_sample(&self, now: Nanos) -> bool {
+        !self.throttled && self.fast_sample.delay(now).is_zero()
     }
 
     /// Whether a late round trip may wake the thread, and have flows sampled without delay.
-    pub(crate) fn allows_late_rtt(&self, now_ns: u64) -> bool {
-        !self.throttled && self.late_rtt.delay(now_ns).is_zero()
+    pub(crate) fn allows_late_rtt(&self, now: Nanos) -> bool {
+        !self.throttled && self.late_rtt.delay(now).is_zero()
     }
 
     /// Returns how long events gather before they wake the thread.
-    pub(crate) fn gather_delay(&self, now_ns: u64) -> Duration {
-        self.wake.delay(now_ns).min(GATHER * self.backoff())
+    pub(crate) fn gather_delay(&self, now: Nanos) -> Duration {
+        self.wake.delay(now).min(GATHER * self.backoff())
     }
 
     /// Checks CPU pressure when that is due, and adapts the shares.
-    pub(crate) fn poll_pressure(&mut self, now_ns: u64) {
-        if now_ns < self.pressure_due_ns {
+    pub(crate) fn poll_pressure(&mut self, now: Nanos) {
+        if now < self.pressure_due {
             return;
         }
         self.throttled = self.pressure.is_throttled();
@@ -101,7 +102,7 @@ impl CpuBudget {
         self.sample.set_backoff(backoff * backoff);
         self.full_sample.set_backoff(backoff);
         self.read_all.set_backoff(backoff);
-        self.pressure_due_ns = now_ns.saturating_add(nanoseconds(PRESSURE_INTERVAL));
+        self.pressure_due = now.after(PRESSURE_INTERVAL);
     }
 
     fn backoff(&self) -> u32 {
@@ -120,12 +121,12 @@ pub(crate) struct DutyCycle {
     min_interval: Duration,
     /// The longest interval between two times, whatever they cost.
     max_interval: Duration,
-    due_ns: u64,
+    due: Nanos,
 }
 
 impl DutyCycle {
     pub(crate) fn new(parts: u32, [min_interval, max_interval]: [Duration; 2]) -> Self {
-        Self { parts, backoff: 1, min_interval, max_interval, due_ns: 0 }
+        Self { parts, backoff: 1, min_interval, max_interval, due: Nanos(0) }
     }
 
     /// Divides the share from now on.
@@ -133,8 +134,8 @@ impl DutyCycle {
         self.backoff = backoff;
     }
 
-    pub(crate) fn due_ns(&self) -> u64 {
-        self.due_ns
+    pub(crate) fn due(&self) -> Nanos {
+        self.due
     }
 
     /// Returns the shortest interval between two times.
@@ -142,15 +143,15 @@ impl DutyCycle {
         self.min_interval
     }
 
-    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
-        now_ns >= self.due_ns
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        now >= self.due
     }
 
     /// Charges one time that the work was done.
-    pub(crate) fn done(&mut self, now_ns: u64, cost: Duration) {
+    pub(crate) fn done(&mut self, now: Nanos, cost: Duration) {
         let parts = self.parts.saturating_mul(self.backoff);
         let rest = cost.saturating_mul(parts).clamp(self.min_interval, self.max_interval);
-        self.due_ns = now_ns.saturating_add(nanoseconds(rest));
+        self.due = now.after(rest);
     }
 }
 
@@ -161,31 +162,31 @@ pub(crate) struct Credit {
     /// The processor time that may be saved up, and owed.
     limit: i64,
     credit: i64,
-    since_ns: u64,
+    since: Nanos,
 }
 
 impl Credit {
     pub(crate) fn new(parts: u32, limit: Duration) -> Self {
         let limit = i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX);
-        Self { parts: parts.max(1), limit, credit: limit, since_ns: 0 }
+        Self { parts: parts.max(1), limit, credit: limit, since: Nanos(0) }
     }
 
     /// Takes off what was used, after adding what came meanwhile.
-    pub(crate) fn used(&mut self, now_ns: u64, cost: Duration) {
+    pub(crate) fn used(&mut self, now: Nanos, cost: Duration) {
         let cost = i64::try_from(cost.as_nanos()).unwrap_or(i64::MAX);
-        self.credit = self.earned(now_ns).saturating_sub(cost).max(-self.limit);
-        self.since_ns = now_ns;
+        self.credit = self.earned(now).saturating_sub(cost).max(-self.limit);
+        self.since = now;
     }
 
     /// Returns how long work gathers from now on before the next batch.
-    pub(crate) fn delay(&self, now_ns: u64) -> Duration {
-        let owed = u64::try_from(-self.earned(now_ns)).unwrap_or(0);
+    pub(crate) fn delay(&self, now: Nanos) -> Duration {
+        let owed = u64::try_from(-self.earned(now)).unwrap_or(0);
         Duration::from_nanos(owed.saturating_mul(self.parts.into()))
     }
 
     /// What there is with what came since it was last used.
-    fn earned(&self, now_ns: u64) -> i64 {
-        let passed = now_ns.saturating_sub(self.since_ns) / u64::from(self.parts);
+    fn earned(&self, now: Nanos) -> i64 {
+        let passed = nanoseconds(now.since(self.since)) / u64::from(self.parts);
         self.credit.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX)).min(self.limit)
     }
 }
@@ -203,31 +204,31 @@ mod tests {
     #[test]
     fn costly_work_rests_longer_within_bounds() {
         let mut pace = DutyCycle::new(100, [Duration::from_millis(5), Duration::from_secs(1)]);
-        assert!(pace.is_due(0));
+        assert!(pace.is_due(Nanos(0)));
         for (cost, rest) in [(1, 5), (50, 5), (100, 10), (4_000, 400), (40_000, 1_000)] {
-            pace.done(7, Duration::from_micros(cost));
-            assert_eq!(pace.due_ns(), 7 + rest * MS, "{cost}");
+            pace.done(Nanos(7), Duration::from_micros(cost));
+            assert_eq!(pace.due(), Nanos(7 + rest * MS), "{cost}");
         }
         pace.set_backoff(3);
-        pace.done(7, Duration::from_micros(50));
-        assert_eq!(pace.due_ns(), 7 + 15 * MS, "a third of its share");
+        pace.done(Nanos(7), Duration::from_micros(50));
+        assert_eq!(pace.due(), Nanos(7 + 15 * MS), "a third of its share");
     }
 
     #[test]
     fn what_comes_in_a_row_is_done_at_once_and_then_gathered() {
         let mut credit = Credit::new(100, Duration::from_millis(1));
-        credit.used(0, Duration::from_micros(900));
-        assert_eq!(credit.delay(0), Duration::ZERO);
-        credit.used(0, Duration::from_micros(200));
-        assert_eq!(credit.delay(0), Duration::from_millis(10));
+        credit.used(Nanos(0), Duration::from_micros(900));
+        assert_eq!(credit.delay(Nanos(0)), Duration::ZERO);
+        credit.used(Nanos(0), Duration::from_micros(200));
+        assert_eq!(credit.delay(Nanos(0)), Duration::from_millis(10));
         // 10 ms earn 100 us, whether it is used meanwhile or not.
-        assert_eq!(credit.delay(4 * MS), Duration::from_millis(6));
-        assert_eq!(credit.delay(10 * MS), Duration::ZERO);
+        assert_eq!(credit.delay(Nanos(4 * MS)), Duration::from_millis(6));
+        assert_eq!(credit.delay(Nanos(10 * MS)), Duration::ZERO);
         // Whatever happens, no longer than the limit.
-        credit.used(10 * MS, Duration::from_secs(9));
-        assert_eq!(credit.delay(10 * MS), Duration::from_millis(100));
-        assert_eq!(credit.delay(u64::MAX), Duration::ZERO);
-        credit.used(u64::MAX, Duration::from_millis(1));
-        assert_eq!(credit.delay(u64::MAX), Duration::ZERO);
+        credit.used(Nanos(10 * MS), Duration::from_secs(9));
+        assert_eq!(credit.delay(Nanos(10 * MS)), Duration::from_millis(100));
+        assert_eq!(credit.delay(Nanos(u64::MAX)), Duration::ZERO);
+        credit.used(Nanos(u64::MAX), Duration::from_millis(1));
+        assert_eq!(credit.delay(Nanos(u64::MAX)), Duration::ZERO);
     }
 }

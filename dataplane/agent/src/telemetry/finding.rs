@@ -1,5 +1,6 @@
 //! What was found, and who hears of it.
 
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::{Address, Phase};
@@ -39,7 +40,7 @@ pub struct LocatedStraggler {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// When, CLOCK_MONOTONIC.
-    pub time_ns: u64,
+    pub time: Nanos,
     /// What is to be added to its times to get CLOCK_REALTIME.
     pub offset_ns: i64,
     /// What.

@@ -1,6 +1,8 @@
 //! How long events took from the kernel to what was decided by them.
 
+use crate::telemetry::cpu_budget::nanoseconds;
 use harmonaize_metrics::Buckets;
+use std::time::Duration;
 
 /// Upper bounds, in seconds.
 static SECONDS: [f64; 18] = [
@@ -20,7 +22,7 @@ impl Default for Latencies {
 
 impl Latencies {
     /// An event that took so long.
-    pub(crate) fn note(&mut self, lag_ns: u64) {
-        self.0.observe(lag_ns as f64 / 1e9);
+    pub(crate) fn note(&mut self, lag: Duration) {
+        self.0.observe(nanoseconds(lag) as f64 / 1e9);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::telemetry::Failed;
 use crate::telemetry::losses::Losses;
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{Label, Link, LostKind, Record};
 use harmonaize_loader::{Change, Collector, Error};
 use std::collections::BTreeMap;
@@ -44,7 +45,8 @@ impl Links {
     }
 
     /// Appends the totals of each.
-    pub(crate) fn read_totals(&self, source: &dyn Collector, time_ns: u64, into: &mut Vec<Record>) {
+    pub(crate) fn read_totals(&self, source: &dyn Collector, time: Nanos, into: &mut Vec<Record>) {
+        let time_ns = time.0;
         let totals = self.measured.iter().filter_map(|link| source.totals(link.index).ok());
         into.extend(totals.map(|totals| Record::Totals { time_ns, totals }));
     }
@@ -58,7 +60,7 @@ impl Links {
     pub(crate) fn refresh(
         &mut self,
         source: &mut dyn Collector,
-        now_ns: u64,
+        now: Nanos,
         gaps: &mut Losses,
         into: &mut Vec<Record>,
     ) -> Result<bool, Failed> {
@@ -68,13 +70,13 @@ impl Links {
             match change {
                 Change::Detached { name, index, .. } => {
                     tracing::warn!(interface = %name, index, "is gone: nothing of it is measured until it is back");
-                    self.gone(name, now_ns, into);
+                    self.gone(name, now, into);
                 }
                 Change::Reattached { name, index } => {
                     tracing::info!(interface = %name, index, "is back: what crossed it meanwhile was not measured");
-                    self.begin(name, *index, now_ns, into);
+                    self.begin(name, *index, now, into);
                     gaps.count += 1;
-                    into.push(gaps.lost(now_ns, LostKind::Gap, 0));
+                    into.push(gaps.lost(now, LostKind::Gap, 0));
                 }
             }
         }
@@ -83,7 +85,7 @@ impl Links {
         let strayed = |one: &MeasuredInterface| !attached.iter().any(|watched| watched.index == one.index);
         let strays: Vec<String> =
             self.measured.iter().filter(|one| strayed(one)).map(|one| one.name.clone()).collect();
-        strays.iter().for_each(|name| self.gone(name, now_ns, into));
+        strays.iter().for_each(|name| self.gone(name, now, into));
         let absent: Vec<String> = self
             .configured
             .keys()
@@ -91,7 +93,7 @@ impl Links {
             .cloned()
             .collect();
         for name in absent {
-            self.attach(source, &name, now_ns, gaps, into);
+            self.attach(source, &name, now, gaps, into);
         }
         self.begun = true;
         changes.map(|_| self.measured != before)
@@ -101,7 +103,7 @@ impl Links {
         &mut self,
         source: &mut dyn Collector,
         name: &str,
-        now_ns: u64,
+        now: Nanos,
         gaps: &mut Losses,
         into: &mut Vec<Record>,
     ) {
@@ -109,10 +111,10 @@ impl Links {
             Ok(index) => {
                 if self.begun {
                     gaps.count += 1;
-                    into.push(gaps.lost(now_ns, LostKind::Gap, 0));
+                    into.push(gaps.lost(now, LostKind::Gap, 0));
                 }
                 tracing::info!(interface = name, index, "is measured from now on");
-                self.begin(name, index, now_ns, into);
+                self.begin(name, index, now, into);
             }
             Err(error) => {
                 let text = error.to_string();
@@ -126,24 +128,25 @@ impl Links {
         }
     }
 
-    fn begin(&mut self, name: &str, index: u32, now_ns: u64, into: &mut Vec<Record>) {
+    fn begin(&mut self, name: &str, index: u32, now: Nanos, into: &mut Vec<Record>) {
         let bits = self.rates.get(name).copied().or_else(|| speed(name, index));
         self.configured.insert(name.to_owned(), None);
         self.measured.push(MeasuredInterface { name: name.to_owned(), index, bits });
-        into.extend(self.measured.last().map(|one| one.record(now_ns, true)));
+        into.extend(self.measured.last().map(|one| one.record(now, true)));
     }
 
-    fn gone(&mut self, name: &str, now_ns: u64, into: &mut Vec<Record>) {
+    fn gone(&mut self, name: &str, now: Nanos, into: &mut Vec<Record>) {
         let at = self.measured.iter().position(|one| one.name == name);
         let gone = at.map(|at| self.measured.remove(at));
-        into.extend(gone.map(|one| one.record(now_ns, false)));
+        into.extend(gone.map(|one| one.record(now, false)));
         self.configured.insert(name.to_owned(), Some(format!("the interface {name} is gone")));
     }
 }
 
 impl MeasuredInterface {
     /// As analysis is told of it.
-    pub(crate) fn record(&self, time_ns: u64, watched: bool) -> Record {
+    pub(crate) fn record(&self, time: Nanos, watched: bool) -> Record {
+        let time_ns = time.0;
         let bytes_per_second = self.bits.unwrap_or(0) / 8;
         let (interface, name) = (self.index, Label::new(&self.name));
         Record::Link(Link { time_ns, interface, name, bytes_per_second, watched })

@@ -1,5 +1,6 @@
 //! What was lost on the way from the kernel to analysis, kept as sums that only grow.
 
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{Lost, LostKind, Record};
 
 /// Losses since telemetry began; see `TelemetryLosses` in the provider's interface.
@@ -25,12 +26,12 @@ pub struct Losses {
 
 impl Losses {
     /// A loss as analysis is told of it.
-    pub(crate) fn lost(&self, time_ns: u64, what: LostKind, count: u64) -> Record {
-        Record::Lost(Lost { time_ns, kind: what, count })
+    pub(crate) fn lost(&self, time: Nanos, what: LostKind, count: u64) -> Record {
+        Record::Lost(Lost { time_ns: time.0, kind: what, count })
     }
 
     /// Takes in what was lost so far; a record for each kind of which it is more than before.
-    pub(crate) fn note(&mut self, time_ns: u64, now: Self, into: &mut Vec<Record>) {
+    pub(crate) fn note(&mut self, time: Nanos, now: Self, into: &mut Vec<Record>) {
         let kinds = [
             (LostKind::Events, &mut self.events, now.events),
             (LostKind::Flows, &mut self.flows, now.flows),
@@ -40,7 +41,7 @@ impl Losses {
             let count = now.saturating_sub(*known);
             if count > 0 {
                 *known = now;
-                into.push(Record::Lost(Lost { time_ns, kind: what, count }));
+                into.push(Record::Lost(Lost { time_ns: time.0, kind: what, count }));
             }
         }
         self.ambiguous = self.ambiguous.max(now.ambiguous);
@@ -57,9 +58,9 @@ mod tests {
     fn only_what_is_new_is_told() {
         let (mut gaps, mut records) = (Losses::default(), Vec::new());
         let now = Losses { events: 3, marks: 1, ambiguous: 2, unregistered: 6, ends: 7, ..Losses::default() };
-        gaps.note(5, now, &mut records);
-        gaps.note(6, now, &mut records);
-        gaps.note(7, Losses { events: 4, ..now }, &mut records);
+        gaps.note(Nanos(5), now, &mut records);
+        gaps.note(Nanos(6), now, &mut records);
+        gaps.note(Nanos(7), Losses { events: 4, ..now }, &mut records);
         let told: Vec<_> = records
             .iter()
             .map(|record| match record {
@@ -68,7 +69,7 @@ mod tests {
             })
             .collect();
         assert_eq!(told, [(5, LostKind::Events, 3), (5, LostKind::Marks, 1), (7, LostKind::Events, 1)]);
-        gaps.note(8, Losses::default(), &mut records);
+        gaps.note(Nanos(8), Losses::default(), &mut records);
         assert_eq!((gaps.events, gaps.ambiguous, gaps.unregistered, gaps.ends), (4, 2, 6, 7));
     }
 }

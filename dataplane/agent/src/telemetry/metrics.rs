@@ -258,7 +258,7 @@ mod tests {
     use harmonaize_abi::{Nanos, OperationId};
     use harmonaize_analysis::marks::{Operation, RankCall};
     use harmonaize_events::{Mark, MarkKind};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     fn formed(communicator: u64, tenant: u64) -> EpochLinks {
         EpochLinks {
@@ -275,7 +275,7 @@ mod tests {
 
     /// A communicator with this number comes, and runs a compressed operation that saves five bytes.
     fn come(own: &mut OwnFlows, communicator: u64, tenant: u64) {
-        own.formed(&formed(communicator, tenant), 1, &[], &mut Vec::new());
+        own.formed(&formed(communicator, tenant), Nanos(1), &[], &mut Vec::new());
         let (coded, error) = (MarkKind::Coded as u32, 0.25_f64.to_bits());
         own.mark(&Mark { communicator, kind: coded, bytes: 5, segment: error, ..Mark::default() });
         for (kind, segment) in [(MarkKind::Aggregated, 0), (MarkKind::Aggregated, 1), (MarkKind::GivenUp, 0)]
@@ -338,7 +338,7 @@ mod tests {
         (0..1_000).for_each(|number| come(&mut own, number, number % 200));
         for number in 1_000..11_000 {
             come(&mut own, number, number % 200);
-            own.ended(number, 2, &[], &mut Vec::new());
+            own.ended(number, Nanos(2), &[], &mut Vec::new());
         }
         let began = Instant::now();
         let text = scrape(&own);
@@ -372,8 +372,8 @@ mod tests {
             assert_eq!(series(&text, name)[other], sum, "{name}");
         }
         // One that has no series of its own keeps to that, and what it came to stays.
-        own.ended(0, 2, &[], &mut Vec::new());
-        own.ended(all - 1, 2, &[], &mut Vec::new());
+        own.ended(0, Nanos(2), &[], &mut Vec::new());
+        own.ended(all - 1, Nanos(2), &[], &mut Vec::new());
         assert_eq!(series(&scrape(&own), "tensor_saved_bytes_total")[other], 50);
     }
 
@@ -402,7 +402,9 @@ mod tests {
         (0..3).for_each(|_| counters.add(Counted::CommandLate));
         counters.add(Counted::LogLine);
         let mut reading = Reading::default();
-        [10_000, 60_000, 70_000, 1 << 40].into_iter().for_each(|lag| reading.latencies.note(lag));
+        [10_000, 60_000, 70_000, 1 << 40]
+            .into_iter()
+            .for_each(|lag| reading.latencies.note(Duration::from_nanos(lag)));
         let own = Own { measures: true, certificate_ends: Some(5) };
         let text = text(&reading, &counters, own).unwrap();
         for line in [
@@ -428,7 +430,7 @@ mod tests {
         for round in 0_u64..200 {
             come(&mut own, round % 120, 1);
             if round % 3 > 0 {
-                own.ended(round * 7 % 120, 2, &[], &mut Vec::new());
+                own.ended(round * 7 % 120, Nanos(2), &[], &mut Vec::new());
             }
             let now = series(&scrape(&own), "tensor_saved_bytes_total");
             for (label, value) in &before {

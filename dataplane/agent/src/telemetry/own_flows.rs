@@ -1,9 +1,8 @@
 //! Own communicators: which flows carry them, and what their marks add up to.
 
 use crate::telemetry::active_flows::entry;
-use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::series::{Durations, Named, Series};
-use harmonaize_abi::Collective;
+use harmonaize_abi::{Collective, Nanos};
 use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Label, Owner, Record};
@@ -74,7 +73,7 @@ pub struct Traffic {
     /// What the last compressed operation lost: vNMSE.
     pub error: f64,
     /// How long each of the last operations took.
-    pub recent_ns: VecDeque<u64>,
+    pub recent: VecDeque<Duration>,
     /// How long all took that ended well.
     pub(crate) durations: Durations,
     /// Which series of metrics are its own.
@@ -82,11 +81,11 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// The median of [`Traffic::recent_ns`]; 0 without any.
-    pub fn median_ns(&self) -> u64 {
-        let mut sorted: Vec<u64> = self.recent_ns.iter().copied().collect();
+    /// The median of [`Traffic::recent`]; 0 without any.
+    pub fn median(&self) -> Duration {
+        let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
         sorted.sort_unstable();
-        sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+        sorted.get(sorted.len() / 2).copied().unwrap_or_default()
     }
 }
 
@@ -136,7 +135,7 @@ impl OwnFlows {
     pub(crate) fn formed(
         &mut self,
         formed: &EpochLinks,
-        now_ns: u64,
+        now: Nanos,
         interfaces: &[u32],
         into: &mut Vec<Record>,
     ) {
@@ -152,13 +151,13 @@ impl OwnFlows {
         traffic.epoch = traffic.epoch.max(formed.epoch);
         // What the epoch before the last ran on is closed by now.
         let outlived = formed.epoch.saturating_sub(1);
-        self.drop_where(now_ns, interfaces, into, |owner| {
+        self.drop_where(now, interfaces, into, |owner| {
             owner.communicator == formed.communicator && owner.epoch < outlived
         });
         for (peer, flow) in &formed.flows {
             for key in keys(flow) {
                 let owner = Owner {
-                    time_ns: now_ns,
+                    time_ns: now.0,
                     flow: key,
                     tenant: Label::new(&formed.tenant),
                     communicator: formed.communicator,
@@ -177,14 +176,14 @@ impl OwnFlows {
     pub(crate) fn ended(
         &mut self,
         communicator: u64,
-        now_ns: u64,
+        now: Nanos,
         interfaces: &[u32],
         into: &mut Vec<Record>,
     ) {
         if let Some(traffic) = self.communicators.remove(&communicator) {
             Arc::make_mut(&mut self.series).ended(&traffic);
         }
-        self.drop_where(now_ns, interfaces, into, |owner| owner.communicator == communicator);
+        self.drop_where(now, interfaces, into, |owner| owner.communicator == communicator);
     }
 
     /// Everything that holds, as for somebody who begins to listen, or for new interfaces.
@@ -215,27 +214,27 @@ impl OwnFlows {
     pub(crate) fn operation(&mut self, operation: &Operation) {
         let Some(traffic) = self.communicators.get_mut(&operation.communicator) else { return };
         traffic.operations += 1;
-        let duration_ns = nanoseconds(duration(operation));
+        let took = duration(operation);
         if operation.ranks.iter().any(|rank| rank.failed) {
             traffic.failed += 1;
         } else {
             let bytes = operation.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0);
-            traffic.durations.observe(bytes, duration_ns);
+            traffic.durations.observe(bytes, took);
             let code = operation.collective.and_then(|code| u8::try_from(code).ok());
             if let Some(collective) = code.and_then(Collective::from_code) {
                 let series = Arc::make_mut(&mut self.series);
-                series.operation(collective, traffic.size, bytes, duration_ns);
+                series.operation(collective, traffic.size, bytes, took);
             }
         }
-        if traffic.recent_ns.len() == RECENT_OPERATIONS {
-            traffic.recent_ns.pop_front();
+        if traffic.recent.len() == RECENT_OPERATIONS {
+            traffic.recent.pop_front();
         }
-        traffic.recent_ns.push_back(duration_ns);
+        traffic.recent.push_back(took);
     }
 
     fn drop_where(
         &mut self,
-        now_ns: u64,
+        now: Nanos,
         interfaces: &[u32],
         into: &mut Vec<Record>,
         which: impl Fn(&Owner) -> bool,
@@ -243,7 +242,7 @@ impl OwnFlows {
         self.owners.retain(|_, owner| {
             let goes = which(owner);
             if goes {
-                announce(&Owner { time_ns: now_ns, owned: false, ..*owner }, interfaces, into);
+                announce(&Owner { time_ns: now.0, owned: false, ..*owner }, interfaces, into);
             }
             !goes
         });
@@ -330,17 +329,17 @@ mod tests {
     #[test]
     fn flows_have_an_owner_until_their_epoch_is_outlived_or_the_communicator_ends() {
         let (mut own, mut records) = (OwnFlows::default(), Vec::new());
-        own.formed(&formed(1, 1001), 5, &[3, 4], &mut records);
+        own.formed(&formed(1, 1001), Nanos(5), &[3, 4], &mut records);
         assert_eq!(announced(&mut records), [(1001, 3, 1, true), (1001, 4, 1, true)]);
-        own.formed(&formed(2, 1002), 6, &[3], &mut records);
+        own.formed(&formed(2, 1002), Nanos(6), &[3], &mut records);
         assert_eq!(announced(&mut records), [(1002, 3, 2, true)]);
-        own.formed(&formed(3, 1003), 7, &[3], &mut records);
+        own.formed(&formed(3, 1003), Nanos(7), &[3], &mut records);
         assert_eq!(announced(&mut records), [(1001, 3, 1, false), (1003, 3, 3, true)]);
         own.announce_all(&[9], &mut records);
         let mut all = announced(&mut records);
         all.sort_unstable();
         assert_eq!(all, [(1002, 9, 2, true), (1003, 9, 3, true)]);
-        own.ended(7, 8, &[3], &mut records);
+        own.ended(7, Nanos(8), &[3], &mut records);
         assert_eq!(announced(&mut records).iter().filter(|one| !one.3).count(), 2);
         assert!(!own.any() && own.owners().is_empty());
     }
@@ -354,7 +353,7 @@ mod tests {
             remote_pair: 18,
         };
         let (mut own, mut records) = (OwnFlows::default(), Vec::new());
-        own.formed(&EpochLinks { flows: vec![(0, flow)], ..formed(1, 1) }, 5, &[3], &mut records);
+        own.formed(&EpochLinks { flows: vec![(0, flow)], ..formed(1, 1) }, Nanos(5), &[3], &mut records);
         let keys: Vec<_> = own.owners().keys().collect();
         assert_eq!(keys.len(), 2);
         for key in keys {
@@ -367,13 +366,13 @@ mod tests {
     #[test]
     fn marks_add_up() {
         let (mut own, mut records) = (OwnFlows::default(), Vec::new());
-        own.formed(&formed(1, 1), 5, &[], &mut records);
+        own.formed(&formed(1, 1), Nanos(5), &[], &mut records);
         for (kind, bytes) in [(MarkKind::Sent, 5), (MarkKind::Received, 7), (MarkKind::Called, 100)] {
             own.mark(&Mark { communicator: 7, kind: kind as u32, bytes, ..Mark::default() });
             own.mark(&Mark { communicator: 8, kind: kind as u32, bytes, ..Mark::default() });
         }
         let traffic = &own.communicators()[&7];
-        assert_eq!((traffic.sent_bytes, traffic.received_bytes, traffic.median_ns()), (5, 7, 0));
+        assert_eq!((traffic.sent_bytes, traffic.received_bytes, traffic.median()), (5, 7, Duration::ZERO));
         for channel in [0, 1, 0] {
             let kind = MarkKind::Coded as u32;
             own.mark(&Mark { communicator: 7, kind, bytes: 11, channel, ..Mark::default() });

@@ -1,7 +1,7 @@
 //! The way of a record: into analysis and traces, and as a finding to control, the decision loop and listeners.
 
 use crate::telemetry::analysis::{Analysis, TICK};
-use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns};
+use crate::telemetry::clock::{monotonic, realtime_offset_ns};
 use crate::telemetry::congestion_reports::{CongestionReports, ReportSink};
 use crate::telemetry::finding::{Finding, Findings, Found};
 use crate::telemetry::latencies::Latencies;
@@ -17,7 +17,6 @@ use harmonaize_events::{Event, Mark};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 /// The most marks that are taken in a row.
 const MARKS: usize = 16384;
@@ -77,7 +76,7 @@ pub(crate) struct Pipeline {
     pub(crate) found: Events,
     marks: Vec<Mark>,
     /// When analysis was last told the time.
-    concluded_ns: u64,
+    concluded: Nanos,
     congestion_reports: CongestionReports,
     findings: Findings,
     names: Arc<Mutex<Names>>,
@@ -105,7 +104,7 @@ impl Pipeline {
             signals: Signals::default(),
             found: Events::default(),
             marks: Vec::new(),
-            concluded_ns: 0,
+            concluded: Nanos(0),
             congestion_reports: CongestionReports::default(),
             findings,
             names,
@@ -144,10 +143,10 @@ impl Pipeline {
     }
 
     /// Hands records to analysis and traces, and findings to their sinks.
-    pub(crate) fn hand_on(&mut self, now_ns: u64, own_flows: &mut OwnFlows) {
+    pub(crate) fn hand_on(&mut self, now: Nanos, own_flows: &mut OwnFlows) {
         self.take_in();
-        self.concluded_ns = 0;
-        self.conclude(now_ns, own_flows);
+        self.concluded = Nanos(0);
+        self.conclude(now, own_flows);
     }
 
     /// Hands records to analysis and traces.
@@ -156,7 +155,7 @@ impl Pipeline {
             return;
         }
         // There is something to conclude.
-        self.concluded_ns = 0;
+        self.concluded = Nanos(0);
         for record in &self.records {
             if let Record::Link(_) = record {
                 self.names.lock().unwrap_or_else(PoisonError::into_inner).take(record);
@@ -172,49 +171,49 @@ impl Pipeline {
     }
 
     /// Tells analysis the time, and hands findings to their sinks.
-    pub(crate) fn conclude(&mut self, now_ns: u64, own_flows: &mut OwnFlows) {
-        if Duration::from_nanos(now_ns.saturating_sub(self.concluded_ns)) < TICK {
+    pub(crate) fn conclude(&mut self, now: Nanos, own_flows: &mut OwnFlows) {
+        if now.since(self.concluded) < TICK {
             return;
         }
-        self.concluded_ns = now_ns;
+        self.concluded = now;
         if let Some(recording) = &mut self.recording {
             recording.tap.flush();
         }
         self.taps.retain_mut(Tap::flush);
-        self.analysis.advance(Nanos(now_ns));
+        self.analysis.advance(now);
         let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
         // Control first: it hears of a path at once.
-        found.iter().for_each(|found| self.congestion_reports.take(now_ns, found));
-        self.congestion_reports.poll_reports(now_ns, offset_ns, (own_flows, &self.analysis), &self.names);
+        found.iter().for_each(|found| self.congestion_reports.take(now, found));
+        self.congestion_reports.poll_reports(now, offset_ns, (own_flows, &self.analysis), &self.names);
         for found in found {
             if let Found::Operation(operation) = &found {
                 own_flows.operation(operation);
             }
             self.found.take(&found);
-            let finding = Finding { time_ns: monotonic_ns(), offset_ns, found };
+            let finding = Finding { time: monotonic(), offset_ns, found };
             (self.decide)(&finding);
             self.findings.publish(finding);
         }
         if !self.events.is_empty() {
-            let decided_ns = monotonic_ns();
+            let decided = monotonic();
             let Self { events, latencies, .. } = self;
-            events.drain(..).for_each(|event| latencies.note(decided_ns.saturating_sub(event.time_ns)));
+            events.drain(..).for_each(|event| latencies.note(decided.since(Nanos(event.time_ns))));
         }
     }
 
     /// Has control receive congestion reports from now on, or none.
-    pub(crate) fn report_congestion(&mut self, now_ns: u64, sink: ReportSink) {
-        self.congestion_reports.set_sink(now_ns, sink, &self.analysis);
+    pub(crate) fn report_congestion(&mut self, now: Nanos, sink: ReportSink) {
+        self.congestion_reports.set_sink(now, sink, &self.analysis);
     }
 
     /// Adds a trace, which begins with what is `known` already.
-    pub(crate) fn add_tap(&mut self, now_ns: u64, mut tap: Tap, known: &[Record]) {
-        self.begin_trace(now_ns, &mut tap, known);
+    pub(crate) fn add_tap(&mut self, now: Nanos, mut tap: Tap, known: &[Record]) {
+        self.begin_trace(now, &mut tap, known);
         self.taps.push(tap);
     }
 
-    fn begin_trace(&mut self, now_ns: u64, tap: &mut Tap, known: &[Record]) {
-        self.losses.records += tap.write(&Record::Observer(Observer { time_ns: now_ns, ..self.observer }));
+    fn begin_trace(&mut self, now: Nanos, tap: &mut Tap, known: &[Record]) {
+        self.losses.records += tap.write(&Record::Observer(Observer { time_ns: now.0, ..self.observer }));
         self.losses.records += known.iter().map(|record| tap.write(record)).sum::<u64>();
     }
 
@@ -224,10 +223,10 @@ impl Pipeline {
     }
 
     /// Has the recording go on in a new file, which begins with what is `known` already.
-    pub(crate) fn renew_recording(&mut self, now_ns: u64, known: &[Record]) {
+    pub(crate) fn renew_recording(&mut self, now: Nanos, known: &[Record]) {
         match self.recording.take().map(Recording::renew) {
             Some(Ok(mut recording)) => {
-                self.begin_trace(now_ns, &mut recording.tap, known);
+                self.begin_trace(now, &mut recording.tap, known);
                 self.recording = Some(recording);
             }
             Some(Err(error)) => tracing::error!("nothing is recorded any more: {error:#}"),
@@ -236,10 +235,10 @@ impl Pipeline {
     }
 
     /// Records the clocks' offset where it has drifted.
-    pub(crate) fn check_clocks(&mut self, now_ns: u64) {
+    pub(crate) fn check_clocks(&mut self, now: Nanos) {
         let offset_ns = realtime_offset_ns();
         if offset_ns.abs_diff(self.observer.realtime_offset_ns) > DRIFT_NS {
-            self.observer = Observer { time_ns: now_ns, realtime_offset_ns: offset_ns, ..self.observer };
+            self.observer = Observer { time_ns: now.0, realtime_offset_ns: offset_ns, ..self.observer };
             self.records.push(Record::Observer(self.observer));
         }
     }

@@ -9,6 +9,7 @@ use crate::telemetry::own_flows::Traffic;
 use crate::telemetry::pipeline::Events;
 use crate::telemetry::series::Series;
 use crate::telemetry::signals::OfInterface;
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
@@ -23,11 +24,11 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// When it was taken.
-    pub time_ns: u64,
+    pub time: Nanos,
     /// What is to be added to its times to get CLOCK_REALTIME.
     pub offset_ns: i64,
     /// Time since telemetry began.
-    pub uptime_ns: u64,
+    pub uptime: Duration,
     /// Processor time of the telemetry thread since it began.
     pub thread: Duration,
     /// Interfaces that are measured.

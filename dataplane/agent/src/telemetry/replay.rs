@@ -63,7 +63,7 @@ impl<F: FnMut(&Finding, &Names)> Replay<F> {
 
     fn publish(&mut self) {
         for found in self.analysis.found() {
-            (self.with)(&Finding { time_ns: self.now.0, offset_ns: self.offset_ns, found }, &self.names);
+            (self.with)(&Finding { time: self.now, offset_ns: self.offset_ns, found }, &self.names);
         }
     }
 }

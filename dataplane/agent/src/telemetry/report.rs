@@ -6,7 +6,7 @@ use crate::telemetry::names::Names;
 use crate::telemetry::reading::Reading;
 use crate::telemetry::to_proto::{self, Clock};
 use crate::telemetry::{Handle, view};
-use harmonaize_abi::CongestionLevel;
+use harmonaize_abi::{CongestionLevel, Nanos};
 use harmonaize_analysis::marks::{Operation, RankCall};
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
@@ -146,12 +146,12 @@ fn is_reportable(operation: &Operation) -> bool {
     operation.whole && ended && operation.ranks.len() <= ENDS && operation.edges.len() <= ENDS
 }
 
-/// Of each communicator the operation that has run longest, if its ranks here had all called it by `before_ns` and not all have ended it. Oldest
+/// Of each communicator the operation that has run longest, if its ranks here had all called it by `before` and not all have ended it. Oldest
 /// first.
-fn open(now: &Reading, before_ns: u64) -> Vec<v1::Operation> {
+fn open(now: &Reading, before: Nanos) -> Vec<v1::Operation> {
     let mut communicators = BTreeSet::new();
     let stands = |one: &&Operation| {
-        let called = |rank: &RankCall| rank.called.is_some_and(|at| at.0 <= before_ns);
+        let called = |rank: &RankCall| rank.called.is_some_and(|at| at <= before);
         let runs = one.ranks.iter().any(|rank| rank.ended.is_none());
         one.whole && runs && one.ranks.len() <= ENDS && one.ranks.iter().all(called)
     };
@@ -216,7 +216,7 @@ impl Reports {
             _ => None,
         });
         let (mut operations, mut left_out) = (Vec::new(), pending.dropped);
-        let second = realtime_ns(now.time_ns, now.offset_ns) / 1_000_000_000;
+        let second = realtime_ns(now.time, now.offset_ns) / 1_000_000_000;
         for (of_one, room) in shares(&pending.operations, second) {
             let kept = sample(of_one, room);
             left_out += (of_one.len() - kept.len()) as u64;
@@ -227,18 +227,18 @@ impl Reports {
         links.iter_mut().for_each(|link| link.counters = None);
         let report = v1::TelemetryReport {
             sequence: self.sequence,
-            time_ns: realtime_ns(now.time_ns, now.offset_ns),
+            time_ns: realtime_ns(now.time, now.offset_ns),
             interval_ns: u64::try_from(self.interval.as_nanos()).unwrap_or(u64::MAX),
             links,
             changes: changes.collect(),
             stragglers,
             operations,
-            open: open(&now, self.before.time_ns),
+            open: open(&now, self.before.time),
             flow_count: now.flow_count,
             losses: Some(view::losses(&now)),
             cost: Some(view::cost(&self.before, &now)),
             operations_omitted: left_out,
-            begun_ns: now.time_ns.saturating_sub(now.uptime_ns),
+            begun_ns: now.time.before(now.uptime).0,
         };
         self.before = now;
         report
@@ -248,7 +248,7 @@ impl Reports {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::{Nanos, OperationId};
+    use harmonaize_abi::OperationId;
 
     fn finding(operation: u64) -> Arc<Finding> {
         let ranks = vec![RankCall {
@@ -275,7 +275,7 @@ mod tests {
             coded: None,
             whole: true,
         };
-        Arc::new(Finding { time_ns: 10, offset_ns: 0, found: Found::Operation(found) })
+        Arc::new(Finding { time: Nanos(10), offset_ns: 0, found: Found::Operation(found) })
     }
 
     #[test]
@@ -325,7 +325,7 @@ mod tests {
             found.ranks.push(second);
             Operation { communicator, whole: operation != 9, ..found }
         };
-        let mut now = Reading { time_ns: 3_000, offset_ns: 1_000, ..Reading::default() };
+        let mut now = Reading { time: Nanos(3_000), offset_ns: 1_000, ..Reading::default() };
         now.operations = vec![
             open(7, 1, 900, Some(950)), // ended, and about to be told
             open(7, 9, 901, None),      // something of it was lost
@@ -333,13 +333,13 @@ mod tests {
             open(7, 3, 920, None),   // after one that was open longer
             open(8, 0, 1_001, None), // called after the last report
         ];
-        let told = super::open(&now, 1_000);
+        let told = super::open(&now, Nanos(1_000));
         assert_eq!(told.len(), 1);
         assert_eq!((told[0].communicator, told[0].operation, told[0].collective), (7, 2, Some(4)));
         let times: Vec<_> = told[0].ranks.iter().map(|rank| (rank.called_ns, rank.ended_ns)).collect();
         assert_eq!(times, [(1_005, 1_009), (1_910, 0)]);
         now.operations = (0..100).map(|number| open(number, 0, 900, None)).collect();
-        assert_eq!(super::open(&now, 1_000).len(), OPEN);
+        assert_eq!(super::open(&now, Nanos(1_000)).len(), OPEN);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! What metrics show of own communicators and their tenants: few series, however many communicators come and go.
 
+use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::own_flows::Traffic;
 use harmonaize_abi::Collective;
 use harmonaize_metrics::{Buckets, Recent};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Communicators with series of their own: all that live, up to this number, and those that ended last.
 pub(crate) const COMMUNICATORS: usize = 1280;
@@ -34,9 +36,9 @@ impl Default for Durations {
 
 impl Durations {
     /// An operation on a tensor of so many bytes took so long.
-    pub(crate) fn observe(&mut self, bytes: u64, duration_ns: u64) {
+    pub(crate) fn observe(&mut self, bytes: u64, took: Duration) {
         if let Some(buckets) = self.0.get_mut(size_class(bytes)) {
-            buckets.observe(duration_ns as f64 / 1e9);
+            buckets.observe(nanoseconds(took) as f64 / 1e9);
         }
     }
 
@@ -123,11 +125,11 @@ impl Series {
     }
 
     /// An operation of a communicator of so many ranks has ended well.
-    pub(crate) fn operation(&mut self, collective: Collective, ranks: u32, bytes: u64, duration_ns: u64) {
+    pub(crate) fn operation(&mut self, collective: Collective, ranks: u32, bytes: u64, took: Duration) {
         let factor = collective.bus_factor(ranks);
-        if factor > 0.0 && duration_ns > 0 && bytes > 0 {
+        if factor > 0.0 && !took.is_zero() && bytes > 0 {
             let buckets = self.busbw.entry((collective, size_class(bytes)));
-            let busbw = bytes as f64 * factor / (duration_ns as f64 / 1e9);
+            let busbw = bytes as f64 * factor / (nanoseconds(took) as f64 / 1e9);
             buckets.or_insert(Buckets::new(&BUSBW)).observe(busbw);
         }
     }

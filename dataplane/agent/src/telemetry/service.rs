@@ -1,6 +1,6 @@
 //! What operators' tools ask the agent itself: the service `Telemetry` of the provider's interface.
 
-use crate::telemetry::clock::{monotonic_ns, realtime_ns, realtime_offset_ns};
+use crate::telemetry::clock::{monotonic, realtime_ns, realtime_offset_ns};
 use crate::telemetry::reading::Reading;
 use crate::telemetry::socket::Socket;
 use crate::telemetry::{Handle, parts, to_proto, view};
@@ -122,7 +122,7 @@ impl Telemetry for Service {
         let handle = self.handle.clone();
         Ok(self.stream(|answers| async move {
             let now = Self::read(&handle, true).await?;
-            let time_ns = realtime_ns(now.time_ns, now.offset_ns);
+            let time_ns = realtime_ns(now.time, now.offset_ns);
             let mut rest = view::flows(&now, &asked.interface);
             loop {
                 let next = rest.split_off(rest.len().min(FLOWS));
@@ -154,7 +154,7 @@ impl Telemetry for Service {
                 let told = match coming.recv().await {
                     Ok(finding) => to_proto::finding(&finding, &handle.names()),
                     Err(RecvError::Lagged(count)) => v1::Finding {
-                        time_ns: realtime_ns(monotonic_ns(), realtime_offset_ns()),
+                        time_ns: realtime_ns(monotonic(), realtime_offset_ns()),
                         finding: Some(v1::finding::Finding::Lost(v1::LostFindings { count })),
                     },
                     Err(RecvError::Closed) => {

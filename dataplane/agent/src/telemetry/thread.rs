@@ -5,7 +5,7 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 
-use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns};
+use crate::telemetry::clock::{monotonic, realtime_offset_ns};
 use crate::telemetry::finding::{Finding, Findings};
 use crate::telemetry::handle::{Command, Handle};
 use crate::telemetry::links::Links;
@@ -17,6 +17,7 @@ use crate::telemetry::sampler::Sampler;
 use crate::telemetry::tap::Tap;
 use crate::telemetry::{Failed, failed};
 use crossbeam::channel::{Receiver, bounded};
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_loader::Collector;
@@ -98,7 +99,7 @@ struct Thread {
     pipeline: Pipeline,
     own_flows: OwnFlows,
     schedule: Schedule,
-    begun_ns: u64,
+    begun: Nanos,
 }
 
 impl Thread {
@@ -110,8 +111,8 @@ impl Thread {
         sinks: (Findings, Arc<Mutex<Names>>),
     ) -> anyhow::Result<Self> {
         let Setup { host, interfaces, rates, interval, record, marks, decide } = setup;
-        let (begun_ns, host) = (monotonic_ns(), number_of(&host));
-        let observer = Observer { time_ns: begun_ns, host, realtime_offset_ns: realtime_offset_ns() };
+        let (begun, host) = (monotonic(), number_of(&host));
+        let observer = Observer { time_ns: begun.0, host, realtime_offset_ns: realtime_offset_ns() };
         let mut thread = Self {
             source,
             marks,
@@ -122,22 +123,20 @@ impl Thread {
             pipeline: Pipeline::new(observer, record, decide, sinks)?,
             own_flows: OwnFlows::default(),
             schedule: Schedule::default(),
-            begun_ns,
+            begun,
         };
         tracing::info!("telemetry: {}", thread.source.kernel());
-        thread.schedule.take_housekeeping(begun_ns);
-        thread.housekeeping(begun_ns);
-        thread.hand_on(begun_ns);
+        thread.schedule.take_housekeeping(begun);
+        thread.housekeeping(begun);
+        thread.hand_on(begun);
         Ok(thread)
     }
 
     fn run(mut self) {
         loop {
-            let now_ns = monotonic_ns();
-            let next_sample_ns = self.next_sample_ns(now_ns);
-            self.schedule
-                .next_wake(now_ns, self.source.as_ref(), &self.sampler, next_sample_ns)
-                .sleep(&self.bell);
+            let now = monotonic();
+            let next_sample = self.next_sample(now);
+            self.schedule.next_wake(now, self.source.as_ref(), &self.sampler, next_sample).sleep(&self.bell);
             while let Ok(command) = self.commands.try_recv() {
                 if matches!(command, Command::Stop) {
                     return self.end();
@@ -150,36 +149,36 @@ impl Thread {
 
     /// Takes in what has come and hands it on, then does what is due.
     fn run_once(&mut self) {
-        let now_ns = monotonic_ns();
+        let now = monotonic();
         let mut woke = self.sampler.budget.spent();
         let late_rtt = self.gather();
         self.pipeline.take_in();
         // What has come costs as much to take in however often that is done: it makes no sample dearer, but where all cores
         // are busy.
         let took = self.sampler.budget.spent();
-        if self.next_sample_ns(now_ns).is_some_and(|due_ns| now_ns >= due_ns) {
+        if self.next_sample(now).is_some_and(|due| now >= due) {
             // A wake-up is at the sample's expense: nothing else would bound how often that is.
             woke += if self.sampler.budget.throttled { took } else { Duration::ZERO };
-            self.sample_flows(now_ns, woke);
+            self.sample_flows(now, woke);
         } else {
-            self.pipeline.conclude(now_ns, &mut self.own_flows);
+            self.pipeline.conclude(now, &mut self.own_flows);
             let budget = &mut self.sampler.budget;
             let spent = woke + took + budget.spent();
             let credit = if late_rtt { &mut budget.late_rtt } else { &mut budget.wake };
-            credit.used(now_ns, spent);
+            credit.used(now, spent);
         }
-        if self.is_busy(now_ns) {
-            self.read_if_due(now_ns);
+        if self.is_busy(now) {
+            self.read_if_due(now);
         }
-        for reply in self.schedule.due_replies(now_ns) {
-            let _ = reply.send(Arc::new(self.reading(now_ns, true)));
+        for reply in self.schedule.due_replies(now) {
+            let _ = reply.send(Arc::new(self.reading(now, true)));
         }
-        self.sampler.budget.poll_pressure(now_ns);
-        if self.schedule.take_housekeeping(now_ns) {
-            self.housekeeping(now_ns);
+        self.sampler.budget.poll_pressure(now);
+        if self.schedule.take_housekeeping(now) {
+            self.housekeeping(now);
             // Flows that neither pause nor began lately are found by this alone.
-            self.read_if_due(now_ns);
-            self.hand_on(now_ns);
+            self.read_if_due(now);
+            self.hand_on(now);
             // Charged to nothing.
             self.sampler.budget.spent();
         }
@@ -195,42 +194,42 @@ impl Thread {
     }
 
     /// Whether anything own, or any flow, may be active.
-    fn is_busy(&self, now_ns: u64) -> bool {
-        self.own_flows.any() || self.sampler.is_busy(now_ns)
+    fn is_busy(&self, now: Nanos) -> bool {
+        self.own_flows.any() || self.sampler.is_busy(now)
     }
 
     /// Returns when flows are sampled next; none without traffic.
-    fn next_sample_ns(&self, now_ns: u64) -> Option<u64> {
+    fn next_sample(&self, now: Nanos) -> Option<Nanos> {
         let pending = self.pipeline.analysis.is_pending();
-        self.is_busy(now_ns).then(|| self.sampler.next_sample_ns(now_ns, pending))
+        self.is_busy(now).then(|| self.sampler.next_sample(now, pending))
     }
 
     /// Samples flows, for which it `woke`. What analysis takes for them is charged, too.
-    fn sample_flows(&mut self, now_ns: u64, woke: Duration) {
+    fn sample_flows(&mut self, now: Nanos, woke: Duration) {
         let records = &mut self.pipeline.records;
-        let kind = self.sampler.sample(self.source.as_ref(), now_ns, records);
-        self.links.read_totals(self.source.as_ref(), now_ns, records);
-        self.hand_on(now_ns);
-        self.sampler.charge_sample(now_ns, kind, woke);
+        let kind = self.sampler.sample(self.source.as_ref(), now, records);
+        self.links.read_totals(self.source.as_ref(), now, records);
+        self.hand_on(now);
+        self.sampler.charge_sample(now, kind, woke);
     }
 
-    fn read_if_due(&mut self, now_ns: u64) {
-        if self.sampler.budget.read_all.is_due(now_ns) {
-            self.sampler.read_all(self.source.as_mut(), now_ns, &mut self.pipeline.records);
-            self.hand_on(now_ns);
+    fn read_if_due(&mut self, now: Nanos) {
+        if self.sampler.budget.read_all.is_due(now) {
+            self.sampler.read_all(self.source.as_mut(), now, &mut self.pipeline.records);
+            self.hand_on(now);
             let spent = self.sampler.budget.spent();
-            self.sampler.budget.read_all.done(now_ns, spent);
+            self.sampler.budget.read_all.done(now, spent);
         }
     }
 
-    fn hand_on(&mut self, now_ns: u64) {
-        self.pipeline.hand_on(now_ns, &mut self.own_flows);
+    fn hand_on(&mut self, now: Nanos) {
+        self.pipeline.hand_on(now, &mut self.own_flows);
     }
 
     /// Looks after interfaces, losses and clocks.
-    fn housekeeping(&mut self, now_ns: u64) {
+    fn housekeeping(&mut self, now: Nanos) {
         let Self { links, source, pipeline, .. } = self;
-        match links.refresh(source.as_mut(), now_ns, &mut pipeline.losses, &mut pipeline.records) {
+        match links.refresh(source.as_mut(), now, &mut pipeline.losses, &mut pipeline.records) {
             Ok(false) => {}
             Ok(true) => self.own_flows.announce_all(&links.indexes(), &mut pipeline.records),
             Err(error) => failed("looking after interfaces", &error),
@@ -245,68 +244,68 @@ impl Thread {
                     marks: self.marks.iter().map(MarkReader::lost).sum(),
                     ..Losses::default()
                 };
-                pipeline.losses.note(now_ns, lost, &mut pipeline.records);
+                pipeline.losses.note(now, lost, &mut pipeline.records);
             }
             Err(error) => failed("reading losses", &error),
         }
-        pipeline.check_clocks(now_ns);
-        if !self.schedule.follows(now_ns)
+        pipeline.check_clocks(now);
+        if !self.schedule.follows(now)
             && let Err(error) = source.watch_endpoints(false)
         {
             failed("leaving the flows' ends alone", &error);
         }
         if self.pipeline.is_recording_full() {
-            let known = self.known(now_ns);
-            self.pipeline.renew_recording(now_ns, &known);
+            let known = self.known(now);
+            self.pipeline.renew_recording(now, &known);
         }
     }
 
     fn apply(&mut self, command: Command) {
-        let now_ns = monotonic_ns();
+        let now = monotonic();
         let interfaces = self.links.indexes();
         match command {
             Command::Formed(formed) => {
-                self.own_flows.formed(&formed, now_ns, &interfaces, &mut self.pipeline.records);
+                self.own_flows.formed(&formed, now, &interfaces, &mut self.pipeline.records);
             }
             Command::Ended(communicator) => {
                 // What its marks still say is of before.
                 self.gather();
-                self.hand_on(now_ns);
+                self.hand_on(now);
                 let Self { pipeline, own_flows, .. } = self;
                 pipeline.analysis.ended(communicator);
-                own_flows.ended(communicator, now_ns, &interfaces, &mut pipeline.records);
+                own_flows.ended(communicator, now, &interfaces, &mut pipeline.records);
             }
-            Command::Read { flows: true, reply } if self.follow(now_ns) => self.schedule.defer(now_ns, reply),
+            Command::Read { flows: true, reply } if self.follow(now) => self.schedule.defer(now, reply),
             Command::Read { flows, reply } => {
                 // Nobody waits for it any more: as well.
-                let _ = reply.send(Arc::new(self.reading(now_ns, flows)));
+                let _ = reply.send(Arc::new(self.reading(now, flows)));
             }
             Command::Trace(to) => {
-                let known = self.known(now_ns);
-                self.pipeline.add_tap(now_ns, Tap::new(to), &known);
+                let known = self.known(now);
+                self.pipeline.add_tap(now, Tap::new(to), &known);
             }
-            Command::ReportCongestion(sink) => self.pipeline.report_congestion(now_ns, sink),
+            Command::ReportCongestion(sink) => self.pipeline.report_congestion(now, sink),
             Command::Stop => {}
         }
     }
 
     /// What a trace begins with: links and own flows.
-    fn known(&mut self, now_ns: u64) -> Vec<Record> {
+    fn known(&mut self, now: Nanos) -> Vec<Record> {
         let mut known: Vec<Record> =
-            self.links.measured().iter().map(|link| link.record(now_ns, true)).collect();
+            self.links.measured().iter().map(|link| link.record(now, true)).collect();
         self.own_flows.announce_all(&self.links.indexes(), &mut known);
         known
     }
 
     /// Takes in the last of it, and lets go of everything.
     fn end(mut self) {
-        let now_ns = monotonic_ns();
+        let now = monotonic();
         self.run_once();
         let Self { links, source, sampler, pipeline, .. } = &mut self;
-        links.read_totals(source.as_ref(), now_ns, &mut pipeline.records);
-        sampler.read_all(source.as_mut(), now_ns, &mut pipeline.records);
-        self.housekeeping(now_ns);
-        self.hand_on(now_ns);
+        links.read_totals(source.as_ref(), now, &mut pipeline.records);
+        sampler.read_all(source.as_mut(), now, &mut pipeline.records);
+        self.housekeeping(now);
+        self.hand_on(now);
         drop(self.source);
         self.pipeline.end();
     }

@@ -24,7 +24,7 @@ pub(crate) struct Clock(pub(crate) i64);
 
 impl Clock {
     fn at(self, time: Nanos) -> u64 {
-        realtime_ns(time.0, self.0)
+        realtime_ns(time, self.0)
     }
 
     fn at_all(self, time: Option<Nanos>) -> u64 {
@@ -158,5 +158,5 @@ pub(crate) fn finding(finding: &Finding, names: &Names) -> v1::Finding {
         Found::Congestion(found) => Told::Congestion(congestion(found, names, clock)),
         Found::Straggler(found) => Told::Straggler(straggler(found, clock)),
     };
-    v1::Finding { time_ns: clock.at(Nanos(finding.time_ns)), finding: Some(told) }
+    v1::Finding { time_ns: clock.at(finding.time), finding: Some(told) }
 }

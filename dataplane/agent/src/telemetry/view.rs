@@ -7,6 +7,7 @@ use crate::telemetry::names::Names;
 use crate::telemetry::own_flows::Traffic;
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::to_proto::{self, Clock};
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::congestion;
 use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
@@ -16,6 +17,7 @@ use harmonaize_events::{
 };
 use harmonaize_loader::Flows;
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// Most operations, and jobs, in a snapshot.
 const MOST: usize = 64;
@@ -43,17 +45,17 @@ impl<'a> Span<'a> {
         Self { before, now, clock: Clock(now.offset_ns), bytes, bytes_now }
     }
 
-    fn length_ns(&self) -> u64 {
-        self.now.time_ns.saturating_sub(self.before.time_ns)
+    fn length(&self) -> Duration {
+        self.now.time.since(self.before.time)
     }
 
     /// Bits in a second.
     fn rate(&self, before: u64, now: u64) -> u64 {
-        let length_ns = self.length_ns();
-        if length_ns == 0 {
+        let length = self.length();
+        if length.is_zero() {
             return 0;
         }
-        let bits = u128::from(now.saturating_sub(before)) * 8_000_000_000 / u128::from(length_ns);
+        let bits = u128::from(now.saturating_sub(before)) * 8_000_000_000 / length.as_nanos();
         u64::try_from(bits).unwrap_or(u64::MAX)
     }
 
@@ -99,9 +101,9 @@ pub(crate) fn snapshot(host: &str, before: &Reading, now: &Reading, most: usize)
     let communicator = |(id, traffic): (&u64, &Traffic)| communicator(&span, *id, traffic);
     v1::Snapshot {
         host: host.to_owned(),
-        time_ns: realtime_ns(now.time_ns, now.offset_ns),
-        interval_ns: span.length_ns(),
-        uptime_ns: now.uptime_ns,
+        time_ns: realtime_ns(now.time, now.offset_ns),
+        interval_ns: nanoseconds(span.length()),
+        uptime_ns: nanoseconds(now.uptime),
         links: now.links.iter().map(|one| link(&span, one, &known, &own)).collect(),
         flows: flows.into_iter().take(most).map(|(_, flow)| flow).collect(),
         flow_count: now.flow_count,
@@ -198,7 +200,7 @@ fn jobs(span: &Span<'_>) -> Vec<v1::ExternalJob> {
         rate_bps: rates.get(&job.job).copied().unwrap_or(0),
         last: lately.last_phase.as_ref().map(|phase| to_proto::phase(phase, span.clock)),
         ring: job.ring,
-        since_ns: realtime_ns(job.since.0, span.clock.0),
+        since_ns: realtime_ns(job.since, span.clock.0),
     };
     let mut jobs: Vec<v1::ExternalJob> = span.now.jobs.iter().map(job).collect();
     jobs.sort_by_key(|job| std::cmp::Reverse(job.rate_bps));
@@ -218,8 +220,8 @@ fn communicator(span: &Span<'_>, id: u64, traffic: &Traffic) -> v1::Communicator
         failed: traffic.failed,
         egress_bps: span.rate(before.map_or(0, |one| one.sent_bytes), traffic.sent_bytes),
         ingress_bps: span.rate(before.map_or(0, |one| one.received_bytes), traffic.received_bytes),
-        last_operation_ns: traffic.recent_ns.back().copied().unwrap_or(0),
-        median_operation_ns: traffic.median_ns(),
+        last_operation_ns: traffic.recent.back().copied().map_or(0, nanoseconds),
+        median_operation_ns: nanoseconds(traffic.median()),
     }
 }
 
@@ -240,7 +242,7 @@ pub(crate) fn losses(now: &Reading) -> v1::TelemetryLosses {
 
 pub(crate) fn cost(before: &Reading, now: &Reading) -> v1::TelemetryCost {
     let used = now.thread.saturating_sub(before.thread).as_nanos();
-    let length = u128::from(now.time_ns.saturating_sub(before.time_ns)).max(1);
+    let length = now.time.since(before.time).as_nanos().max(1);
     let programs = now.cost.iter().flat_map(|cost| &cost.programs);
     let timed = now.cost.as_ref().is_some_and(|cost| cost.timed);
     let (runs, run_ns) =
@@ -338,7 +340,7 @@ fn owner_of(owner: &Owner) -> v1::FlowOwner {
 }
 
 fn direction(traffic: &Counted, trips: &RttStats, bits: u64, clock: Clock) -> v1::FlowDirection {
-    let time = |time_ns| realtime_ns(time_ns, clock.0);
+    let time = |time_ns| realtime_ns(Nanos(time_ns), clock.0);
     let measured = trips.count > 0;
     v1::FlowDirection {
         packets: traffic.packets,

@@ -5,19 +5,21 @@ use crate::telemetry::analysis::Analysis;
 use crate::telemetry::clock::thread_time;
 use crate::telemetry::failed;
 use crate::telemetry::reading::{LinkReading, Reading};
+use harmonaize_abi::Nanos;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_events::{EndpointLosses, FlowKey};
 use harmonaize_loader::{Endpoints, Flows};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A read of all flows that is no older answers who asks for one.
-const FRESH_NS: u64 = 50_000_000;
+const FRESH: Duration = Duration::from_millis(50);
 
 impl Thread {
     /// Has flows' ends followed from now on. Returns whether they were not so far.
-    pub(super) fn follow(&mut self, now_ns: u64) -> bool {
-        self.schedule.follow(now_ns);
+    pub(super) fn follow(&mut self, now: Nanos) -> bool {
+        self.schedule.follow(now);
         let begun = self.source.watch_endpoints(true);
         begun.unwrap_or_else(|error| {
             failed("following the flows' ends", &error);
@@ -25,9 +27,9 @@ impl Thread {
         })
     }
 
-    pub(super) fn reading(&mut self, now_ns: u64, flows: bool) -> Reading {
-        if flows && now_ns.saturating_sub(self.sampler.flows.read_ns()) >= FRESH_NS {
-            self.sampler.read_all(self.source.as_mut(), now_ns, &mut self.pipeline.records);
+    pub(super) fn reading(&mut self, now: Nanos, flows: bool) -> Reading {
+        if flows && now.since(self.sampler.flows.last_read()) >= FRESH {
+            self.sampler.read_all(self.source.as_mut(), now, &mut self.pipeline.records);
         }
         let mut endpoints = Endpoints::default();
         if flows && let Err(error) = self.source.read_endpoints(&mut endpoints) {
@@ -43,9 +45,9 @@ impl Thread {
         operations.sort_by_key(|operation| operation.began);
         let totals = |index| self.source.totals(index).unwrap_or_default();
         Reading {
-            time_ns: now_ns,
+            time: now,
             offset_ns: pipeline.observer.realtime_offset_ns,
-            uptime_ns: now_ns.saturating_sub(self.begun_ns),
+            uptime: now.since(self.begun),
             thread: thread_time(),
             links: self
                 .links

@@ -1,8 +1,8 @@
 //! When the telemetry thread wakes: for events, for commands, and for what is due.
 
-use crate::telemetry::cpu_budget::nanoseconds;
 use crate::telemetry::reading::Reading;
 use crate::telemetry::sampler::Sampler;
+use harmonaize_abi::Nanos;
 use harmonaize_loader::Collector;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,11 +23,11 @@ pub(super) type Reply = oneshot::Sender<Arc<Reading>>;
 /// What is due besides samples.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    housekeeping_ns: u64,
+    next_housekeeping: Nanos,
     /// Until when flows' ends are followed.
-    followed_until_ns: u64,
+    followed_until: Nanos,
     /// Who waits for segments, and until when.
-    replies: Vec<(u64, Reply)>,
+    replies: Vec<(Nanos, Reply)>,
 }
 
 /// When to wake, and what besides the bell wakes.
@@ -38,55 +38,55 @@ pub(super) struct Wake<'a> {
 }
 
 impl Schedule {
-    /// Returns when to wake next; `next_sample_ns` is none without traffic.
+    /// Returns when to wake next; `next_sample` is none without traffic.
     pub(super) fn next_wake<'a>(
         &self,
-        now_ns: u64,
+        now: Nanos,
         source: &'a dyn Collector,
         sampler: &Sampler,
-        next_sample_ns: Option<u64>,
+        next_sample: Option<Nanos>,
     ) -> Wake<'a> {
         let budget = &sampler.budget;
-        let flows_ns = next_sample_ns.map(|due_ns| due_ns.min(budget.read_all.due_ns()));
-        let replies_ns = self.replies.iter().map(|(due_ns, _)| *due_ns);
-        let due_ns = replies_ns.chain(flows_ns).fold(self.housekeeping_ns, u64::min);
-        let mut timeout = Duration::from_nanos(due_ns.saturating_sub(now_ns));
+        let flows = next_sample.map(|due| due.min(budget.read_all.due()));
+        let replies = self.replies.iter().map(|(due, _)| *due);
+        let due = replies.chain(flows).fold(self.next_housekeeping, Nanos::min);
+        let mut timeout = due.since(now);
         // Events that gather do not wake; late round trips do.
-        let gather = budget.gather_delay(now_ns);
+        let gather = budget.gather_delay(now);
         let events = source.event_fd().filter(|_| gather.is_zero());
         if events.is_none() {
             timeout = timeout.min(if gather.is_zero() { budget.sample.min_interval() } else { gather });
         }
-        Wake { timeout, events, late_rtts: source.late_rtt_fd().filter(|_| budget.allows_late_rtt(now_ns)) }
+        Wake { timeout, events, late_rtts: source.late_rtt_fd().filter(|_| budget.allows_late_rtt(now)) }
     }
 
     /// Whether housekeeping is due; the next is due an interval later.
-    pub(super) fn take_housekeeping(&mut self, now_ns: u64) -> bool {
-        let due = now_ns >= self.housekeeping_ns;
+    pub(super) fn take_housekeeping(&mut self, now: Nanos) -> bool {
+        let due = now >= self.next_housekeeping;
         if due {
-            self.housekeeping_ns = now_ns.saturating_add(nanoseconds(HOUSEKEEPING_INTERVAL));
+            self.next_housekeeping = now.after(HOUSEKEEPING_INTERVAL);
         }
         due
     }
 
     /// Has flows' ends followed for a while.
-    pub(super) fn follow(&mut self, now_ns: u64) {
-        self.followed_until_ns = now_ns.saturating_add(nanoseconds(FOLLOWED));
+    pub(super) fn follow(&mut self, now: Nanos) {
+        self.followed_until = now.after(FOLLOWED);
     }
 
     /// Whether flows' ends are followed.
-    pub(super) fn follows(&self, now_ns: u64) -> bool {
-        now_ns <= self.followed_until_ns
+    pub(super) fn follows(&self, now: Nanos) -> bool {
+        now <= self.followed_until
     }
 
     /// Has a reading wait for segments.
-    pub(super) fn defer(&mut self, now_ns: u64, reply: Reply) {
-        self.replies.push((now_ns.saturating_add(nanoseconds(SEGMENTS_TIMEOUT)), reply));
+    pub(super) fn defer(&mut self, now: Nanos, reply: Reply) {
+        self.replies.push((now.after(SEGMENTS_TIMEOUT), reply));
     }
 
     /// Returns those who have waited for segments.
-    pub(super) fn due_replies(&mut self, now_ns: u64) -> Vec<Reply> {
-        self.replies.extract_if(.., |(due_ns, _)| *due_ns <= now_ns).map(|(_, reply)| reply).collect()
+    pub(super) fn due_replies(&mut self, now: Nanos) -> Vec<Reply> {
+        self.replies.extract_if(.., |(due, _)| *due <= now).map(|(_, reply)| reply).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! When a late round trip has the thread look at flows, and for how long.
 
 use super::*;
-use crate::telemetry::cpu_budget::{DutyCycle, nanoseconds};
+use crate::telemetry::cpu_budget::DutyCycle;
 use crate::telemetry::sampler::FAST_INTERVAL;
 use harmonaize_events::{Event, EventKind, FlowKey, Protocol, TcpFlow};
 use harmonaize_loader::fake::Fake;
@@ -14,7 +14,7 @@ fn key(port: u16) -> FlowKey {
 
 fn tell(fake: &Fake, kind: EventKind, port: u16) {
     let (flow, kind) = (FlowKey { direction: 2, ..key(port) }, kind as u32);
-    fake.scene().events.push_back(Event { time_ns: monotonic_ns(), flow, kind, ..Event::default() });
+    fake.scene().events.push_back(Event { time_ns: monotonic().0, flow, kind, ..Event::default() });
 }
 
 /// A thread that knows of a flow, and has no other reason to look at it within an hour.
@@ -35,26 +35,26 @@ fn thread(fake: &Fake) -> Thread {
     let mut thread = Thread::new(setup, source, commands, bell, Default::default()).unwrap();
     let mut flow = TcpFlow::default();
     // It does not rest, whatever this machine does meanwhile.
-    (flow.egress.traffic.last_ns, flow.egress.traffic.bytes) = (monotonic_ns() + nanoseconds(HOUR), 1 << 30);
+    (flow.egress.traffic.last_ns, flow.egress.traffic.bytes) = (monotonic().after(HOUR).0, 1 << 30);
     fake.scene().flows.tcp.push((key(1), flow));
     tell(fake, EventKind::FlowBegan, 1);
     turn(&mut thread);
-    assert!(thread.sampler.sampled_ns > 0, "it began");
-    thread.sampler.woken_ns = 0;
+    assert!(thread.sampler.sampled > Nanos(0), "it began");
+    thread.sampler.woken = Nanos(0);
     thread.sampler.budget.full_sample = DutyCycle::new(1, [HOUR, HOUR]);
-    thread.sampler.budget.full_sample.done(monotonic_ns(), HOUR);
+    thread.sampler.budget.full_sample.done(monotonic(), HOUR);
     thread
 }
 
 /// A turn, a while after the last look, on a machine of which a test knows how busy it is. Whether it has looked at flows.
 fn turn(thread: &mut Thread) -> bool {
-    while monotonic_ns() < thread.sampler.sampled_ns + nanoseconds(FAST_INTERVAL) {
+    while monotonic() < thread.sampler.sampled.after(FAST_INTERVAL) {
         std::hint::spin_loop();
     }
-    thread.sampler.budget.pressure_due_ns = u64::MAX;
-    let looked_ns = thread.sampler.sampled_ns;
+    thread.sampler.budget.pressure_due = Nanos(u64::MAX);
+    let looked = thread.sampler.sampled;
     thread.run_once();
-    thread.sampler.sampled_ns != looked_ns
+    thread.sampler.sampled != looked
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
     assert!(!turn(&mut thread), "a stranger's");
     let own = thread.own_flows.owners().keys().next().copied();
     let flow = FlowKey { interface: 7, direction: 2, ..own.unwrap() };
-    let (time_ns, kind) = (monotonic_ns(), EventKind::LateRtt as u32);
+    let (time_ns, kind) = (monotonic().0, EventKind::LateRtt as u32);
     fake.scene().events.push_back(Event { time_ns, flow, kind, ..Event::default() });
     assert!(turn(&mut thread));
 }
@@ -114,14 +114,14 @@ fn a_storm_of_late_round_trips_ends_in_what_they_may_take() {
     let fake = Fake::default();
     let mut thread = thread(&fake);
     let mut turns = 0;
-    while thread.sampler.budget.late_rtt.delay(monotonic_ns()).is_zero() {
+    while thread.sampler.budget.late_rtt.delay(monotonic()).is_zero() {
         tell(&fake, EventKind::LateRtt, 9);
         thread.run_once();
         turns += 1;
         assert!(turns < 100_000, "each takes something");
     }
     tell(&fake, EventKind::LateRtt, 1);
-    thread.sampler.budget.late_rtt.used(monotonic_ns(), HOUR);
+    thread.sampler.budget.late_rtt.used(monotonic(), HOUR);
     assert!(!turn(&mut thread), "it waits for the next look");
 }
 
