@@ -6,6 +6,7 @@ mod host;
 use super::track::Track;
 use communicator::Communicators;
 use harmonaize_analysis::trace::Record;
+use harmonaize_planner::Nanos;
 use host::Host;
 use std::collections::BTreeMap;
 
@@ -27,8 +28,8 @@ pub(crate) struct Builder {
 struct Shift(i64);
 
 impl Shift {
-    fn real(self, time_ns: u64) -> u64 {
-        if time_ns == 0 { 0 } else { time_ns.saturating_add_signed(self.0) }
+    fn real(self, time: Nanos) -> Nanos {
+        if time == Nanos(0) { time } else { Nanos(time.0.saturating_add_signed(self.0)) }
     }
 }
 

@@ -5,6 +5,7 @@ use super::schema::{
     SLICE_BEGIN, SLICE_END, Trace, TracePacket, TrackDescriptor, TrackEvent,
 };
 use super::track::{Fact, Slice, Track, lanes};
+use harmonaize_planner::Nanos;
 use prost::Message;
 
 /// All packets have one writer.
@@ -13,7 +14,7 @@ const SEQUENCE: u32 = 1;
 /// The bytes of a trace with these tracks at its top.
 pub(crate) fn encode(tracks: &[Track]) -> Vec<u8> {
     let mut writer = Writer::default();
-    let first = tracks.iter().filter_map(first_ns).min().unwrap_or(0);
+    let first = tracks.iter().filter_map(earliest).min().unwrap_or_default().0;
     // Times are wall time already; said once, so that a viewer shows them as such.
     let clock = |clock_id| Clock { clock_id: Some(clock_id), timestamp: Some(first) };
     let clocks = vec![clock(BOOTTIME), clock(REALTIME)];
@@ -26,11 +27,11 @@ pub(crate) fn encode(tracks: &[Track]) -> Vec<u8> {
 }
 
 /// When the first thing happens on a track or beneath it.
-fn first_ns(track: &Track) -> Option<u64> {
-    let slices = track.slices.iter().map(|slice| slice.begin_ns);
-    let moments = track.moments.iter().map(|moment| moment.time_ns);
-    let values = track.counter.iter().flat_map(|counter| &counter.values).map(|(time_ns, _)| *time_ns);
-    let beneath = track.tracks.iter().filter_map(first_ns);
+fn earliest(track: &Track) -> Option<Nanos> {
+    let slices = track.slices.iter().map(|slice| slice.begin);
+    let moments = track.moments.iter().map(|moment| moment.time);
+    let values = track.counter.iter().flat_map(|counter| &counter.values).map(|(time, _)| *time);
+    let beneath = track.tracks.iter().filter_map(earliest);
     slices.chain(moments).chain(values).chain(beneath).min()
 }
 
@@ -48,8 +49,8 @@ impl Writer {
         debug_assert!(written.is_ok(), "a vector grows");
     }
 
-    fn event(&mut self, time_ns: u64, event: TrackEvent) {
-        let (timestamp, track_event) = (Some(time_ns), Some(event));
+    fn event(&mut self, time: Nanos, event: TrackEvent) {
+        let (timestamp, track_event) = (Some(time.0), Some(event));
         self.packet(TracePacket { timestamp, track_event, ..TracePacket::default() });
     }
 
@@ -85,16 +86,16 @@ impl Writer {
                 debug_annotations: annotations(&moment.facts),
                 ..TrackEvent::default()
             };
-            self.event(moment.time_ns, event);
+            self.event(moment.time, event);
         }
-        for (time_ns, value) in track.counter.iter().flat_map(|counter| &counter.values) {
+        for (time, value) in track.counter.iter().flat_map(|counter| &counter.values) {
             let event = TrackEvent {
                 r#type: Some(COUNTER),
                 track_uuid: Some(uuid),
                 counter_value: Some(i64::try_from(*value).unwrap_or(i64::MAX)),
                 ..TrackEvent::default()
             };
-            self.event(*time_ns, event);
+            self.event(*time, event);
         }
         for (rank, beneath) in track.tracks.iter().enumerate() {
             self.track(beneath, Some(uuid), rank);
@@ -110,9 +111,9 @@ impl Writer {
             flow_ids: slice.joined.into_iter().collect(),
             ..TrackEvent::default()
         };
-        self.event(slice.begin_ns, event);
+        self.event(slice.begin, event);
         let end = TrackEvent { r#type: Some(SLICE_END), track_uuid: Some(uuid), ..TrackEvent::default() };
-        self.event(slice.end_ns.max(slice.begin_ns), end);
+        self.event(slice.end.max(slice.begin), end);
     }
 }
 

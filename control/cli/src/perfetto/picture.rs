@@ -1,7 +1,9 @@
 //! A timeline as a picture (SVG), for the operator's guide: rows as Perfetto's window shows them.
 
 use super::track::{Track, lanes};
+use harmonaize_planner::Nanos;
 use std::fmt::Write;
+use std::time::Duration;
 
 const LEFT_MARGIN: f64 = 250.0;
 const PLOT_WIDTH: f64 = 760.0;
@@ -12,8 +14,8 @@ const COLOURS: [&str; 6] = ["#8fb8de", "#9ad0a5", "#e3c98b", "#d8a6c0", "#b7aee0
 type SliceExtent = (f64, f64, f64);
 
 struct Picture {
-    first_ns: u64,
-    last_ns: u64,
+    first: Nanos,
+    last: Nanos,
     line: usize,
     shapes: String,
     joined: std::collections::BTreeMap<u64, Vec<SliceExtent>>,
@@ -23,16 +25,15 @@ struct Picture {
 pub(super) fn svg(tracks: &[Track], title: &str) -> String {
     let mut times = Vec::new();
     tracks.iter().for_each(|track| gather(track, &mut times));
-    let (first_ns, last_ns) = (*times.iter().min().unwrap(), *times.iter().max().unwrap());
-    let mut picture =
-        Picture { first_ns, last_ns, line: 1, shapes: String::new(), joined: Default::default() };
+    let (first, last) = (*times.iter().min().unwrap(), *times.iter().max().unwrap());
+    let mut picture = Picture { first, last, line: 1, shapes: String::new(), joined: Default::default() };
     tracks.iter().for_each(|track| picture.track(track, 0));
     let arrows = picture.arrows();
     let (width, height) = (LEFT_MARGIN + PLOT_WIDTH + 10.0, picture.line as f64 * ROW_HEIGHT + 8.0);
     let mut axis = String::new();
-    let whole = (last_ns - first_ns) / 1_000_000;
+    let whole = last.since(first).as_millis() as u64;
     for millis in (0..=whole).step_by(10) {
-        let x = picture.x(first_ns + millis * 1_000_000);
+        let x = picture.x(first.after(Duration::from_millis(millis)));
         writeln!(
             axis,
             "<text x=\"{x:.1}\" y=\"14\" fill=\"#6b7280\">+{millis} ms</text>\
@@ -49,14 +50,15 @@ pub(super) fn svg(tracks: &[Track], title: &str) -> String {
     )
 }
 
-fn gather(track: &Track, times: &mut Vec<u64>) {
-    times.extend(track.slices.iter().flat_map(|slice| [slice.begin_ns, slice.end_ns]));
+fn gather(track: &Track, times: &mut Vec<Nanos>) {
+    times.extend(track.slices.iter().flat_map(|slice| [slice.begin, slice.end]));
     track.tracks.iter().for_each(|beneath| gather(beneath, times));
 }
 
 impl Picture {
-    fn x(&self, time_ns: u64) -> f64 {
-        let part = time_ns.saturating_sub(self.first_ns) as f64 / (self.last_ns - self.first_ns) as f64;
+    fn x(&self, time: Nanos) -> f64 {
+        let nanos = |until: Nanos| until.since(self.first).as_nanos() as f64;
+        let part = nanos(time) / nanos(self.last);
         LEFT_MARGIN + part.min(1.0) * PLOT_WIDTH
     }
 
@@ -82,7 +84,7 @@ impl Picture {
             self.line += 1;
         }
         for moment in &track.moments {
-            let x = self.x(moment.time_ns);
+            let x = self.x(moment.time);
             writeln!(
                 self.shapes,
                 "<path d=\"M{x:.1} {}l4 8h-8z\" fill=\"#c0392b\"><title>{}</title></path>",
@@ -94,9 +96,9 @@ impl Picture {
         if let Some(counter) = &track.counter {
             let top = counter.values.iter().map(|(_, value)| *value).max().unwrap_or(1).max(1) as f64;
             let mut path = format!("M{LEFT_MARGIN} {}", y + ROW_HEIGHT - 2.0);
-            for (time_ns, value) in &counter.values {
+            for (time, value) in &counter.values {
                 let height = *value as f64 / top * (ROW_HEIGHT - 5.0);
-                write!(path, "H{:.1}V{:.1}", self.x(*time_ns), y + ROW_HEIGHT - 2.0 - height).unwrap();
+                write!(path, "H{:.1}V{:.1}", self.x(*time), y + ROW_HEIGHT - 2.0 - height).unwrap();
             }
             let (end, base) = (LEFT_MARGIN + PLOT_WIDTH, y + ROW_HEIGHT - 2.0);
             writeln!(self.shapes, "<path d=\"{path}H{end}V{base}z\" fill=\"#c7d7ea\" stroke=\"#5b84b1\"/>")
@@ -111,7 +113,7 @@ impl Picture {
     }
 
     fn slice(&mut self, slice: &super::track::Slice, y: f64) {
-        let (left, right) = (self.x(slice.begin_ns), self.x(slice.end_ns));
+        let (left, right) = (self.x(slice.begin), self.x(slice.end));
         let wide = (right - left).max(1.0);
         let hash =
             slice.name.bytes().fold(0_usize, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));

@@ -9,6 +9,7 @@ use harmonaize_events::{
     Direction, Event, EventKind, FlowKey, InterfaceTotals, Mark, MarkKind, Protocol, RoceCounters, TcpFlow,
     Totals, Traffic,
 };
+use harmonaize_planner::Nanos;
 use prost::Message;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -243,7 +244,7 @@ fn snapshots_tell_of_bursts_whose_events_were_lost() {
         .flat_map(|flow| flow.tracks.iter().map(move |way| (flow, way)))
         .flat_map(|(flow, way)| way.slices.iter().map(move |slice| (flow, way, slice)))
         .map(|(flow, way, slice)| {
-            (flow.name.as_str(), way.name.as_str(), slice.begin_ns, slice.end_ns, slice.name.as_str())
+            (flow.name.as_str(), way.name.as_str(), slice.begin.0, slice.end.0, slice.name.as_str())
         })
         .collect();
     let expected = [
@@ -258,14 +259,14 @@ fn slices_of_a_lane_never_overlap() {
     let mut rng = ChaCha8Rng::seed_from_u64(3);
     let slices: Vec<Slice> = (0..500)
         .map(|number| {
-            let begin_ns = rng.random_range(0..1000);
-            let end_ns = begin_ns + rng.random_range(0..30);
-            Slice { begin_ns, end_ns, name: number.to_string(), facts: vec![], joined: None }
+            let begin = Nanos(rng.random_range(0..1000));
+            let end = Nanos(begin.0 + rng.random_range(0..30));
+            Slice { begin, end, name: number.to_string(), facts: vec![], joined: None }
         })
         .collect();
     let lanes = lanes(&slices);
     assert_eq!(lanes.iter().map(Vec::len).sum::<usize>(), 500);
-    assert!(lanes.iter().all(|lane| lane.is_sorted_by(|one, next| one.end_ns <= next.begin_ns)));
+    assert!(lanes.iter().all(|lane| lane.is_sorted_by(|one, next| one.end <= next.begin)));
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! A timeline: tracks beneath tracks, each with slices, moments or a counter.
 
+use harmonaize_planner::Nanos;
+
 /// Something that took a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {
-    /// When it began, CLOCK_REALTIME nanoseconds.
-    pub begin_ns: u64,
+    /// When it began, CLOCK_REALTIME.
+    pub begin: Nanos,
     /// When it ended; not before.
-    pub end_ns: u64,
+    pub end: Nanos,
     /// What it is called.
     pub name: String,
     /// What else is known of it.
@@ -18,8 +20,8 @@ pub(crate) struct Slice {
 /// Something that happened at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// When, CLOCK_REALTIME nanoseconds.
-    pub time_ns: u64,
+    /// When, CLOCK_REALTIME.
+    pub time: Nanos,
     /// What it is called.
     pub name: &'static str,
     /// What else is known of it.
@@ -40,8 +42,8 @@ pub(crate) enum Fact {
 pub(crate) struct Counter {
     /// Its unit.
     pub unit: &'static str,
-    /// When it got which value, CLOCK_REALTIME nanoseconds.
-    pub values: Vec<(u64, u64)>,
+    /// When it got which value, CLOCK_REALTIME.
+    pub values: Vec<(Nanos, u64)>,
 }
 
 /// A row of a timeline, and those beneath it.
@@ -77,16 +79,14 @@ impl Track {
 /// Slices in lanes, so that within one none overlap: what a viewer can draw in a row.
 pub(crate) fn lanes(slices: &[Slice]) -> Vec<Vec<&Slice>> {
     let mut sorted: Vec<&Slice> = slices.iter().collect();
-    sorted.sort_by(|one, other| {
-        (one.begin_ns, one.end_ns, &one.name).cmp(&(other.begin_ns, other.end_ns, &other.name))
-    });
+    sorted.sort_by(|one, other| (one.begin, one.end, &one.name).cmp(&(other.begin, other.end, &other.name)));
     // By when they are free again; the lowest number first among those that are.
     let mut busy = std::collections::BinaryHeap::new();
     let mut free = std::collections::BTreeSet::new();
     let mut lanes: Vec<Vec<&Slice>> = Vec::new();
     for slice in sorted {
-        while let Some(std::cmp::Reverse((end_ns, lane))) = busy.peek().copied()
-            && end_ns <= slice.begin_ns
+        while let Some(std::cmp::Reverse((end, lane))) = busy.peek().copied()
+            && end <= slice.begin
         {
             busy.pop();
             free.insert(lane);
@@ -98,7 +98,7 @@ pub(crate) fn lanes(slices: &[Slice]) -> Vec<Vec<&Slice>> {
         if let Some(slices) = lanes.get_mut(lane) {
             slices.push(slice);
         }
-        busy.push(std::cmp::Reverse((slice.end_ns, lane)));
+        busy.push(std::cmp::Reverse((slice.end, lane)));
     }
     lanes
 }

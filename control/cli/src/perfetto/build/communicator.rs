@@ -4,6 +4,7 @@ use super::{HostKey, Shift};
 use crate::perfetto::track::{Fact, Slice, Track};
 use harmonaize_api::communicator_text;
 use harmonaize_events::{Mark, MarkKind};
+use harmonaize_planner::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Every communicator of which marks were seen.
@@ -22,8 +23,8 @@ struct Part {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Call {
-    called_ns: u64,
-    ended_ns: u64,
+    called: Nanos,
+    ended: Nanos,
     bytes: u64,
     failed: bool,
 }
@@ -33,26 +34,26 @@ struct Segment {
     operation: u64,
     epoch: u32,
     channel: u32,
-    began_ns: u64,
+    began: Nanos,
     /// When something last happened to it.
-    last_ns: u64,
+    last: Nanos,
     bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
-    first_ns: u64,
-    last_ns: u64,
+    first: Nanos,
+    last: Nanos,
     bytes: u64,
     messages: u64,
 }
 
 impl Moved {
-    fn add(&mut self, time_ns: u64, bytes: u64) {
+    fn add(&mut self, time: Nanos, bytes: u64) {
         if self.messages == 0 {
-            self.first_ns = time_ns;
+            self.first = time;
         }
-        (self.first_ns, self.last_ns) = (self.first_ns.min(time_ns), self.last_ns.max(time_ns));
+        (self.first, self.last) = (self.first.min(time), self.last.max(time));
         self.bytes = self.bytes.saturating_add(bytes);
         self.messages += 1;
     }
@@ -65,20 +66,20 @@ pub(super) struct Spans(BTreeMap<u64, Vec<Span>>);
 /// CLOCK_REALTIME; with the operation, and the number that joins slices.
 #[derive(Clone, Copy, Debug)]
 struct Span {
-    begin_ns: u64,
-    end_ns: u64,
+    begin: Nanos,
+    end: Nanos,
     operation: u64,
     number: u64,
 }
 
 impl Spans {
     /// The latest operation that was under way at some time between the two, and the number that joins.
-    pub(super) fn at(&self, communicator: u64, begin_ns: u64, end_ns: u64) -> Option<(u64, u64)> {
+    pub(super) fn at(&self, communicator: u64, begin: Nanos, end: Nanos) -> Option<(u64, u64)> {
         const MAX_LOOKBACK: usize = 64;
         let spans = self.0.get(&communicator)?;
-        let after = spans.partition_point(|span| span.begin_ns <= end_ns);
+        let after = spans.partition_point(|span| span.begin <= end);
         let mut near = spans.get(after.saturating_sub(MAX_LOOKBACK)..after)?.iter().rev();
-        let found = near.find(|span| span.end_ns >= begin_ns)?;
+        let found = near.find(|span| span.end >= begin)?;
         Some((found.operation, found.number))
     }
 }
@@ -90,24 +91,25 @@ impl Communicators {
         match kind {
             MarkKind::Called => {
                 let call = part.call(mark);
-                (call.called_ns, call.bytes) = (mark.time_ns, mark.bytes);
+                (call.called, call.bytes) = (Nanos(mark.time_ns), mark.bytes);
             }
             MarkKind::Ended | MarkKind::Failed => {
                 let call = part.call(mark);
-                (call.ended_ns, call.failed) = (mark.time_ns, kind == MarkKind::Failed);
+                (call.ended, call.failed) = (Nanos(mark.time_ns), kind == MarkKind::Failed);
             }
             MarkKind::SegmentBegan => {
                 let segment = part.segments.entry(mark.segment).or_default();
-                let Mark { operation, epoch, channel, bytes, time_ns, .. } = *mark;
-                *segment = Segment { operation, epoch, channel, began_ns: time_ns, last_ns: time_ns, bytes };
+                let Mark { operation, epoch, channel, bytes, .. } = *mark;
+                let time = Nanos(mark.time_ns);
+                *segment = Segment { operation, epoch, channel, began: time, last: time, bytes };
             }
             MarkKind::Sent | MarkKind::Received => {
                 if let Some(segment) = part.segments.get_mut(&mark.segment) {
-                    segment.last_ns = segment.last_ns.max(mark.time_ns);
+                    segment.last = segment.last.max(Nanos(mark.time_ns));
                 }
                 let [sent, received] = part.moved.entry((mark.peer, mark.operation)).or_default();
                 let moved = if kind == MarkKind::Sent { sent } else { received };
-                moved.add(mark.time_ns, mark.bytes);
+                moved.add(Nanos(mark.time_ns), mark.bytes);
             }
             MarkKind::Coded | MarkKind::Aggregated | MarkKind::GivenUp => {}
         }
@@ -152,17 +154,17 @@ impl Part {
 
     fn finish(self, shift: Shift, number: &mut u64, spans: &mut Vec<Span>) -> Vec<Track> {
         // The last thing that is known of an operation; what goes on at the end of the trace ends with it.
-        let last_ns = self.last_ns();
+        let last = self.last();
         let mut top = Track::named("operations");
-        for (operation, begin_ns, end_ns) in self.operations(last_ns) {
+        for (operation, begin, end) in self.operations(last) {
             *number += 1;
-            let (begin_ns, end_ns) = (shift.real(begin_ns), shift.real(end_ns));
-            spans.push(Span { begin_ns, end_ns, operation, number: *number });
+            let (begin, end) = (shift.real(begin), shift.real(end));
+            spans.push(Span { begin, end, operation, number: *number });
             let facts = vec![("operation", Fact::Number(operation))];
             let (name, joined) = (format!("operation {operation}"), Some(*number));
-            top.slices.push(Slice { begin_ns, end_ns, name, facts, joined });
+            top.slices.push(Slice { begin, end, name, facts, joined });
         }
-        spans.sort_by_key(|span| (span.begin_ns, span.operation));
+        spans.sort_by_key(|span| (span.begin, span.operation));
         let mut tracks = Vec::new();
         let mut put = |track: Track| {
             if !track.slices.is_empty() {
@@ -172,7 +174,7 @@ impl Part {
         put(top);
         for (rank, calls) in &self.calls {
             let mut track = Track::named(format!("rank {rank}"));
-            let slices = calls.iter().filter_map(|(operation, call)| call.slice(*operation, shift, last_ns));
+            let slices = calls.iter().filter_map(|(operation, call)| call.slice(*operation, shift, last));
             track.slices = slices.collect();
             put(track);
         }
@@ -197,49 +199,48 @@ impl Part {
         tracks
     }
 
-    fn last_ns(&self) -> u64 {
-        let calls =
-            self.calls.values().flat_map(BTreeMap::values).map(|call| call.called_ns.max(call.ended_ns));
-        let segments = self.segments.values().map(|segment| segment.last_ns);
-        let moved = self.moved.values().flatten().map(|moved| moved.last_ns);
-        calls.chain(segments).chain(moved).max().unwrap_or(0)
+    fn last(&self) -> Nanos {
+        let calls = self.calls.values().flat_map(BTreeMap::values).map(|call| call.called.max(call.ended));
+        let segments = self.segments.values().map(|segment| segment.last);
+        let moved = self.moved.values().flatten().map(|moved| moved.last);
+        calls.chain(segments).chain(moved).max().unwrap_or_default()
     }
 
     /// Each operation, from its first call here to its last end here.
-    fn operations(&self, last_ns: u64) -> Vec<(u64, u64, u64)> {
-        let mut operations: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    fn operations(&self, last: Nanos) -> Vec<(u64, Nanos, Nanos)> {
+        let mut operations: BTreeMap<u64, (Nanos, Nanos)> = BTreeMap::new();
         for (operation, call) in self.calls.values().flatten() {
-            let Some((begin_ns, end_ns)) = call.times(last_ns) else { continue };
-            let known = operations.entry(*operation).or_insert((begin_ns, end_ns));
-            *known = (known.0.min(begin_ns), known.1.max(end_ns));
+            let Some((begin, end)) = call.times(last) else { continue };
+            let known = operations.entry(*operation).or_insert((begin, end));
+            *known = (known.0.min(begin), known.1.max(end));
         }
-        operations.into_iter().map(|(operation, (begin_ns, end_ns))| (operation, begin_ns, end_ns)).collect()
+        operations.into_iter().map(|(operation, (begin, end))| (operation, begin, end)).collect()
     }
 }
 
 impl Call {
     /// From its call to its end; an end without a call is a moment, a call without an end goes on to the trace's.
-    fn times(&self, last_ns: u64) -> Option<(u64, u64)> {
-        match (self.called_ns, self.ended_ns) {
-            (0, 0) => None,
-            (0, ended) => Some((ended, ended)),
-            (called, 0) => Some((called, last_ns.max(called))),
+    fn times(&self, last: Nanos) -> Option<(Nanos, Nanos)> {
+        match (self.called, self.ended) {
+            (Nanos(0), Nanos(0)) => None,
+            (Nanos(0), ended) => Some((ended, ended)),
+            (called, Nanos(0)) => Some((called, last.max(called))),
             (called, ended) => Some((called, ended.max(called))),
         }
     }
 
-    fn slice(&self, operation: u64, shift: Shift, last_ns: u64) -> Option<Slice> {
-        let (begin_ns, end_ns) = self.times(last_ns)?;
-        let state = match (self.called_ns, self.ended_ns, self.failed) {
-            (0, ..) => Some("its call was not recorded"),
-            (_, 0, _) => Some("it had not ended"),
+    fn slice(&self, operation: u64, shift: Shift, last: Nanos) -> Option<Slice> {
+        let (begin, end) = self.times(last)?;
+        let state = match (self.called, self.ended, self.failed) {
+            (Nanos(0), ..) => Some("its call was not recorded"),
+            (_, Nanos(0), _) => Some("it had not ended"),
             (_, _, true) => Some("failed"),
             _ => None,
         };
         let mut facts = vec![("operation", Fact::Number(operation)), ("bytes", Fact::Number(self.bytes))];
         facts.extend(state.map(|state| ("state", Fact::Text(state.to_owned()))));
-        let (begin_ns, end_ns) = (shift.real(begin_ns), shift.real(end_ns));
-        Some(Slice { begin_ns, end_ns, name: format!("operation {operation}"), facts, joined: None })
+        let (begin, end) = (shift.real(begin), shift.real(end));
+        Some(Slice { begin, end, name: format!("operation {operation}"), facts, joined: None })
     }
 }
 
@@ -251,8 +252,8 @@ impl Segment {
             ("epoch", Fact::Number(self.epoch.into())),
             ("bytes", Fact::Number(self.bytes)),
         ];
-        let (begin_ns, end_ns) = (shift.real(self.began_ns), shift.real(self.last_ns));
-        Slice { begin_ns, end_ns, name: format!("segment {number}"), facts, joined: None }
+        let (begin, end) = (shift.real(self.began), shift.real(self.last));
+        Slice { begin, end, name: format!("segment {number}"), facts, joined: None }
     }
 }
 
@@ -263,8 +264,8 @@ impl Moved {
             ("bytes", Fact::Number(self.bytes)),
             ("messages", Fact::Number(self.messages)),
         ];
-        let (begin_ns, end_ns) = (shift.real(self.first_ns), shift.real(self.last_ns));
+        let (begin, end) = (shift.real(self.first), shift.real(self.last));
         let name = crate::text::bytes(self.bytes);
-        (self.messages > 0).then_some(Slice { begin_ns, end_ns, name, facts, joined: None })
+        (self.messages > 0).then_some(Slice { begin, end, name, facts, joined: None })
     }
 }

@@ -8,6 +8,7 @@ use harmonaize_api::communicator_text;
 use harmonaize_events::{
     Direction, Event, EventKind, FlowKey, InterfaceTotals, Protocol, RoceCounters, TcpFlow, Traffic,
 };
+use harmonaize_planner::Nanos;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -25,17 +26,20 @@ pub(super) struct Host {
 struct Interface {
     name: String,
     bytes_per_second: u64,
-    last: Option<(u64, InterfaceTotals)>,
-    egress: Vec<(u64, u64)>,
-    ingress: Vec<(u64, u64)>,
+    last: Option<(Nanos, InterfaceTotals)>,
+    egress: Vec<(Nanos, u64)>,
+    ingress: Vec<(Nanos, u64)>,
 }
+
+/// By when they began: when they ended, and their bytes.
+type Bursts = BTreeMap<Nanos, (Nanos, u64)>;
 
 #[derive(Debug, Default)]
 struct Flow {
     owner: Option<Owner>,
-    /// By when they began: when they ended, and their bytes. Egress first.
-    bursts: [BTreeMap<u64, (u64, u64)>; 2],
-    moments: Vec<(u64, EventKind, bool, u64)>,
+    /// Egress first.
+    bursts: [Bursts; 2],
+    moments: Vec<(Nanos, EventKind, bool, u64)>,
     source_port: u32,
 }
 
@@ -77,7 +81,7 @@ impl Host {
             Record::Event(event) => self.event(event),
             Record::Tcp { key, flow, .. } => self.tcp(key, flow),
             Record::Roce { key, counters, .. } => self.roce(key, counters),
-            Record::Totals { time_ns, totals } => self.totals(*time_ns, totals),
+            Record::Totals { time_ns, totals } => self.totals(Nanos(*time_ns), totals),
             Record::Owner(owner) if owner.owned => self.flow(&owner.flow).owner = Some(*owner),
             Record::Link(link) => self.link(link),
             Record::Lost(lost) => self.losses.push(*lost),
@@ -99,14 +103,15 @@ impl Host {
             Some(EventKind::BurstBegan) => {
                 let [egress, other] = &mut flow.bursts;
                 let bursts = if ingress { other } else { egress };
-                burst(bursts, event.burst_began_ns, event.burst_ended_ns, event.burst_bytes);
+                let (began, ended) = (Nanos(event.burst_began_ns), Nanos(event.burst_ended_ns));
+                burst(bursts, began, ended, event.burst_bytes);
             }
             Some(EventKind::FlowBegan) | None => {}
             Some(kind @ EventKind::LateRtt) => {
                 let took_ns = event.time_ns.saturating_sub(event.burst_ended_ns);
-                flow.moments.push((event.time_ns, kind, ingress, took_ns));
+                flow.moments.push((Nanos(event.time_ns), kind, ingress, took_ns));
             }
-            Some(kind) => flow.moments.push((event.time_ns, kind, ingress, event.total)),
+            Some(kind) => flow.moments.push((Nanos(event.time_ns), kind, ingress, event.total)),
         }
     }
 
@@ -130,18 +135,18 @@ impl Host {
     }
 
     /// The rate since the snapshot before.
-    fn totals(&mut self, time_ns: u64, totals: &InterfaceTotals) {
+    fn totals(&mut self, time: Nanos, totals: &InterfaceTotals) {
         let index = u32::try_from(totals.interface).unwrap_or(u32::MAX);
         let interface = self.links.entry(index).or_default();
-        if let Some((before_ns, before)) = interface.last.replace((time_ns, *totals))
-            && before_ns < time_ns
+        if let Some((since, before)) = interface.last.replace((time, *totals))
+            && since < time
         {
             let rate = |now: u64, then: u64| {
                 let bits = u128::from(now.saturating_sub(then)) * 8 * 1_000_000_000;
-                u64::try_from(bits / u128::from(time_ns - before_ns)).unwrap_or(u64::MAX)
+                u64::try_from(bits / time.since(since).as_nanos()).unwrap_or(u64::MAX)
             };
-            interface.egress.push((before_ns, rate(totals.egress.bytes, before.egress.bytes)));
-            interface.ingress.push((before_ns, rate(totals.ingress.bytes, before.ingress.bytes)));
+            interface.egress.push((since, rate(totals.egress.bytes, before.egress.bytes)));
+            interface.ingress.push((since, rate(totals.ingress.bytes, before.ingress.bytes)));
         }
     }
 
@@ -158,7 +163,7 @@ impl Host {
                 if values.is_empty() {
                     continue;
                 }
-                let values = values.iter().map(|(time_ns, rate)| (shift.real(*time_ns), *rate)).collect();
+                let values = values.iter().map(|(time, rate)| (shift.real(*time), *rate)).collect();
                 let counter = Some(Counter { unit: "bit/s", values });
                 tracks.push(Track { counter, ..Track::named(format!("{} {way}", name(index))) });
             }
@@ -180,16 +185,16 @@ impl Host {
 }
 
 /// Notes a burst, or more of one.
-fn burst(bursts: &mut BTreeMap<u64, (u64, u64)>, began_ns: u64, ended_ns: u64, bytes: u64) {
-    if began_ns > 0 && bytes > 0 {
-        let known = bursts.entry(began_ns).or_default();
-        *known = (known.0.max(ended_ns), known.1.max(bytes));
+fn burst(bursts: &mut Bursts, began: Nanos, ended: Nanos, bytes: u64) {
+    if began > Nanos(0) && bytes > 0 {
+        let known = bursts.entry(began).or_default();
+        *known = (known.0.max(ended), known.1.max(bytes));
     }
 }
 
-fn running(bursts: &mut BTreeMap<u64, (u64, u64)>, traffic: &Traffic) {
+fn running(bursts: &mut Bursts, traffic: &Traffic) {
     let bytes = traffic.bytes.saturating_sub(traffic.burst_after);
-    burst(bursts, traffic.burst_began_ns, traffic.last_ns, bytes);
+    burst(bursts, Nanos(traffic.burst_began_ns), Nanos(traffic.last_ns), bytes);
 }
 
 fn flow_track(key: &FlowKey, flow: &Flow, shift: Shift, operations: Option<&Spans>, on: &str) -> Track {
@@ -209,14 +214,12 @@ fn flow_track(key: &FlowKey, flow: &Flow, shift: Shift, operations: Option<&Span
         let mut bursts_track = Track::named(way);
         bursts_track.slices = bursts
             .iter()
-            .map(|(began_ns, (ended_ns, bytes))| {
-                burst_slice((*began_ns, *ended_ns, *bytes), flow, shift, operations, on)
-            })
+            .map(|(began, (ended, bytes))| burst_slice((*began, *ended, *bytes), flow, shift, operations, on))
             .collect();
         track.add(bursts_track);
     }
-    let moment = |(time_ns, kind, ingress, total): &(u64, EventKind, bool, u64)| Moment {
-        time_ns: shift.real(*time_ns),
+    let moment = |(time, kind, ingress, total): &(Nanos, EventKind, bool, u64)| Moment {
+        time: shift.real(*time),
         name: match kind {
             EventKind::FlowBegan => "flow began",
             EventKind::BurstBegan => "burst began",
@@ -236,13 +239,13 @@ fn flow_track(key: &FlowKey, flow: &Flow, shift: Shift, operations: Option<&Span
 }
 
 fn burst_slice(
-    (began_ns, ended_ns, bytes): (u64, u64, u64),
+    (began, ended, bytes): (Nanos, Nanos, u64),
     flow: &Flow,
     shift: Shift,
     operations: Option<&Spans>,
     on: &str,
 ) -> Slice {
-    let (begin_ns, end_ns) = (shift.real(began_ns), shift.real(ended_ns.max(began_ns)));
+    let (begin, end) = (shift.real(began), shift.real(ended.max(began)));
     let mut facts = vec![("bytes", Fact::Number(bytes)), ("interface", Fact::Text(on.to_owned()))];
     if flow.source_port > 0 {
         facts.push(("source port", Fact::Number(flow.source_port.into())));
@@ -253,13 +256,13 @@ fn burst_slice(
         facts.push(("epoch", Fact::Number(owner.epoch.into())));
         facts.push(("from participant", Fact::Number(owner.from.into())));
         facts.push(("to participant", Fact::Number(owner.to.into())));
-        let span = operations.and_then(|spans| spans.at(owner.communicator, begin_ns, end_ns));
+        let span = operations.and_then(|spans| spans.at(owner.communicator, begin, end));
         if let Some((operation, number)) = span {
             facts.push(("operation", Fact::Number(operation)));
             joined = Some(number);
         }
     }
-    Slice { begin_ns, end_ns, name: crate::text::bytes(bytes), facts, joined }
+    Slice { begin, end, name: crate::text::bytes(bytes), facts, joined }
 }
 
 fn loss(lost: &Lost, shift: Shift) -> Moment {
@@ -270,5 +273,5 @@ fn loss(lost: &Lost, shift: Shift) -> Moment {
         LostKind::Records => "records left out",
         LostKind::Gap => "nothing was observed",
     };
-    Moment { time_ns: shift.real(lost.time_ns), name, facts: vec![("count", Fact::Number(lost.count))] }
+    Moment { time: shift.real(Nanos(lost.time_ns)), name, facts: vec![("count", Fact::Number(lost.count))] }
 }
