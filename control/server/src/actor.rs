@@ -6,7 +6,7 @@ use crate::metrics::Happened;
 use crate::requests::{Requests, Sorted};
 use crate::state::touched;
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
-use harmonaize_abi::{CommunicatorId, Epoch};
+use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_metrics::Page;
 use harmonaize_store::{Change, Stored};
@@ -431,10 +431,10 @@ impl Actor {
     }
 }
 
-/// CLOCK_REALTIME in nanoseconds.
-pub(crate) fn realtime() -> u64 {
+/// CLOCK_REALTIME.
+pub(crate) fn realtime() -> Nanos {
     let realtime = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(realtime.as_nanos()).unwrap_or(u64::MAX)
+    realtime.into()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::actor::{Command, Refusal, realtime};
 use crate::leader::Commands;
 use crate::relay::{Relay, Replies};
 use crate::state::{Controller, Instruction, InstructionError, Settings, stored_plan_status};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_store::WithdrawalKind as Kind;
@@ -212,7 +212,8 @@ impl Operator for Operators {
         let kind = kind(request.kind())?;
         let v1::WithdrawRequest { targets, from_ns, until_ns, reason, .. } = request.clone();
         let named = targets.clone();
-        let done = self.instruct(Instruction::Withdraw { targets, kind, from_ns, until_ns, reason }).await;
+        let (from, until) = (Nanos(from_ns), Nanos(until_ns));
+        let done = self.instruct(Instruction::Withdraw { targets, kind, from, until, reason }).await;
         caller.log(&request, done)?;
         let withdrawals =
             self.query(move |state, now| state.queries(now).withdrawals(Some((&named, kind)))).await?;

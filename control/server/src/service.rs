@@ -454,7 +454,7 @@ fn begin(
         if stored.fabric.is_some() {
             tracing::warn!("the topology is another than at the last start");
         }
-        changes.push(Change::Fabric(Fabric { text: topology.to_owned(), since_ns: realtime() }));
+        changes.push(Change::Fabric(Fabric { text: topology.to_owned(), since_ns: realtime().0 }));
     }
     // Durable before any id of this start is given: no two communicators ever have the same.
     store.write(&changes)?;

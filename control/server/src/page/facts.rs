@@ -1,7 +1,7 @@
 //! What the page shows: operators' replies, entry by entry as JSON under the names that `harmonaize --json` has.
 
 use crate::state::Queries;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, finding_change::Finding};
 use serde::Serialize;
@@ -44,7 +44,7 @@ impl Facts {
             topology: queries.topology(),
             tenants: queries.tenants(),
             plans: queries.plans(CommunicatorId(0)).unwrap_or_default(),
-            fabric: queries.fabric(decisions.now_ns),
+            fabric: queries.fabric(Nanos(decisions.now_ns)),
             decisions,
             withdrawals: queries.withdrawals(None),
             status: queries.status(&BTreeMap::new()),

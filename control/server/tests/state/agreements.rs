@@ -2,10 +2,10 @@
 
 use super::fabric::Fabric;
 use super::world::{SECOND, settings_of};
-use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{
     Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, EventKind};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Controller, Fact, Output};
@@ -372,7 +372,7 @@ fn agreements_outlive_a_restart_of_control() {
     let mut stored = fabric.tenants.stored.clone();
     stored.boot = Some(77);
     let mut again = Controller::new(settings_of(&super::fabric::two_by_two()), [9; 32]);
-    again.restore(stored, 1_700_000_000_000_000_000);
+    again.restore(stored, Nanos(1_700_000_000_000_000_000));
     fabric.restarted(again, &ids[..1]);
     fabric.run(SECOND * 5);
     let told = fabric.agreement("a", "c0");

@@ -3,7 +3,7 @@
 use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
 use super::world::{SECOND, World, hello, join_of, operation as timed, running, settings, settings_of};
 use harmonaize_abi::session::Hints;
-use harmonaize_abi::{Collective, CommunicatorId};
+use harmonaize_abi::{Collective, CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, JoinRefusedKind, budget::Kind, from_agent, to_agent};
 use harmonaize_codec::Codec;
 use harmonaize_planner::CodecReason;
@@ -336,7 +336,7 @@ fn a_restart_finds_what_operations_lost() {
     known.losses.push(Loss { codec: "int9".to_owned(), loss: 1.0, bytes: 1.0 });
     known.losses.push(Loss { codec: "int8".to_owned(), loss: f64::NAN, bytes: 1.0 });
     let mut world = World::new(settings(4), 8);
-    world.state.restore(stored, 0);
+    world.state.restore(stored, Nanos(0));
     world.connect(recipes.iter().enumerate().map(|(host, recipe)| coded(host, running(recipe))));
     let Change::Plan(plan) = world.state.plan_change(CommunicatorId(id)) else { panic!("it is not there") };
     assert_eq!(plan.losses, losses);

@@ -4,8 +4,8 @@ use super::agreements::{agreed, formed};
 use super::fabric::{Fabric, MS, two_by_two};
 use super::policies::{failed, much_is_free, turned_away, with, within};
 use super::world::{SECOND, settings_of};
-use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::OnFailure;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent};
 use harmonaize_server::state::Controller;
 use harmonaize_server::state::testing::Testing as _;
@@ -15,7 +15,7 @@ use harmonaize_store::Stored;
 fn again(mut stored: Stored) -> Controller {
     stored.boot = Some(stored.next_boot(77));
     let mut state = Controller::new(settings_of(&two_by_two()), [9; 32]);
-    state.restore(stored, 0);
+    state.restore(stored, Nanos(0));
     state
 }
 

@@ -1,14 +1,14 @@
 //! Instructions of operators: what is refused and why, what is in effect when, and what a restart finds again.
 
 use super::world::{SECOND, World, hello, join_of, running, settings};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
 use harmonaize_server::state::{Instruction, InstructionError, SessionId, Settings};
 use harmonaize_store::{Change, Stored, Withdrawal, WithdrawalKind};
 use std::time::Duration;
 
 /// CLOCK_REALTIME at time 0.
-const BEGAN: u64 = 1_700_000_000_000_000_000;
+const BEGAN: Nanos = Nanos(1_700_000_000_000_000_000);
 
 /// A world whose store is a record of what it says is to be kept.
 struct StoreLog {
@@ -65,19 +65,13 @@ impl StoreLog {
 fn drain(targets: &[&str]) -> Instruction {
     let targets = targets.iter().map(|target| (*target).to_owned()).collect();
     let kind = WithdrawalKind::Drain;
-    Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: "a\nfan".to_owned() }
+    Instruction::Withdraw { targets, kind, from: Nanos(0), until: Nanos(0), reason: "a\nfan".to_owned() }
 }
 
 fn window(target: &str, from: Duration, until: Duration) -> Instruction {
-    let clock = |at: Duration| BEGAN + at.as_nanos() as u64;
+    let clock = |at: Duration| BEGAN.after(at);
     let (targets, kind) = (vec![target.to_owned()], WithdrawalKind::Maintenance);
-    Instruction::Withdraw {
-        targets,
-        kind,
-        from_ns: clock(from),
-        until_ns: clock(until),
-        reason: String::new(),
-    }
+    Instruction::Withdraw { targets, kind, from: clock(from), until: clock(until), reason: String::new() }
 }
 
 fn tenant(name: &str, add: bool) -> Instruction {
@@ -196,7 +190,7 @@ fn drains_of_unknown_targets_have_no_effect() {
     let mut stored = Stored::default();
     let kind = WithdrawalKind::Drain;
     let gone =
-        Withdrawal { target: "spine9".to_owned(), kind: kind.into(), from_ns: BEGAN, ..Default::default() };
+        Withdrawal { target: "spine9".to_owned(), kind: kind.into(), from_ns: BEGAN.0, ..Default::default() };
     stored.apply(&Change::Withdraw(gone));
     let mut kept = StoreLog::start(stored, 7);
     assert_eq!(kept.listed(), [("spine9".to_owned(), false)]);

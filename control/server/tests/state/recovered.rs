@@ -1,7 +1,7 @@
 //! What agents say is running after a restart of control: what of it is believed, and whom a lie costs something.
 
 use super::world::{SECOND, World, hello, join_of, running, settings};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind, Phase};
 use harmonaize_server::state::SessionId;
 use harmonaize_store::Stored;
@@ -21,7 +21,7 @@ fn recovered_state() -> ([v1::Recipe; 2], Stored) {
 /// The next start of control.
 fn again(stored: Stored) -> World {
     let mut world = World::new(settings(4), 8);
-    world.state.restore(stored, 0);
+    world.state.restore(stored, Nanos(0));
     world.run_until_quiet();
     world
 }

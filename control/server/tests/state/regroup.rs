@@ -1,7 +1,7 @@
 //! Communicators that go on with fewer or more ranks: who is waited for, who is in, and in which order.
 
 use super::world::{SECOND, World, join_of, settings};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, from_agent};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Instruction, SessionId};
@@ -162,7 +162,8 @@ fn a_drained_hosts_ranks_are_refused() {
     }
     quiet(&mut world, &sessions);
     let (targets, kind) = (vec!["h3".to_owned()], WithdrawalKind::Drain);
-    let drain = Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: String::new() };
+    let drain =
+        Instruction::Withdraw { targets, kind, from: Nanos(0), until: Nanos(0), reason: String::new() };
     let changes = world.state.consider(world.now, &drain).unwrap();
     world.state.apply_stored(world.now, &changes);
     world.run_until_quiet();

@@ -2,7 +2,7 @@
 
 use super::topology::leaf_spine;
 use super::world::{SECOND, World, hello, join_of, settings, settings_of};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Instruction, SessionId};
@@ -180,7 +180,8 @@ fn a_host_in_maintenance_gets_no_new_communicators() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let (targets, kind) = (vec!["h3".to_owned()], WithdrawalKind::Drain);
-    let drain = Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: String::new() };
+    let drain =
+        Instruction::Withdraw { targets, kind, from: Nanos(0), until: Nanos(0), reason: String::new() };
     let changes = world.state.consider(world.now, &drain).unwrap();
     world.state.apply_stored(world.now, &changes);
     world.run_until_quiet();

@@ -1,6 +1,7 @@
 //! Reports of what agents measure: bounds, bad values, and verdicts over several agents.
 
 use super::world::{SECOND, World, hello, settings};
+use harmonaize_abi::Nanos;
 use harmonaize_api::v1::{
     self, Congestion, CongestionCause, CongestionLevel, Edge, EventKind, Operation, Straggler,
     StragglerCause, TelemetryReport, finding_change, from_agent,
@@ -20,7 +21,7 @@ fn send_report(world: &mut World, session: SessionId, report: TelemetryReport) {
 }
 
 fn fabric(world: &World) -> v1::FabricSnapshot {
-    world.state.queries(world.now).fabric(REAL)
+    world.state.queries(world.now).fabric(Nanos(REAL))
 }
 
 fn congested(interface: &str, level: CongestionLevel) -> Congestion {

@@ -10,20 +10,20 @@ use crate::state::tenants::events::note_maintenance;
 use crate::state::world::agents::OpenJoin;
 use crate::state::world::operator::Instruction;
 use crate::state::world::withdrawals::InstructionError;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, to_agent};
 use harmonaize_disclose::JoinFailure;
 use harmonaize_store::{Change, Stored, Tenant};
 use std::time::Duration;
 
 impl Controller {
-    /// Takes up what an earlier start left. Time is 0, `realtime_ns` what the clock says then. Before
+    /// Takes up what an earlier start left. Time is 0, `realtime` what the clock says then. Before
     /// anything else.
-    pub fn restore(&mut self, mut stored: Stored, realtime_ns: u64) {
+    pub fn restore(&mut self, mut stored: Stored, realtime: Nanos) {
         if let Some(boot) = stored.boot {
             self.boot = boot;
         }
-        self.operator.restore(&mut self.settings, &mut stored, realtime_ns);
+        self.operator.restore(&mut self.settings, &mut stored, realtime);
         self.agreements.restore(stored.agreements);
         self.regroups.past.restore(&self.settings, &self.operator, stored.pasts);
         self.operator.update_windows(&self.settings, Duration::ZERO, &mut self.outbox.trigger);

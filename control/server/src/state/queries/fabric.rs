@@ -3,7 +3,7 @@
 use super::Queries;
 use crate::state::world::telemetry::merge::Merging;
 use crate::state::world::telemetry::{MOST_CHANGES, host_of};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_planner::HostId;
 use std::time::Duration;
@@ -52,17 +52,17 @@ impl Queries<'_> {
         })
     }
 
-    /// How things stand on all hosts. `realtime_ns` is CLOCK_REALTIME now.
-    pub fn fabric(&self, realtime_ns: u64) -> v1::FabricSnapshot {
+    /// How things stand on all hosts. `realtime` is CLOCK_REALTIME now.
+    pub fn fabric(&self, realtime: Nanos) -> v1::FabricSnapshot {
         let hosts = (0..self.ctx.settings.topology.hosts().len()).map(HostId);
         let communicators: Vec<v1::CommunicatorTelemetry> =
             self.ctx.communicators.keys().filter_map(|id| self.communicator_telemetry(*id)).collect();
         v1::FabricSnapshot {
-            time_ns: realtime_ns,
+            time_ns: realtime.0,
             hosts: hosts.map(|host| self.host_telemetry(host)).collect(),
             stragglers: self.fabric_stragglers(),
             communicators,
-            changes: self.fabric_changes(realtime_ns),
+            changes: self.fabric_changes(realtime),
         }
     }
 
@@ -89,7 +89,7 @@ impl Queries<'_> {
         all
     }
 
-    fn fabric_changes(&self, realtime_ns: u64) -> Vec<v1::FindingChange> {
+    fn fabric_changes(&self, realtime: Nanos) -> Vec<v1::FindingChange> {
         let own = self.telemetry.changes.iter().map(|change| (None, change));
         let told = self.telemetry.hosts.iter();
         let told =
@@ -97,13 +97,10 @@ impl Queries<'_> {
         let mut all: Vec<_> = own.chain(told).collect();
         all.sort_by_key(|(_, (at, _))| *at);
         let newest = all.len().saturating_sub(MOST_CHANGES);
-        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Finding))| {
-            let age = u64::try_from(self.ctx.now.saturating_sub(*at).as_nanos()).unwrap_or(u64::MAX);
-            v1::FindingChange {
-                time_ns: realtime_ns.saturating_sub(age),
-                host: host.map_or_else(String::new, |host| self.ctx.host_name(host)),
-                finding: Some(verdict.clone()),
-            }
+        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Finding))| v1::FindingChange {
+            time_ns: realtime.before(self.ctx.now.saturating_sub(*at)).0,
+            host: host.map_or_else(String::new, |host| self.ctx.host_name(host)),
+            finding: Some(verdict.clone()),
         };
         all.into_iter().skip(newest).map(change).collect()
     }

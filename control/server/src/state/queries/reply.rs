@@ -102,7 +102,7 @@ impl Queries<'_> {
 
     /// A time of the planner's, by the clock; none of it lies ahead.
     fn clock(&self, at: Nanos) -> u64 {
-        self.ctx.operator.realtime(Duration::from_nanos(at.0).min(self.ctx.now))
+        self.ctx.operator.realtime(Duration::from_nanos(at.0).min(self.ctx.now)).0
     }
 
     fn taking_part(&self, host: HostId) -> u32 {
@@ -216,7 +216,7 @@ impl Queries<'_> {
                 rate_bps: pace,
             }
         });
-        let since = known.changes.back().map_or(0, |at| self.ctx.operator.realtime(*at));
+        let since = known.changes.back().map_or(0, |at| self.ctx.operator.realtime(*at).0);
         let status = v1::PlanStatus {
             communicator: id.0,
             tenant: known.tenant.clone(),
@@ -272,7 +272,7 @@ impl Queries<'_> {
             decisions.drain(..decisions.len().saturating_sub(last as usize));
         }
         let (suspicions_proven, suspicions_refuted) = self.links.reports.suspicions();
-        let now_ns = self.ctx.operator.realtime(self.ctx.now);
+        let now_ns = self.ctx.operator.realtime(self.ctx.now).0;
         v1::ExplainReply {
             decisions,
             now_ns,
@@ -289,13 +289,13 @@ impl Queries<'_> {
                 finding: noticed.what.clone(),
                 since_ns: noticed.since_ns,
                 found_ns: noticed.found_ns,
-                received_ns: self.ctx.operator.realtime(noticed.received),
+                received_ns: self.ctx.operator.realtime(noticed.received).0,
             }),
             _ => None,
         };
         v1::DecisionRecord {
             number: decision.number,
-            at_ns: self.ctx.operator.realtime(decision.at),
+            at_ns: self.ctx.operator.realtime(decision.at).0,
             cause: decision.trigger.to_string(),
             reason: decision.reason.clone(),
             score_before_ppm: ppm(decision.before.slowdown),
@@ -309,7 +309,7 @@ impl Queries<'_> {
 
     fn change(&self, changed: &Changed) -> v1::ChangeRecord {
         let known = self.ctx.communicators.get(&changed.communicator);
-        let at = |at: Option<Duration>| at.map_or(0, |at| self.ctx.operator.realtime(at));
+        let at = |at: Option<Duration>| at.map_or(0, |at| self.ctx.operator.realtime(at).0);
         v1::ChangeRecord {
             communicator: changed.communicator.0,
             tenant: known.map_or_else(String::new, |known| known.tenant.clone()),
@@ -345,7 +345,7 @@ impl Queries<'_> {
     }
 
     fn withdrawal_record(&self, record: &Withdrawal, crossings: &Crossings) -> v1::WithdrawalRecord {
-        let clock = self.ctx.operator.realtime(self.ctx.now);
+        let clock = self.ctx.operator.realtime(self.ctx.now).0;
         let target = find(&self.ctx.settings.topology, &record.target).map(|(target, _)| target);
         let (what, left) = match target {
             None => ("unknown", None),

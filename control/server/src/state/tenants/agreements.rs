@@ -353,7 +353,7 @@ impl Agreements {
             watch = watch.continued_from(before);
         }
         let number = before.map_or(0, |(number, _)| number) + 1;
-        let since_ns = ctx.operator.realtime(ctx.now);
+        let since_ns = ctx.operator.realtime(ctx.now).0;
         let record = Stored {
             communicator: id.0,
             number,

@@ -331,11 +331,11 @@ pub(crate) fn note_maintenance(ctx: &Ctx<'_>, effects: &mut Effects, one: Option
 fn hosts_to_go(ctx: &Ctx<'_>) -> BTreeMap<HostId, Duration> {
     let mut hosts: BTreeMap<HostId, Duration> = BTreeMap::new();
     let soon = ctx.operator.realtime(ctx.now.saturating_add(NOTICE));
-    for (host, from_ns) in ctx.operator.host_withdrawals(ctx.settings, ctx.operator.realtime(ctx.now)) {
-        if from_ns > soon {
+    for (host, from) in ctx.operator.host_withdrawals(ctx.settings, ctx.operator.realtime(ctx.now)) {
+        if from > soon {
             continue;
         }
-        let at = Duration::from_nanos(from_ns);
+        let at = Duration::from(from);
         hosts.entry(host).and_modify(|first| *first = at.min(*first)).or_insert(at);
     }
     hosts
@@ -343,7 +343,7 @@ fn hosts_to_go(ctx: &Ctx<'_>) -> BTreeMap<HostId, Duration> {
 
 /// Returns a time by the clock of the feeds: CLOCK_REALTIME.
 pub(crate) fn clock(ctx: &Ctx<'_>, at: Duration) -> Duration {
-    Duration::from_nanos(ctx.operator.realtime(at))
+    ctx.operator.realtime(at).into()
 }
 
 fn send(effects: &mut Effects, session: SessionId, answer: v1::EventsRead) {

@@ -15,8 +15,8 @@ use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::time::nanos;
 use crate::state::world::operator::Operator;
-use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{Budget as Said, OnFailure};
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind};
 use harmonaize_codec::Budget;
 use harmonaize_planner::{HostId, Rate};
@@ -446,7 +446,7 @@ impl Pasts {
         let past = self.past.get(&id)?;
         let (within, until_ns) = match past.going {
             Going::Open => return None,
-            Going::Until { at, within } => (within, ctx.operator.realtime(at).max(1)),
+            Going::Until { at, within } => (within, ctx.operator.realtime(at).0.max(1)),
             Going::Over { within } => (within.unwrap_or_default(), 0),
         };
         let host = |session: &SessionId| ctx.sessions.get(session).map(|session| session.host);
@@ -488,7 +488,7 @@ impl Pasts {
                 continue;
             }
             let within = Some(Duration::from_nanos(record.within_ns)).filter(|within| !within.is_zero());
-            let until = operator.time(record.until_ns).max(absent_until);
+            let until = operator.time(Nanos(record.until_ns)).max(absent_until);
             let going = match within.filter(|_| record.until_ns > 0) {
                 Some(within) => Going::Until { at: until, within },
                 None => Going::Over { within },

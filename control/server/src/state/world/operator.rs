@@ -4,7 +4,7 @@
 use crate::state::job::decisions::Trigger;
 use crate::state::settings::Settings;
 use crate::state::world::withdrawals::{self, InstructionError, MOST_TENANTS, Windows};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::{is_tenant_name, v1};
 use harmonaize_planner::{Drains, HostId};
 use harmonaize_store::{Change, Plan, Stored, Tenant, Withdrawal, WithdrawalKind};
@@ -20,9 +20,9 @@ pub enum Instruction {
     AddTenant(v1::AddTenantRequest),
     /// That tenant is to be gone.
     RemoveTenant { name: String },
-    /// Hosts, switches and links ("end:end") that are to carry nothing. Times are CLOCK_REALTIME in
-    /// nanoseconds; `until_ns` is 0 for a drain.
-    Withdraw { targets: Vec<String>, kind: WithdrawalKind, from_ns: u64, until_ns: u64, reason: String },
+    /// Hosts, switches and links ("end:end") that are to carry nothing. Times are CLOCK_REALTIME; `until` is 0
+    /// for a drain.
+    Withdraw { targets: Vec<String>, kind: WithdrawalKind, from: Nanos, until: Nanos, reason: String },
     /// They may carry again.
     Restore { targets: Vec<String>, kind: WithdrawalKind },
 }
@@ -31,7 +31,7 @@ pub enum Instruction {
 #[derive(Debug, Default)]
 pub(crate) struct Operator {
     /// CLOCK_REALTIME at time 0 of the state.
-    began_ns: u64,
+    began: Nanos,
     /// Tenants of the configuration, once it is known that there are others.
     configured: Vec<String>,
     /// Tenants that operators added. One that the configuration has too is as there.
@@ -45,12 +45,12 @@ pub(crate) struct Operator {
 }
 
 impl Operator {
-    /// Takes up what an earlier start left, at time 0; `realtime_ns` is what the clock says then.
-    pub(crate) fn restore(&mut self, settings: &mut Settings, stored: &mut Stored, realtime_ns: u64) {
+    /// Takes up what an earlier start left, at time 0; `realtime` is what the clock says then.
+    pub(crate) fn restore(&mut self, settings: &mut Settings, stored: &mut Stored, realtime: Nanos) {
         self.added = std::mem::take(&mut stored.tenants);
         let configured = std::mem::take(&mut settings.tenants);
         self.configure(settings, configured);
-        self.began_ns = realtime_ns;
+        self.began = realtime;
         self.withdrawals = std::mem::take(&mut stored.withdrawals);
         self.plans = std::mem::take(&mut stored.plans);
         self.plans_until = (!self.plans.is_empty()).then_some(settings.lease);
@@ -107,14 +107,12 @@ impl Operator {
         match instruction {
             Instruction::AddTenant(asked) => add_tenant(settings, clock, asked),
             Instruction::RemoveTenant { name } => self.remove_tenant(settings, name, communicators),
-            Instruction::Withdraw { targets, kind, from_ns, until_ns, reason } => {
-                withdrawals::consider_withdrawal(
-                    &settings.topology,
-                    &self.withdrawals,
-                    clock,
-                    (targets, *kind, (*from_ns, *until_ns), reason),
-                )
-            }
+            Instruction::Withdraw { targets, kind, from, until, reason } => withdrawals::consider_withdrawal(
+                &settings.topology,
+                &self.withdrawals,
+                clock,
+                (targets, *kind, (*from, *until), reason),
+            ),
             Instruction::Restore { targets, kind } => {
                 withdrawals::consider_restoring(&settings.topology, &self.withdrawals, targets, *kind)
             }
@@ -205,7 +203,7 @@ impl Operator {
     }
 
     /// Returns the hosts that are withdrawn, or will be, and since or from when, CLOCK_REALTIME.
-    pub(crate) fn host_withdrawals(&self, settings: &Settings, clock: u64) -> Vec<(HostId, u64)> {
+    pub(crate) fn host_withdrawals(&self, settings: &Settings, clock: Nanos) -> Vec<(HostId, Nanos)> {
         withdrawals::hosts(&settings.topology, self.withdrawals.values(), clock)
     }
 
@@ -234,13 +232,13 @@ impl Operator {
     }
 
     /// CLOCK_REALTIME at a time of the state, as far as nobody has set the clock since.
-    pub(crate) fn realtime(&self, now: Duration) -> u64 {
-        self.began_ns.saturating_add(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+    pub(crate) fn realtime(&self, now: Duration) -> Nanos {
+        self.began.after(now)
     }
 
     /// The time of the state that a CLOCK_REALTIME was or will be; 0 where that is before it began.
-    pub(crate) fn time(&self, realtime_ns: u64) -> Duration {
-        Duration::from_nanos(realtime_ns.saturating_sub(self.began_ns))
+    pub(crate) fn time(&self, realtime: Nanos) -> Duration {
+        realtime.since(self.began)
     }
 
     /// Whether a communicator of an earlier start was this tenant's, of this name, and had a part on a host.
@@ -257,7 +255,7 @@ const MOST_USERS: usize = 64;
 
 fn add_tenant(
     settings: &Settings,
-    added_ns: u64,
+    added: Nanos,
     asked: &v1::AddTenantRequest,
 ) -> Result<Vec<Change>, InstructionError> {
     let v1::AddTenantRequest { name, uids, hosts, quota } = asked.clone();
@@ -284,5 +282,5 @@ fn add_tenant(
         )));
     }
     let quota = quota.map(|quota| quota.encode_to_vec()).unwrap_or_default();
-    Ok(vec![Change::Tenant(Tenant { name, added_ns, uids, hosts, quota })])
+    Ok(vec![Change::Tenant(Tenant { name, added_ns: added.0, uids, hosts, quota })])
 }

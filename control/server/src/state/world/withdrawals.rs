@@ -1,6 +1,6 @@
 //! Drains and windows of maintenance: what hosts, switches and links carry nothing now.
 
-use harmonaize_planner::{Drains, HostId, Link, LinkId, Node, SwitchId, Topology};
+use harmonaize_planner::{Drains, HostId, Link, LinkId, Nanos, Node, SwitchId, Topology};
 use harmonaize_store::{Change, Withdrawal, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,6 +17,9 @@ const REASON_CHARS: usize = 200;
 /// How long before a window of maintenance begins its hosts' ranks hear of it: enough to save in, and by then
 /// few are called off.
 pub(crate) const NOTICE: Duration = Duration::from_secs(120);
+
+/// Until it is taken back.
+const FOREVER: Nanos = Nanos(u64::MAX);
 
 /// What a target is in the topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,21 +143,21 @@ fn target(topology: &Topology, name: &str) -> Result<(Target, String), Instructi
 pub(crate) fn consider_withdrawal(
     topology: &Topology,
     known: &Withdrawals,
-    clock: u64,
-    (targets, kind, (from_ns, until_ns), reason): (&[String], WithdrawalKind, (u64, u64), &str),
+    clock: Nanos,
+    (targets, kind, (from, until), reason): (&[String], WithdrawalKind, (Nanos, Nanos), &str),
 ) -> Result<Vec<Change>, InstructionError> {
     if !(1..=MOST_TARGETS).contains(&targets.len()) {
         return Err(InstructionError::Targets(targets.len()));
     }
-    let (from_ns, until_ns) = match kind {
-        WithdrawalKind::Drain => (clock, 0),
-        WithdrawalKind::Maintenance if until_ns <= from_ns => {
+    let (from, until) = match kind {
+        WithdrawalKind::Drain => (clock, Nanos(0)),
+        WithdrawalKind::Maintenance if until <= from => {
             return Err(InstructionError::Window("ends before it begins"));
         }
-        WithdrawalKind::Maintenance if until_ns <= clock => {
+        WithdrawalKind::Maintenance if until <= clock => {
             return Err(InstructionError::Window("is over already"));
         }
-        WithdrawalKind::Maintenance => (from_ns, until_ns),
+        WithdrawalKind::Maintenance => (from, until),
     };
     let reason: String =
         reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(REASON_CHARS).collect();
@@ -165,9 +168,10 @@ pub(crate) fn consider_withdrawal(
         let said = known.get(&(target.clone(), kind));
         let from_ns = match said {
             Some(said) if kind == WithdrawalKind::Drain => said.from_ns,
-            _ => from_ns,
+            _ => from.0,
         };
-        let record = Withdrawal { target, kind: kind.into(), from_ns, until_ns, reason: reason.clone() };
+        let record =
+            Withdrawal { target, kind: kind.into(), from_ns, until_ns: until.0, reason: reason.clone() };
         changes.push(Change::Withdraw(record));
     }
     Ok(changes)
@@ -203,11 +207,11 @@ pub(crate) fn consider_restoring(
 pub(crate) fn hosts<'a>(
     topology: &Topology,
     records: impl Iterator<Item = &'a Withdrawal>,
-    clock: u64,
-) -> Vec<(HostId, u64)> {
-    let open = records.filter(move |record| record.until_ns == 0 || record.until_ns > clock);
+    clock: Nanos,
+) -> Vec<(HostId, Nanos)> {
+    let open = records.filter(move |record| record.until_ns == 0 || record.until_ns > clock.0);
     open.filter_map(|record| match find(topology, &record.target)?.0 {
-        Target::Node(Node::Host(host)) => Some((host, record.from_ns)),
+        Target::Node(Node::Host(host)) => Some((host, Nanos(record.from_ns))),
         Target::Node(Node::Switch(_)) | Target::Link(_) => None,
     })
     .collect()
@@ -218,16 +222,16 @@ pub(crate) fn hosts<'a>(
 pub(crate) fn in_effect<'a>(
     topology: &Topology,
     records: impl Iterator<Item = &'a Withdrawal>,
-    clock: u64,
-) -> (Drains, Option<u64>) {
-    let notice = u64::try_from(NOTICE.as_nanos()).unwrap_or(u64::MAX);
+    clock: Nanos,
+) -> (Drains, Option<Nanos>) {
     let mut drains = Drains::default();
-    let mut next = u64::MAX;
+    let mut next = FOREVER;
     for record in records {
-        let until = if record.until_ns == 0 { u64::MAX } else { record.until_ns };
-        if record.from_ns > clock && record.kind() == WithdrawalKind::Maintenance {
-            let announced = record.from_ns.saturating_sub(notice);
-            next = next.min(if announced > clock { announced } else { record.from_ns });
+        let from = Nanos(record.from_ns);
+        let until = if record.until_ns == 0 { FOREVER } else { Nanos(record.until_ns) };
+        if from > clock && record.kind() == WithdrawalKind::Maintenance {
+            let announced = from.before(NOTICE);
+            next = next.min(if announced > clock { announced } else { from });
         } else if until > clock {
             next = next.min(until);
             // A target that the topology has no longer is kept, and without effect.
@@ -236,14 +240,14 @@ pub(crate) fn in_effect<'a>(
             }
         }
     }
-    (drains, Some(next).filter(|next| *next != u64::MAX))
+    (drains, Some(next).filter(|next| *next != FOREVER))
 }
 
 /// Returns what is to be removed from the store of windows that are over. Not those that what is `waiting` to
 /// be stored goes on with: it would be stored first, and removed.
 pub(crate) fn expired<'a, 'b>(
     records: impl Iterator<Item = &'b Withdrawal>,
-    clock: u64,
+    clock: Nanos,
     waiting: impl Iterator<Item = &'a Change>,
 ) -> Vec<Change> {
     let longer: BTreeSet<(&str, WithdrawalKind)> = waiting
@@ -252,7 +256,7 @@ pub(crate) fn expired<'a, 'b>(
             _ => None,
         })
         .collect();
-    let over = records.filter(|record| record.until_ns != 0 && record.until_ns <= clock);
+    let over = records.filter(|record| record.until_ns != 0 && record.until_ns <= clock.0);
     let over = over.filter(|record| !longer.contains(&(record.target.as_str(), record.kind())));
     over.map(|record| Change::Restore(record.target.clone(), record.kind())).collect()
 }

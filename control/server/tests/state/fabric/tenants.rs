@@ -1,8 +1,8 @@
 //! Tenants' processes on the fabric: what they ask of control, what they are answered, and what control keeps of it.
 
 use super::{Fabric, Part};
-use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Controller, Instruction};
@@ -95,7 +95,8 @@ impl Fabric {
 
     pub(crate) fn withdraw(&mut self, target: &str, kind: WithdrawalKind, (from_ns, until_ns): (u64, u64)) {
         let (targets, reason) = (vec![target.to_owned()], String::new());
-        self.instruct(&Instruction::Withdraw { targets, kind, from_ns, until_ns, reason });
+        let (from, until) = (Nanos(from_ns), Nanos(until_ns));
+        self.instruct(&Instruction::Withdraw { targets, kind, from, until, reason });
     }
 
     pub(crate) fn restore(&mut self, target: &str, kind: WithdrawalKind) {
