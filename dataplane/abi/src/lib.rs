@@ -8,6 +8,7 @@ extern crate alloc;
 
 mod collective;
 mod congestion;
+mod congestion_control;
 mod descriptor;
 mod element;
 mod ids;
@@ -23,6 +24,7 @@ pub use collective::{
     ReduceOp, Signature,
 };
 pub use congestion::{CongestionCause, CongestionLevel, StragglerCause};
+pub use congestion_control::{CongestionControl, CongestionControlError};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use element::{Bool, Complex64, Complex128, F8E4M3, F8E5M2};
 pub use ids::{

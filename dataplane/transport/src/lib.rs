@@ -22,6 +22,7 @@ pub mod verbs;
 pub use scheduler::Scheduler;
 pub use uplink::{Owner, Uplink};
 
+use harmonaize_abi::CongestionControl;
 use harmonaize_shm::Span;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -229,6 +230,12 @@ pub trait Transport {
     fn pace(&mut self, link: LinkId, bits_per_second: Option<u64>) -> bool {
         let _ = (link, bits_per_second);
         false
+    }
+
+    /// Has a link's connections go by a TCP congestion control, now or once they are made; `None` for the host's own. Where the host refuses it
+    /// they have the host's own, and the log says so. A transport without TCP does nothing.
+    fn set_congestion_control(&mut self, link: LinkId, control: Option<CongestionControl>) {
+        let _ = (link, control);
     }
 
     /// Says who sends on a link, where tenants share what the host sends. Without it, or where the transport cannot bound what it sends,

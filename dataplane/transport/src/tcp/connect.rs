@@ -10,6 +10,7 @@ use super::records::Records;
 use super::{Config, TcpTransport, tune};
 use crate::{DownReason, Event, LinkId};
 use socket2::Socket;
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -23,8 +24,15 @@ impl TcpTransport {
         let address = if same_family { self.config.listen.ip() } else { unspecified(&peer) };
         let local = (port != 0 || !address.is_unspecified()).then(|| SocketAddr::new(address, port));
         let config = &self.config;
-        let prepare = |socket: &Socket| tune(socket, config);
+        let (host, wanted, taken) = (&self.host_congestion, link.congestion, Cell::new(true));
+        let prepare = |socket: &Socket| {
+            tune(socket, config)?;
+            // Before it connects: a control that needs ECN agrees on it with the first packet.
+            taken.set(wanted.is_none() || host.apply(socket, wanted, &peer));
+            Ok(())
+        };
         let dial = Dial::start(&link.introduction, number, config.protection, local, &prepare);
+        link.congestion = wanted.filter(|_| taken.get());
         let outcome = match dial {
             Ok(mut dial) => match self.poll.add(&dial.socket, Token::Path(id, number)) {
                 Ok(()) => {
@@ -97,6 +105,9 @@ impl TcpTransport {
         link.trouble = None;
         if link.rate.is_some() {
             link.pace();
+        }
+        if link.congestion.is_some() {
+            link.control_congestion(&self.host_congestion, link.congestion);
         }
         if let Some(dscp) = self.config.dscp {
             link.mark(dscp.of(link.class));

@@ -100,7 +100,12 @@ impl TcpTransport {
             (link.up, link.rate, link.class) = (true, rate, class);
             for (number, image) in (0..).zip(paths) {
                 let socket = Socket::from(descriptors.next().ok_or("a link's connection is missing")?);
+                let other = self.host_congestion.other(&socket);
                 tune(&socket, &self.config).map_err(|error| error.to_string())?;
+                // What control chose stays, which the image does not say.
+                if other.is_some() && self.host_congestion.apply(&socket, other, &peer) {
+                    link.congestion = other;
+                }
                 self.poll.add(&socket, Token::Path(id, number)).map_err(|error| error.to_string())?;
                 let records = image.records.as_ref().map(|records| {
                     Records::resume(self.config.protection, initiate, &secret, records)

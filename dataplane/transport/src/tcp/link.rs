@@ -1,6 +1,7 @@
 //! One link: its paths, from the first dial to the last, and what it waits for.
 
 use super::awaited::Expected;
+use super::congestion::HostCongestion;
 use super::dial::Dial;
 use super::handshake::Hello;
 use super::path::Path;
@@ -8,6 +9,7 @@ use super::shares::Share;
 use super::sys;
 use crate::rings::Rings;
 use crate::{DownReason, Introduction, TrafficClass};
+use harmonaize_abi::CongestionControl;
 use std::time::{Duration, Instant};
 
 /// Pause before the second try to connect, and the longest.
@@ -28,6 +30,8 @@ pub(super) struct Link {
     pub(super) trouble: Option<DownReason>,
     /// What it may send, in bits a second.
     pub(super) rate: Option<u64>,
+    /// The congestion control of its connections; none for the host's own.
+    pub(super) congestion: Option<CongestionControl>,
     /// Its part in what the host sends.
     pub(super) share: Share,
     /// How urgent what it carries is.
@@ -59,8 +63,21 @@ impl Link {
         let slots = introduction.source_ports.iter().map(|_| slot()).collect();
         let (rings, deadline) = (Rings::default(), now + timeout);
         let (up, trouble, rate, share, ending) = (false, None, None, Share::default(), None);
-        let class = TrafficClass::default();
-        Self { introduction, expected, deadline, up, slots, rings, trouble, rate, share, class, ending }
+        let (class, congestion) = (TrafficClass::default(), None);
+        Self {
+            introduction,
+            expected,
+            deadline,
+            up,
+            slots,
+            rings,
+            trouble,
+            rate,
+            congestion,
+            share,
+            class,
+            ending,
+        }
     }
 
     pub(super) fn path(&mut self, path: u16) -> Option<&mut Path> {
@@ -90,6 +107,14 @@ impl Link {
                 false
             }
         })
+    }
+
+    /// Has all its connections, now and once they are made, go by a congestion control, or by the host's own: also where the host refuses it.
+    pub(super) fn control_congestion(&mut self, host: &HostCongestion, wanted: Option<CongestionControl>) {
+        let peer = self.introduction.peer;
+        let taken =
+            self.paths().fold(true, |taken, (_, path)| host.apply(path.socket(), wanted, &peer) && taken);
+        self.congestion = wanted.filter(|_| taken);
     }
 
     /// Has all its packets carry a code point from now on.

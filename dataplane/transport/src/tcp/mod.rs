@@ -15,6 +15,7 @@ mod acceptor;
 mod awaited;
 mod bell;
 mod closing;
+mod congestion;
 mod connect;
 mod dial;
 mod frame;
@@ -49,6 +50,8 @@ pub use records::LinkProtection;
 
 use awaited::Arrivals;
 use closing::{Closing, let_go};
+use congestion::HostCongestion;
+use harmonaize_abi::CongestionControl;
 use harmonaize_shm::Span;
 use link::{Link, Slot};
 use liveness::LivenessTimer;
@@ -158,6 +161,7 @@ impl Dscp {
 #[derive(Debug)]
 pub struct TcpTransport {
     config: Config,
+    host_congestion: HostCongestion,
     acceptor: Acceptor,
     /// Connections that the acceptor has for this endpoint.
     arrivals: Arc<Arrivals>,
@@ -193,6 +197,7 @@ impl TcpTransport {
         let shares = config.uplink.clone().map(Shares::new);
         let sender = config.sender_bytes.map(|least| SenderThread::start(least, &arrivals)).transpose()?;
         Ok(Self {
+            host_congestion: HostCongestion::new(&config)?,
             config,
             shares,
             sender,
@@ -515,6 +520,14 @@ impl Transport for TcpTransport {
         let Some(link) = self.links.get_mut(&link) else { return false };
         link.rate = bits_per_second;
         link.pace()
+    }
+
+    fn set_congestion_control(&mut self, link: LinkId, control: Option<CongestionControl>) {
+        if let Some(link) = self.links.get_mut(&link)
+            && link.congestion != control
+        {
+            link.control_congestion(&self.host_congestion, control);
+        }
     }
 
     fn set_owner(&mut self, link: LinkId, owner: Owner) {
