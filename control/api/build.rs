@@ -19,6 +19,7 @@ const JSON_MESSAGES: &[&str] = &[
     "CommunicatorTraffic",
     "CompressedOperation",
     "Congestion",
+    "CongestionControlStatus",
     "CongestionReportRecord",
     "Constraints",
     "DecisionRecord",

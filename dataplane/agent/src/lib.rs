@@ -8,6 +8,7 @@ mod aggregation;
 pub mod aggregator;
 pub mod coding;
 pub mod config;
+mod congestion;
 pub mod control;
 mod costs;
 pub mod counters;

@@ -92,6 +92,7 @@ impl Paths {
             datagram_bytes: 0,
             probe_key: self.key.to_vec(),
             costs: None,
+            congestion_controls: Vec::new(),
         }
     }
 

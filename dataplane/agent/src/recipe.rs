@@ -284,8 +284,16 @@ fn number(name: &str) -> Result<u16, InvalidRecipe> {
 fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
     let at = |field| InvalidRecipe::Peer { participant: peer.participant, field };
     let rate = (peer.rate_bps > 0).then_some(peer.rate_bps);
+    let control = Some(peer.congestion_control.as_str()).filter(|name| !name.is_empty());
+    let control = control.map(str::parse).transpose().map_err(|_| at("name of a congestion control"))?;
+    let link = |introduction| Peer {
+        participant: Participant(peer.participant),
+        introduction,
+        rate,
+        congestion_control: control,
+    };
     if peer.reused {
-        return Ok(Peer { participant: Participant(peer.participant), introduction: None, rate });
+        return Ok(link(None));
     }
     let ports = peer.source_ports.iter().map(|&port| u16::try_from(port));
     let source_ports: Vec<u16> = ports.collect::<Result<_, _>>().map_err(|_| at("source port"))?;
@@ -299,7 +307,7 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
         initiate: peer.initiate,
         source_ports,
     };
-    Ok(Peer { participant: Participant(peer.participant), introduction: Some(introduction), rate })
+    Ok(link(Some(introduction)))
 }
 
 #[cfg(test)]
@@ -464,7 +472,7 @@ pub(crate) mod tests {
         let named = |number: u16| Codec::NAMED[usize::from(number)].1;
         assert_eq!((named(found.codec), found.max_error), (Codec::INT8, Some(1e-3)));
         assert_eq!(found.finer.map(named), Some(Codec::BF16));
-        let damaged: [Damage; 16] = [
+        let damaged: [Damage; 17] = [
             ("codec \"bf17\"", |r| {
                 let finer = Some("bf17".into());
                 r.coding =
@@ -496,6 +504,7 @@ pub(crate) mod tests {
             ("does not go beyond", |r| r.tuning.as_mut().unwrap().algorithms[0].up_to_bytes = 1 << 30),
             ("chunk", |r| r.tuning.as_mut().unwrap().chunk_bytes = 1 << 40),
             ("link name", |r| r.peers[0].link = vec![1]),
+            ("name of a congestion control", |r| r.peers[0].congestion_control = "b b r".into()),
             ("no path", |r| r.peers[1].source_ports.clear()),
         ];
         for (what, damage) in damaged {

@@ -6,6 +6,7 @@ mod successor;
 use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
+use crate::congestion;
 use crate::control::{self, Event, SessionThread, Settings};
 use crate::costs;
 use crate::counters::Counters;
@@ -337,6 +338,7 @@ async fn serve(
             aggregation,
             datagram_bytes,
             costs: costs::measure(config.links.protection),
+            congestion_controls: congestion::controls(&at),
             ..abilities
         },
         answers: Some(telemetry::Answers::new(

@@ -228,6 +228,13 @@ fn for_congestion(config: &Config) -> CapabilitySet {
     config.congestion.as_ref().map_or(CapabilitySet::empty(), |_| CapabilitySet::NET_ADMIN)
 }
 
+/// Whether the engine's threads may set what only an administrator of the network may.
+pub(crate) fn engines_administer(config: &Config) -> bool {
+    let kept = !config.sandbox.on || has_rdma(config) || !for_congestion(config).is_empty();
+    let own = || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN));
+    kept && own()
+}
+
 fn confine(needs: &Needs) {
     if !needs.sandbox.on {
         return tracing::warn!("the sandbox is off; whoever takes over this process has all that it has");

@@ -2,7 +2,7 @@
 
 use crate::containment::PanicScope;
 use crate::handover::{EngineImage, InheritedEpoch, Leases};
-use harmonaize_abi::{CommunicatorId, Epoch, SegmentId, SlotId};
+use harmonaize_abi::{CommunicatorId, CongestionControl, Epoch, SegmentId, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, MessageInFlight};
 use harmonaize_plan::Participant;
 use harmonaize_shm::{AgentEnd, Memory};
@@ -36,6 +36,8 @@ pub struct Peer {
     pub introduction: Option<Introduction>,
     /// The rate limit towards it, in bits a second; none: no limit.
     pub rate: Option<u64>,
+    /// The TCP congestion control of the link's connections; none: the host's own.
+    pub congestion_control: Option<CongestionControl>,
 }
 
 /// The aggregator that a participant sends to in an epoch.

@@ -546,17 +546,17 @@ impl Links {
         }
     }
 
-    /// Goes on with the link to a peer that another epoch has. False if it has none.
-    pub(crate) fn reuse(&mut self, peer: Participant, from: &Self, rate: Option<u64>) -> bool {
+    /// Goes on with the link to a peer that another epoch has, and returns it; none if it has none.
+    pub(crate) fn reuse(&mut self, peer: Participant, from: &Self, rate: Option<u64>) -> Option<LinkId> {
         let at = peer.0 as usize;
         let theirs = (from.links.get(at).copied().flatten(), from.landing.get(at).cloned().flatten());
-        let ((Some(link), Some(landing)), Some(paths)) = (theirs, from.paths.get(at)) else { return false };
+        let ((Some(link), Some(landing)), Some(paths)) = (theirs, from.paths.get(at)) else { return None };
         self.set(peer, link, landing, *paths);
         self.limit(peer, rate);
         if let Some(up) = self.up.get_mut(at) {
             *up = true;
         }
-        true
+        Some(link)
     }
 
     /// Notes what may be sent to a peer.

@@ -52,8 +52,11 @@ fn open_link(
     let participant = peer.participant;
     let at = |error: &dyn std::fmt::Display| format!("link to participant {}: {error}", participant.0);
     let Some(introduction) = peer.introduction else {
-        let carried = before.is_some_and(|before| links.reuse(participant, before, peer.rate));
-        return if carried { Ok(()) } else { Err(at(&"there is none to go on with")) };
+        let carried = before.and_then(|before| links.reuse(participant, before, peer.rate));
+        let link = carried.ok_or_else(|| at(&"there is none to go on with"))?;
+        // Both ends need not agree on it, so it holds at once: also of what goes on by the epoch before.
+        transport.set_congestion_control(link, peer.congestion_control);
+        return Ok(());
     };
     let paths = u16::try_from(introduction.source_ports.len()).map_err(|error| at(&error))?;
     let slot_bytes = slot_bytes(plan).map_err(|error| at(&error))?;
@@ -61,6 +64,7 @@ fn open_link(
     let memory =
         Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
     let link = transport.open(introduction).map_err(|error| at(&error))?;
+    transport.set_congestion_control(link, peer.congestion_control);
     if peer.rate.is_some() && !transport.pace(link, peer.rate) {
         tracing::warn!(participant = participant.0, "this transport bounds no rates");
     }

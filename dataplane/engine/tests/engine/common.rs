@@ -210,7 +210,12 @@ impl World {
                     initiate: me.0 < peer,
                     source_ports: vec![0, 0],
                 };
-                Peer { participant: Participant(peer), introduction: Some(introduction), rate: None }
+                Peer {
+                    participant: Participant(peer),
+                    introduction: Some(introduction),
+                    rate: None,
+                    congestion_control: None,
+                }
             })
             .collect()
     }
