@@ -5,6 +5,7 @@ use anyhow::Result;
 use harmonaize_client::{Access, Rank};
 use harmonaize_testkit::deployment::Setup;
 use harmonaize_testkit::namespace::Namespace;
+use harmonaize_testkit::strict;
 use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
 use std::process::Command;
@@ -153,6 +154,42 @@ fn a_running_operation_changes_its_ring_order() {
     };
     succeeded(run(&sockets(&deployment, "a"), "job", 1, work));
     deployment.check().unwrap();
+}
+
+#[test]
+fn links_go_by_the_congestion_control_that_an_operator_chose() {
+    let kernel = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{name}")).unwrap();
+    let (own, allowed) = (kernel("congestion_control"), kernel("allowed_congestion_control"));
+    let Some(other) = allowed.split_whitespace().find(|name| *name != own.trim()) else {
+        return strict::skip_test(format!("this kernel lets anybody have {} alone", own.trim()));
+    };
+    let choose = |setup: &mut Setup| {
+        setup.control += &format!("[[congestion_control]]\nroute = \"rack\"\nname = \"{other}\"\n");
+    };
+    let Some(deployment) = deploy(&star(2, "1Gbit/s"), choose) else { return };
+    let [here, there] = [0, 1].map(|at: usize| &deployment.hosts()[at]);
+    let namespace = deployment.fabric().namespace(&here.name);
+    let peer = there.addresses[0].to_string();
+    succeeded(run(&sockets(&deployment, "a"), "world", 1, |worker| {
+        worker.sum(1, 1000, true, STEP)?;
+        if worker.rank == 0 {
+            let mut list = Command::new("ss");
+            list.args(["-tinH", "state", "established", "dst", &peer]);
+            let listed = String::from_utf8(namespace.enter(move || list.output())??.stdout)?;
+            let words: Vec<&str> = listed.split_whitespace().collect();
+            let has = words.contains(&other) && !words.contains(&own.trim());
+            anyhow::ensure!(has, "not {other}: {listed}");
+        }
+        worker.communicator.barrier()?.wait(STEP)?;
+        if worker.rank == 0 {
+            let plan = &deployment.ask(&["plans"])?["plans"][0]["congestion_controls"][0];
+            let shown = [&plan["route"], &plan["name"], &plan["reason_code"]];
+            anyhow::ensure!(shown == ["rack", other, "operator"], "{plan}");
+        }
+        worker.communicator.barrier()?.wait(STEP)?;
+        Ok(())
+    }));
+    deployment.end().unwrap();
 }
 
 /// Bytes that leave a device in packets of a code point, counted from now on.

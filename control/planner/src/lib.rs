@@ -46,6 +46,9 @@ pub use policy::codec::{
     CodecChoice, CodecRates, CodecReason, CodecRequest, coded_ratio, common_levels, nonzero_ratio,
 };
 pub use policy::codes::{CodeShape, codes_rate};
+pub use policy::congestion_control::{
+    CongestionChoice, CongestionChoices, CongestionOverride, CongestionReason, RouteClass,
+};
 pub use policy::rate_limits::{RateLimits, Reservations, Sharer};
 pub use ring_order::{order, ring_crossings};
 pub use tuning::{Tuning, tuning};

@@ -3,4 +3,5 @@
 pub(crate) mod algorithm;
 pub(crate) mod codec;
 pub(crate) mod codes;
+pub(crate) mod congestion_control;
 pub(crate) mod rate_limits;

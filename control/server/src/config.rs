@@ -1,14 +1,15 @@
 //! Control's configuration file, and the topology that it names.
 
 use crate::access::{Access, Role};
-use crate::state::{Settings, TenantAlgorithm, Terms};
-use harmonaize_abi::Collective;
+use crate::state::{Settings, TenantAlgorithm, TenantCongestion, Terms};
 use harmonaize_abi::session::MAX_WEIGHT;
+use harmonaize_abi::{Collective, CongestionControlError};
 use harmonaize_api::is_tenant_name;
 use harmonaize_identity::Protection;
 use harmonaize_plan::Algorithm;
 use harmonaize_planner::{
-    AlgorithmOverride, Bytes, Nanos, Position, TextError, Topology, TopologyError, parse_toml,
+    AlgorithmOverride, Bytes, CongestionOverride, Nanos, Position, RouteClass, TextError, Topology,
+    TopologyError, parse_toml,
 };
 use harmonaize_store::etcd::Members;
 use harmonaize_units::unchanged_but;
@@ -51,7 +52,7 @@ pub struct Config {
 }
 
 /// Keys that may change while control runs.
-const CHANGEABLE: [&str; 3] = ["tenant", "operator", "algorithm"];
+const CHANGEABLE: [&str; 4] = ["tenant", "operator", "algorithm", "congestion_control"];
 
 /// Where a configuration was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,6 +167,8 @@ struct File {
     compression: bool,
     #[serde(default)]
     algorithm: Vec<FileAlgorithm>,
+    #[serde(default)]
+    congestion_control: Vec<FileCongestion>,
     #[serde(default = "number::<8>")]
     most_weight: toml::Spanned<u32>,
     #[serde(default = "time::<600>")]
@@ -194,6 +197,14 @@ struct FileAlgorithm {
     from: Option<toml::Spanned<Bytes>>,
     to: Option<toml::Spanned<Bytes>>,
     algorithm: toml::Spanned<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileCongestion {
+    tenant: Option<toml::Spanned<String>>,
+    route: Option<toml::Spanned<String>>,
+    name: toml::Spanned<String>,
 }
 
 #[derive(Deserialize)]
@@ -263,6 +274,10 @@ impl Config {
     /// from = "64KiB"                # the smallest; 0 where absent
     /// to = "1MiB"                   # the largest; no bound where absent
     /// algorithm = "recursive-halving"
+    /// [[congestion_control]]         # by which TCP congestion control links go; by each host's own where none says so
+    /// tenant = "a"                  # whose; everybody's who has none of their own where absent
+    /// route = "racks"               # links between racks, or "rack" for those within one; all where absent
+    /// name = "bbr"                  # as the kernel has it
     /// [[operator]]
     /// name = "alice"                # as in the operator's certificate
     /// role = "admin"                # or "operator", who adds no tenants, or "viewer", who changes nothing
@@ -404,6 +419,7 @@ impl File {
             tenants.push(name);
         }
         let algorithms = algorithms(text, &tenants, self.algorithm)?;
+        let congestion_controls = congestion_controls(text, &tenants, self.congestion_control)?;
         let (at, paths) = (self.paths.span().start, self.paths.into_inner());
         if !(1..=64).contains(&paths) {
             return Err(wrong(at, format!("paths must be 1 to 64, not {paths}")));
@@ -447,6 +463,7 @@ impl File {
             turns: self.turns,
             compression: self.compression,
             algorithms,
+            congestion_controls,
             terms,
             most_weight,
             longest_regroup: self.longest_regroup.into(),
@@ -515,6 +532,43 @@ fn algorithms(
         }
         let choice = AlgorithmOverride { collective, from: first, to: last, algorithm };
         overrides.push(TenantAlgorithm { tenant, choice });
+    }
+    Ok(overrides)
+}
+
+/// The congestion controls that an operator has chosen, which do not contradict each other.
+fn congestion_controls(
+    text: &str,
+    tenants: &[String],
+    chosen: Vec<FileCongestion>,
+) -> Result<Vec<TenantCongestion>, TextError> {
+    let wrong = |at: usize, message: String| TextError { at: Position::of(text, at), message };
+    let mut overrides: Vec<TenantCongestion> = Vec::new();
+    for FileCongestion { tenant, route, name } in chosen {
+        if let Some(unknown) = tenant.as_ref().filter(|tenant| !tenants.contains(tenant.get_ref())) {
+            return Err(wrong(unknown.span().start, format!("there is no tenant `{}`", unknown.get_ref())));
+        }
+        let class = |route: toml::Spanned<String>| {
+            let known = RouteClass::ALL.into_iter().find(|class| class.as_str() == route.get_ref());
+            let message = || format!("`{}` is no route: \"rack\" or \"racks\"", route.get_ref());
+            known.ok_or_else(|| wrong(route.span().start, message()))
+        };
+        let route = route.map(class).transpose()?;
+        let (at, tenant) = (name.span().start, tenant.map(toml::Spanned::into_inner));
+        let control = name.get_ref().parse();
+        let control = control.map_err(|error: CongestionControlError| wrong(at, error.to_string()))?;
+        let choice = CongestionOverride { route, control };
+        let both = |one: &TenantCongestion| {
+            let covers = |class: &RouteClass| choice.covers(*class) && one.choice.covers(*class);
+            one.tenant == tenant && RouteClass::ALL.iter().any(covers)
+        };
+        if overrides.iter().any(both) {
+            return Err(wrong(
+                at,
+                "a congestion control for some of these links is there already".to_owned(),
+            ));
+        }
+        overrides.push(TenantCongestion { tenant, choice });
     }
     Ok(overrides)
 }
@@ -716,6 +770,38 @@ name = "a"
             (
                 chosen(&format!("{one}{one}")).unwrap_err(),
                 "line 14, column 14: an algorithm for some of these sizes of allreduce",
+            ),
+        ] {
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
+    }
+
+    #[test]
+    fn operators_choose_congestion_controls_by_route() {
+        let one = "[[congestion_control]]\nroute = \"racks\"\nname = \"bbr\"\n";
+        let load = |text: &str| load(&format!("{GOOD}{text}")).map(|config| config.settings);
+        let over = |route, name: &str| CongestionOverride { route, control: name.parse().unwrap() };
+        let far = over(Some(RouteClass::Racks), "bbr");
+        assert_eq!(load(one).unwrap().congestion_controls_of("a"), [far]);
+        let all = load(&one.replace("route = \"racks\"\n", "")).unwrap();
+        assert_eq!(all.congestion_controls_of("a"), [over(None, "bbr")]);
+        // A tenant's own come before everybody's, which another tenant keeps.
+        let own = one.replace("route", "tenant = \"a\"\nroute").replace("bbr", "reno");
+        let near = one.replace("racks", "rack").replace("bbr", "dctcp");
+        let both = load(&format!("{one}{near}{own}")).unwrap();
+        let everybody = [far, over(Some(RouteClass::Rack), "dctcp")];
+        let own = over(Some(RouteClass::Racks), "reno");
+        assert_eq!(both.congestion_controls_of("a"), [own, everybody[0], everybody[1]]);
+        assert_eq!(both.congestion_controls_of("b"), everybody);
+        let wrong = |from: &str, to: &str| load(&one.replacen(from, to, 1)).unwrap_err();
+        for (error, expected) in [
+            (wrong("\"racks\"", "\"site\""), "line 9, column 9: `site` is no route: \"rack\" or \"racks\""),
+            (wrong("bbr", "b b r"), "line 10, column 8: a congestion control has a name of 1 to 15"),
+            (wrong("route", "tenant = \"c\"\nroute"), "line 9, column 10: there is no tenant `c`"),
+            (wrong("route", "links"), "line 9, column 1: unknown field `links`"),
+            (
+                load(&format!("{one}[[congestion_control]]\nname = \"cubic\"\n")).unwrap_err(),
+                "line 12, column 8: a congestion control for some of these links is there already",
             ),
         ] {
             assert!(error.contains(expected), "{error}\n{expected}");

@@ -44,6 +44,7 @@ pub(crate) async fn follow(
         in_force.send_modify(|known| {
             (known.tenants, known.terms) = (settings.tenants.clone(), settings.terms.clone());
             known.algorithms.clone_from(&settings.algorithms);
+            known.congestion_controls.clone_from(&settings.congestion_controls);
         });
         if let Ok(queue) = commands.queue() {
             let _ = queue.send(Command::Configure(Box::new(settings))).await;

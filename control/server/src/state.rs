@@ -27,7 +27,7 @@ pub(crate) use job::stored::{stored_plan_status, touched};
 pub use output::{Fact, Output, SessionId};
 pub use queries::{DryRun, Queries};
 pub use reason::{RateChange, Reason, TurnsEnd};
-pub use settings::{Settings, TenantAlgorithm, Terms};
+pub use settings::{Settings, TenantAlgorithm, TenantCongestion, Terms};
 pub(crate) use tenants::elsewhere::for_a_tenant;
 pub use world::operator::Instruction;
 pub use world::withdrawals::InstructionError;

@@ -173,20 +173,36 @@ fn algorithms_in_words() {
         range(8193, None, "ring", times(), false),
     ];
     let algorithm_reason = "20us one way".to_owned();
-    let plan = v1::PlanStatus { algorithms, algorithm_reason, ..plan() };
+    let route = |route: &str, name: &str, reason: &str| v1::CongestionControlStatus {
+        route: route.to_owned(),
+        name: name.to_owned(),
+        reason: reason.to_owned(),
+        reason_code: String::new(),
+    };
+    let congestion_controls = vec![
+        route("rack", "", "an operator chose dctcp, which h1 does not have"),
+        route("racks", "bbr", "an operator chose it"),
+    ];
+    let plan = v1::PlanStatus { algorithms, algorithm_reason, congestion_controls, ..plan() };
     let reply = v1::PlansReply { plans: vec![plan], ..v1::PlansReply::default() };
     let shown = text::plans(&reply);
     let line = "a/world: allreduce recursive-doubling up to 4.00KiB, allreduce one-shot up to 8.00KiB: 20us one way\n";
     assert!(shown.contains(line) && !shown.contains("ALGORITHMS"), "{shown}");
     let shown = text::explain(&v1::ExplainReply::default(), Some(&reply));
-    let table: Vec<Vec<&str>> = shown
-        .lines()
-        .skip_while(|line| *line != "ALGORITHMS")
-        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
-        .take(5)
-        .collect();
+    let table = |title: &str, lines: usize| -> Vec<Vec<&str>> {
+        let lines = shown.lines().skip_while(|line| *line != title).skip(2).take(lines);
+        lines.map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect()
+    };
     assert_eq!(
-        table[2..],
+        table("CONGESTION CONTROL", 2),
+        [
+            ["a/world", "within a rack", "the host's own", "an operator chose dctcp, which h1 does not have"],
+            ["a/world", "between racks", "bbr", "an operator chose it"],
+        ],
+        "{shown}"
+    );
+    assert_eq!(
+        table("ALGORITHMS", 3),
         [
             vec![
                 "a/world",

@@ -259,6 +259,24 @@ fn algorithms(plans: &[v1::PlanStatus]) -> String {
     page
 }
 
+/// By which TCP congestion control links of each kind of route go, and why.
+fn congestion_controls(plans: &[v1::PlanStatus]) -> String {
+    let mut page = String::new();
+    let routes =
+        plans.iter().flat_map(|plan| plan.congestion_controls.iter().map(move |route| (plan, route)));
+    let rows = routes.map(|(plan, route)| {
+        let links = match route.route.as_str() {
+            "rack" => "within a rack".to_owned(),
+            "racks" => "between racks".to_owned(),
+            other => clean(other),
+        };
+        let control = if route.name.is_empty() { "the host's own".to_owned() } else { clean(&route.name) };
+        row([&name(&plan.tenant, &plan.name), &links, &control, &sanitize(&route.reason)])
+    });
+    section(&mut page, "CONGESTION CONTROL", row(["name", "links", "control", "why"]), rows.collect());
+    page
+}
+
 /// "spine0 (20001, 20002); ? (20003)".
 fn paths(hop: &v1::PlannedRingEdge) -> String {
     let mut by_way: Vec<(String, Vec<String>)> = Vec::new();
@@ -283,7 +301,9 @@ fn sanitize(text: &str) -> String {
 }
 
 pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) -> String {
-    let of = |plans: &v1::PlansReply| plan_sections(&plans.plans) + &algorithms(&plans.plans);
+    let of = |plans: &v1::PlansReply| {
+        plan_sections(&plans.plans) + &algorithms(&plans.plans) + &congestion_controls(&plans.plans)
+    };
     let mut page = plans.map_or_else(String::new, |plans| of(plans).trim_start().to_owned());
     if reply.decisions.is_empty() {
         return page + "nothing was decided since control started\n" + &pending_reports(reply);

@@ -1,6 +1,6 @@
 //! What the operator decided before control started.
 
-use harmonaize_planner::{AlgorithmOverride, HostId, Topology};
+use harmonaize_planner::{AlgorithmOverride, CongestionOverride, HostId, Topology};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ pub struct Settings {
     pub compression: bool,
     /// How operations of a collective and a range of sizes go; as control decides where none says so.
     pub algorithms: Vec<TenantAlgorithm>,
+    /// By which TCP congestion control links go; by each host's own where none says so.
+    pub congestion_controls: Vec<TenantCongestion>,
     /// What tenants may have, where that is another than usual.
     pub terms: BTreeMap<String, Terms>,
     /// The largest weight that a tenant can have promised.
@@ -53,11 +55,27 @@ pub struct TenantAlgorithm {
     pub choice: AlgorithmOverride,
 }
 
+/// An operator's choice for links of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantCongestion {
+    /// Whose; everybody's who has none of their own where absent.
+    pub tenant: Option<String>,
+    /// Which links, and by which control they go.
+    pub choice: CongestionOverride,
+}
+
 impl Settings {
     /// Returns what operators chose for a tenant's operations: its own choices, then everybody's.
     pub(crate) fn algorithms_of(&self, tenant: &str) -> Vec<AlgorithmOverride> {
         let own = self.algorithms.iter().filter(|one| one.tenant.as_deref() == Some(tenant));
         let all = self.algorithms.iter().filter(|one| one.tenant.is_none());
+        own.chain(all).map(|one| one.choice).collect()
+    }
+
+    /// Returns what operators chose for a tenant's links: its own choices, then everybody's.
+    pub(crate) fn congestion_controls_of(&self, tenant: &str) -> Vec<CongestionOverride> {
+        let own = self.congestion_controls.iter().filter(|one| one.tenant.as_deref() == Some(tenant));
+        let all = self.congestion_controls.iter().filter(|one| one.tenant.is_none());
         own.chain(all).map(|one| one.choice).collect()
     }
 

@@ -31,6 +31,7 @@ mod agreements;
 mod carried;
 mod closed_loop;
 mod coding;
+mod congestion_control;
 mod direct;
 mod events;
 mod fabric;

@@ -62,11 +62,11 @@ impl Controller {
         self.act(now);
     }
 
-    /// The configuration file was read again: its tenants, their terms and the algorithms chosen for them hold from now on. What
-    /// tenants have that it has no longer ends.
+    /// The configuration file was read again: its tenants, their terms, and the algorithms and congestion controls chosen for them hold
+    /// from now on. What tenants have that it has no longer ends.
     pub fn configure(&mut self, now: Duration, again: Settings) {
-        let Settings { tenants, terms, algorithms, .. } = again;
-        self.settings.algorithms = algorithms;
+        let Settings { tenants, terms, algorithms, congestion_controls, .. } = again;
+        (self.settings.algorithms, self.settings.congestion_controls) = (algorithms, congestion_controls);
         let served = self.operator.served();
         for tenant in self.operator.configure(&mut self.settings, tenants) {
             self.forget_tenant(now, &tenant);

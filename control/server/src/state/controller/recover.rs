@@ -14,7 +14,7 @@ use crate::state::output::SessionId;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
-use harmonaize_planner::{AlgorithmChoice, Bytes, HostId, RateLimits, Tuning};
+use harmonaize_planner::{AlgorithmChoice, Bytes, CongestionChoices, HostId, RateLimits, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -312,6 +312,7 @@ fn config(recipe: &v1::Recipe) -> EpochConfig {
         links: BTreeMap::new(),
         plan: None,
         rate_limits: RateLimits::default(),
+        congestion: CongestionChoices::default(),
         codec: choice_of(recipe),
         algorithm: algorithm(recipe),
         aggregation: AggregationChoice::from_recipe(recipe),

@@ -3,7 +3,9 @@
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::reason::Reason;
 use harmonaize_abi::Epoch;
-use harmonaize_planner::{AlgorithmChoice, Assignment, CodecChoice, HostId, Nanos, Rate, RateLimits};
+use harmonaize_planner::{
+    AlgorithmChoice, Assignment, CodecChoice, CongestionChoices, HostId, Nanos, Rate, RateLimits,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -48,6 +50,8 @@ pub(crate) struct EpochConfig {
     pub plan: Option<Planned>,
     /// What its connections are held to.
     pub rate_limits: RateLimits,
+    /// By which TCP congestion control its links go.
+    pub congestion: CongestionChoices,
     /// How its tensors travel.
     pub codec: CodecChoice,
     /// Which algorithm operations take, by size.
@@ -233,6 +237,7 @@ mod tests {
             links: BTreeMap::new(),
             plan: None,
             rate_limits: RateLimits::default(),
+            congestion: CongestionChoices::default(),
             codec: CodecChoice::exact(Budget::Exact, CodecReason::Exact),
             algorithm: AlgorithmChoice::default(),
             aggregation: AggregationChoice::default(),

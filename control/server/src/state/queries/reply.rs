@@ -10,7 +10,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::{Budget, Codec};
 use harmonaize_planner::{
-    AlgorithmStatus, DirectedLink, HostId, LinkId, Nanos, Node, Path, SwitchId, SwitchKind,
+    AlgorithmStatus, CongestionChoice, DirectedLink, HostId, LinkId, Nanos, Node, Path, RouteClass, SwitchId,
+    SwitchKind,
 };
 use harmonaize_store::{Withdrawal, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,7 +232,7 @@ impl Queries<'_> {
             interleaving: self.turns.describe(&self.ctx, id),
             ..v1::PlanStatus::default()
         };
-        let Some(EpochConfig { plan, codec, algorithm, aggregation, .. }) = current else {
+        let Some(EpochConfig { plan, congestion, codec, algorithm, aggregation, .. }) = current else {
             return v1::PlanStatus {
                 budget: Budget::Exact.to_string(),
                 codec: Codec::EXACT.name().to_owned(),
@@ -244,6 +245,7 @@ impl Queries<'_> {
             codec_reason: codec.reason.to_string(),
             algorithms: algorithm.status().iter().map(algorithm_status).collect(),
             algorithm_reason: algorithm.reason.clone(),
+            congestion_controls: congestion.iter().map(congestion_status).collect(),
             aggregator: self.aggregators.names_of(&self.ctx.settings.topology, aggregation),
             aggregation_reason: aggregation.reason.clone(),
             ..status
@@ -393,6 +395,15 @@ fn algorithm_status(range: &AlgorithmStatus) -> v1::AlgorithmStatus {
         at_bytes: at.0,
         predicted: predicted.collect(),
         overridden: range.overridden,
+    }
+}
+
+fn congestion_status((route, choice): (RouteClass, &CongestionChoice)) -> v1::CongestionControlStatus {
+    v1::CongestionControlStatus {
+        route: route.as_str().to_owned(),
+        name: choice.control.map_or_else(String::new, |control| control.to_string()),
+        reason: choice.reason.to_string(),
+        reason_code: choice.reason.code().to_owned(),
     }
 }
 

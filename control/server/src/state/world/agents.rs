@@ -1,17 +1,20 @@
 //! Agents that have a session, and what they can do.
 
 use crate::state::job::codec::levels;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, CongestionControl};
 use harmonaize_api::{SECRET_BYTES, is_tenant_name, v1};
 use harmonaize_codec::Level;
 use harmonaize_planner::{HostCosts, HostId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Most that an agent may lack, and characters of each, that are kept.
 const MOST_MISSING: usize = 8;
 const MISSING_CHARS: usize = 200;
+
+/// Most congestion controls of an agent that are kept.
+const MOST_CONTROLS: usize = 32;
 
 /// A session that said Hello and was welcomed.
 #[derive(Debug)]
@@ -69,6 +72,8 @@ pub(crate) struct Abilities {
     pub costs: Option<HostCosts>,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
+    /// TCP congestion controls that its connections can have.
+    pub congestion_controls: BTreeSet<CongestionControl>,
     /// What is missing and why.
     pub missing: Vec<String>,
 }
@@ -89,6 +94,12 @@ impl Abilities {
             datagram_bytes: said.datagram_bytes,
             costs: said.costs.as_ref().and_then(host_costs),
             codecs: levels(&said.codecs),
+            congestion_controls: said
+                .congestion_controls
+                .iter()
+                .take(MOST_CONTROLS)
+                .filter_map(|name| name.parse().ok())
+                .collect(),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }
     }

@@ -7,6 +7,7 @@ use crate::state::job::algorithm::choose_algorithm;
 use crate::state::job::codec::{budget_to_proto, coding};
 use crate::state::job::coding::choose_coding;
 use crate::state::job::communicator::{Communicator, Member};
+use crate::state::job::congestion_control::choose_congestion;
 use crate::state::job::grant::{Grantee, grant_aggregation};
 use crate::state::job::lifecycle::{Change, EpochConfig, Planned};
 use crate::state::job::link_reuse::carried;
@@ -29,7 +30,8 @@ use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
 use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
 use harmonaize_planner::{
-    CodecChoice, HostId, LinkUse, Path, Policy, Request, RingEdge, Routes, Tuning, off_ring_paths,
+    CodecChoice, CongestionChoices, HostId, LinkUse, Path, Policy, Request, RingEdge, RouteClass, Routes,
+    Tuning, off_ring_paths,
 };
 use rand::Rng;
 use rand_chacha::ChaCha20Rng;
@@ -117,7 +119,8 @@ impl Proposer<'_> {
         let rates = connection_limits(&self.view().ctx, id, &order, rate_limits);
         let addresses: Vec<String> =
             self.communicators.get(&id)?.members.iter().map(|member| self.address(member)).collect();
-        let links = self.introduce(&hosts, &addresses, &numbers, &rates, &carried);
+        let congestion = choose_congestion(&self.view().ctx, id);
+        let links = self.introduce(&hosts, &addresses, &numbers, (&rates, &congestion), &carried);
         let current = self.communicators.get(&id)?.current().and_then(|current| current.plan.as_ref());
         let by = plan.as_ref().or(current).cloned();
         let view = self.view();
@@ -132,6 +135,7 @@ impl Proposer<'_> {
             links: links_of,
             plan,
             rate_limits,
+            congestion,
             codec,
             algorithm,
             aggregation,
@@ -325,7 +329,7 @@ impl Proposer<'_> {
         hosts: &[HostId],
         addresses: &[String],
         numbers: &BTreeMap<(u32, u32), Vec<u16>>,
-        rates: &BTreeMap<(u32, u32), u64>,
+        (rates, congestion): (&BTreeMap<(u32, u32), u64>, &CongestionChoices),
         carried: &BTreeSet<(u32, u32)>,
     ) -> Vec<Vec<v1::Peer>> {
         let mut links: Vec<Vec<v1::Peer>> = hosts.iter().map(|_| Vec::new()).collect();
@@ -339,6 +343,9 @@ impl Proposer<'_> {
                 let only_new = |bytes: &[u8]| if goes_on { Vec::new() } else { bytes.to_vec() };
                 let ports = numbers.get(&(low as u32, high as u32)).into_iter().flatten();
                 let source_ports: Vec<u32> = ports.map(|port| u32::from(*port)).collect();
+                let route = RouteClass::of(&self.settings.topology, *low_host, *high_host);
+                let control =
+                    congestion.control(route).map_or_else(String::new, |control| control.to_string());
                 let peer = |me: usize, participant: usize, address: &String, initiate| v1::Peer {
                     participant: participant as u32,
                     address: address.clone(),
@@ -348,6 +355,7 @@ impl Proposer<'_> {
                     initiate,
                     source_ports: source_ports.clone(),
                     rate_bps: rates.get(&(me as u32, participant as u32)).copied().unwrap_or(0),
+                    congestion_control: control.clone(),
                 };
                 let low_connects = low_host < high_host;
                 let ends = [
