@@ -30,10 +30,18 @@ pub(crate) fn run(context: &Context<'_>, step: StepId, tag: u64) -> Result<StepR
             let posted = context.sources.iter().any(|message| message.posted);
             let aliased = |operand: &Operand| context.is_aliased(segment, operand);
             let factors = factors(context, segment, step)?;
-            compute(context.member.ranks, step, &signature, (&place, &aliased), posted, factors.as_deref())?;
+            let (ranks, whole) = (context.member.ranks, whole_bytes(context.member.participants, &signature));
+            compute((ranks, whole), step, &signature, (&place, &aliased), posted, factors.as_deref())?;
             Ok(StepResult::Sends(send_from(step, &place)?))
         }
     }
+}
+
+/// The bytes of the tensors of which a step writes a part, if nobody but the ranks reads it next; else 0. What goes on to a peer is better left in the
+/// caches.
+fn whole_bytes(participants: u32, signature: &Signature) -> usize {
+    let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
+    if participants == 1 { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
 }
 
 /// By source of a step of a `PremulSum`, what it is multiplied by; none where none is.
@@ -129,9 +137,10 @@ fn send_from<'a>(
 type Places<'a, 'b> =
     (&'b dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>, &'b dyn Fn(&Operand) -> bool);
 
-/// `posted`: the only source lies in the first memory destination already. `factors`: what sources are multiplied by.
+/// `whole`: as of [`whole_bytes`]. `posted`: the only source lies in the first memory destination already. `factors`: what sources are
+/// multiplied by.
 fn compute<'a>(
-    ranks: u32,
+    (ranks, whole): (u32, usize),
     step: &Step,
     signature: &Signature,
     (place, aliased): Places<'a, '_>,
@@ -165,16 +174,17 @@ fn compute<'a>(
             destinations.push(memory.view_mut(offset, bytes)?);
         }
         let result = match (first, factors, &step.kind) {
-            (Some(result), ..) => harmonaize_kernels::copy(result, &destinations),
+            (Some(result), ..) => harmonaize_kernels::copy_part(whole, result, &destinations),
             (None, Some(factors), _) => {
-                harmonaize_kernels::sum_scaled(signature.dtype, &sources, factors, &destinations)
+                harmonaize_kernels::sum_scaled_part(whole, signature.dtype, &sources, factors, &destinations)
             }
             (None, None, StepKind::Reduce { .. }) => {
-                harmonaize_kernels::reduce(signature.reduce, signature.dtype, &sources, &destinations, divide)
+                let (op, dtype) = (signature.reduce, signature.dtype);
+                harmonaize_kernels::reduce_part(whole, op, dtype, &sources, &destinations, divide)
             }
             (None, None, _) => {
                 let source = sources.first().copied().ok_or(ExecuteError::NoSource)?;
-                harmonaize_kernels::copy(source, &destinations)
+                harmonaize_kernels::copy_part(whole, source, &destinations)
             }
         };
         result.map_err(|error| ExecuteError::Kernel(error.to_string()))?;

@@ -23,6 +23,9 @@ pub(crate) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
+    /// A pass over a part of tensors of `whole` bytes, each of whose destinations may be written past the caches where all of them together are
+    /// `stream_from` bytes or more.
+    ///
     /// Inline, so that its fields are written where they stay: what is copied in wider pieces waits for the narrower stores before, in all
     /// as long as a pass over 2 KiB takes.
     #[inline(always)]
@@ -31,7 +34,7 @@ impl<'a> Pass<'a> {
         sources: &'a [View<'a>],
         destinations: &'a [ViewMut<'a>],
         divide: Option<&'a Divisor>,
-        stream_from: usize,
+        (whole, stream_from): (usize, usize),
     ) -> Result<Self, KernelError> {
         let given = sources.len();
         let Some(first) = sources.first().filter(|_| given <= MAX_SOURCES) else {
@@ -51,7 +54,7 @@ impl<'a> Pass<'a> {
         }
         let mut pass = Self { sources, destinations, bytes, divide, streams: 0, head: 0 };
         if bytes >= ALIGN_FROM {
-            pass.place(dtype.size(), bytes.saturating_mul(destinations.len()) >= stream_from);
+            pass.place(dtype.size(), bytes.max(whole).saturating_mul(destinations.len()) >= stream_from);
         }
         Ok(pass)
     }

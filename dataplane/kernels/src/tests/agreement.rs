@@ -2,8 +2,9 @@
 
 use super::memory::{Memory, elements};
 use super::{Case, vector_isas};
+use crate::pass::Pass;
 use crate::{Isa, MAX_SOURCES, copy};
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, View};
 use proptest::prelude::*;
 
 const LENGTHS: &[usize] = &[0, 1, 3, 7, 8, 31, 63, 64, 65, 255, 257, 1000, 1031, 2100];
@@ -97,6 +98,23 @@ dtypes! {
     complex128_agrees Complex128;
     f8e4m3_agrees F8E4M3;
     f8e5m2_agrees F8E5M2;
+}
+
+#[test]
+fn a_part_of_a_large_tensor_streams() {
+    let (dtype, count) = (Dtype::F32, 64 << 10);
+    let contents: Vec<Vec<u8>> = (1..3).map(|seed| elements(dtype, count, seed)).collect();
+    let given: Vec<Memory> = contents.iter().map(|bytes| Memory::new(0, bytes)).collect();
+    let sources: Vec<View<'_>> = given.iter().map(|memory| memory.view().as_view()).collect();
+    let sums = [0, crate::STREAM_FROM].map(|whole| {
+        let to = Memory::new(0, &vec![0; count * dtype.size()]);
+        let destinations = [to.view()];
+        let pass = Pass::new(dtype, &sources, &destinations, None, (whole, crate::STREAM_FROM)).unwrap();
+        assert_eq!(pass.streams != 0, whole > 0, "256 KiB of {whole} bytes");
+        crate::reduce_part(whole, ReduceOp::Sum, dtype, &sources, &destinations, None).unwrap();
+        to.bytes()
+    });
+    assert_eq!(sums[0], sums[1]);
 }
 
 #[test]

@@ -51,7 +51,8 @@ impl Case {
 
     fn run(&self, isa: Isa, sources: &[View<'_>], destinations: &[ViewMut<'_>]) {
         let divisor = self.divide.map(|ranks| Divisor::new(ranks).unwrap());
-        let pass = Pass::new(self.dtype, sources, destinations, divisor.as_ref(), self.stream_from).unwrap();
+        let pass =
+            Pass::new(self.dtype, sources, destinations, divisor.as_ref(), (0, self.stream_from)).unwrap();
         let factors = self.factors.as_ref().map(|factors| factors.iter().copied().map(Factor::new));
         // SAFETY: of one `dtype`.
         unsafe {
