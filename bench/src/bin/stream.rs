@@ -1,4 +1,4 @@
-//! TCP streams from one thread to another, as fast as they go: the goodput that a link gives to bare sockets, by each way that Linux
+//! TCP streams from one thread to another, as fast as they go: the goodput that a link gives to bare sockets, by each method that Linux
 //! has to send.
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Bytes of one write and read.
 const BUFFER: usize = 256 << 10;
 /// Buffers of a stream that the kernel may hold at once, where it takes no copy.
-const HELD: usize = 8;
+const BUFFERS: usize = 8;
 /// How long either end waits for the other.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A message is sent whole before the ring says that it is done.
@@ -53,14 +53,14 @@ enum End {
         #[arg(long, default_value_t = 64 << 20)]
         bytes: u64,
         /// How
-        #[arg(long, value_enum, default_value_t = Way::Write)]
-        way: Way,
+        #[arg(long, value_enum, default_value_t = Method::Write)]
+        method: Method,
     },
 }
 
 /// How bytes are given to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Way {
+enum Method {
     /// By the system call
     Write,
     /// By a ring of `io_uring`
@@ -72,11 +72,11 @@ enum Way {
 fn main() -> Result<()> {
     match Arguments::parse().end {
         End::Receive { address, streams, warmup } => receive(address, streams, warmup)?,
-        End::Send { address, streams, bytes, way } => {
+        End::Send { address, streams, bytes, method } => {
             let connected = (0..streams).map(|_| connect(address)).collect::<Result<Vec<_>>>()?;
-            match way {
-                Way::Write => write(connected, bytes)?,
-                Way::Ring | Way::ZeroCopy => ring(&connected, bytes, way)?,
+            match method {
+                Method::Write => write(connected, bytes)?,
+                Method::Ring | Method::ZeroCopy => ring(&connected, bytes, method)?,
             }
             println!("{{\"processor_seconds\":{}}}", processor_seconds());
         }
@@ -90,10 +90,10 @@ fn processor_seconds() -> f64 {
 }
 
 /// Waits until some of the streams can go on; which.
-fn ready(streams: &[TcpStream], wanted: PollFlags) -> Result<Vec<bool>> {
-    let mut asked: Vec<PollFd<'_>> = streams.iter().map(|stream| PollFd::new(stream, wanted)).collect();
-    ensure!(poll(&mut asked, Some(&POLL))? > 0, "the other end has done nothing for {PATIENCE:?}");
-    Ok(asked.iter().map(|one| !one.revents().is_empty()).collect())
+fn ready(streams: &[TcpStream], events: PollFlags) -> Result<Vec<bool>> {
+    let mut polled: Vec<PollFd<'_>> = streams.iter().map(|stream| PollFd::new(stream, events)).collect();
+    ensure!(poll(&mut polled, Some(&POLL))? > 0, "the other end has done nothing for {PATIENCE:?}");
+    Ok(polled.iter().map(|one| !one.revents().is_empty()).collect())
 }
 
 fn receive(address: SocketAddr, streams: usize, warmup: u64) -> Result<()> {
@@ -176,11 +176,11 @@ fn write(mut streams: Vec<TcpStream>, bytes: u64) -> Result<()> {
 
 /// Sends by a ring: of each stream one message at a time is under way, as bytes of one stream keep their order.
 #[expect(unsafe_code, reason = "the kernel reads buffers by their address")]
-fn ring(streams: &[TcpStream], bytes: u64, way: Way) -> Result<()> {
-    let each = if way == Way::ZeroCopy { HELD } else { 1 };
+fn ring(streams: &[TcpStream], bytes: u64, method: Method) -> Result<()> {
+    let each = if method == Method::ZeroCopy { BUFFERS } else { 1 };
     let mut buffers = vec![vec![0x5a_u8; BUFFER]; streams.len() * each];
     let mut ring = IoUring::new(64.max(2 * buffers.len() as u32))?;
-    if way == Way::ZeroCopy {
+    if method == Method::ZeroCopy {
         let vectors: Vec<libc::iovec> = buffers
             .iter_mut()
             .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BUFFER })
@@ -190,8 +190,8 @@ fn ring(streams: &[TcpStream], bytes: u64, way: Way) -> Result<()> {
     }
     let mut free = vec![true; buffers.len()];
     let mut busy = vec![false; streams.len()];
-    let (mut left, mut under_way) = (bytes, 0usize);
-    while left > 0 || under_way > 0 {
+    let (mut left, mut in_flight) = (bytes, 0usize);
+    while left > 0 || in_flight > 0 {
         for (index, stream) in streams.iter().enumerate() {
             let own = index * each..(index + 1) * each;
             let Some(buffer) = own.clone().find(|buffer| free.get(*buffer) == Some(&true)) else { continue };
@@ -201,12 +201,12 @@ fn ring(streams: &[TcpStream], bytes: u64, way: Way) -> Result<()> {
             }
             let data = buffers.get(buffer).context("buffer")?.as_ptr();
             let to = types::Fd(stream.as_raw_fd());
-            let entry = match way {
-                Way::ZeroCopy => opcode::SendZc::new(to, data, part)
+            let entry = match method {
+                Method::ZeroCopy => opcode::SendZc::new(to, data, part)
                     .buf_index(Some(u16::try_from(buffer)?))
                     .flags(WHOLE)
                     .build(),
-                Way::Write | Way::Ring => opcode::Send::new(to, data, part).flags(WHOLE).build(),
+                Method::Write | Method::Ring => opcode::Send::new(to, data, part).flags(WHOLE).build(),
             };
             // SAFETY: the buffer stays until the kernel has said that it is done with it.
             unsafe { ring.submission().push(&entry.user_data(buffer as u64))? };
@@ -214,7 +214,7 @@ fn ring(streams: &[TcpStream], bytes: u64, way: Way) -> Result<()> {
                 (*free, *busy) = (false, true);
             }
             left -= u64::from(part);
-            under_way += 1;
+            in_flight += 1;
         }
         ring.submit_and_wait(1)?;
         for done in ring.completion() {
@@ -230,7 +230,7 @@ fn ring(streams: &[TcpStream], bytes: u64, way: Way) -> Result<()> {
                 && let Some(free) = free.get_mut(buffer)
             {
                 *free = true;
-                under_way -= 1;
+                in_flight -= 1;
             }
         }
     }

@@ -295,7 +295,7 @@ impl Lab {
 
     /// Bytes a second of one TCP stream from the first host to the second.
     pub fn stream(&mut self, bytes: u64) -> Result<f64> {
-        Ok(self.streams(&Streams { bytes, streams: 1, way: "write" })?.bytes_per_second)
+        Ok(self.streams(&Streams { bytes, streams: 1, method: "write" })?.bytes_per_second)
     }
 
     /// TCP streams from the first host to the second, of one thread at either end.
@@ -315,8 +315,12 @@ impl Lab {
         let mut send = Command::new(&program);
         send.args(["send", &listens, "--bytes", &what.bytes.to_string(), "--streams", &streams]);
         let log = self.logs.join("stream-send.log");
-        let mut sender =
-            Process::start("the stream's sender", send.args(["--way", what.way]), &from.namespace, &log)?;
+        let mut sender = Process::start(
+            "the stream's sender",
+            send.args(["--method", what.method]),
+            &from.namespace,
+            &log,
+        )?;
         sender.succeed_by(deadline)?;
         receiver.succeed_by(deadline)?;
         let (received, sent) = (receiver.log_tail(4096), sender.log_tail(4096));
@@ -337,8 +341,8 @@ pub(crate) struct Streams {
     /// Of all streams together.
     pub(crate) bytes: u64,
     pub(crate) streams: usize,
-    /// A way of program `stream`.
-    pub(crate) way: &'static str,
+    /// A method of program `stream`.
+    pub(crate) method: &'static str,
 }
 
 /// What sending took.

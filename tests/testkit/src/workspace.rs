@@ -152,9 +152,9 @@ impl Binaries {
         }
         let mut build = cargo();
         build.args(["build", "--quiet", "--workspace"]);
-        let wanted = ["harmonaize-agent", "harmonaize-server", "harmonaize-cli"];
+        let always = ["harmonaize-agent", "harmonaize-server", "harmonaize-cli"];
         for package in self::packages()? {
-            if wanted.iter().chain(packages).any(|wanted| **wanted == package.name) {
+            if always.iter().chain(packages).any(|name| **name == package.name) {
                 package.programs.iter().for_each(|program| {
                     build.args(["--bin", program]);
                 });

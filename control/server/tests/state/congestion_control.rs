@@ -29,15 +29,15 @@ fn world(settings: Settings, controls: &[&[&str]; 3]) -> (World, Vec<SessionId>)
 }
 
 /// By participant and peer, as recipes say.
-fn told(recipes: &[v1::Recipe]) -> Vec<Vec<&str>> {
-    let mut told = Vec::new();
+fn instructed(recipes: &[v1::Recipe]) -> Vec<Vec<&str>> {
+    let mut instructed = Vec::new();
     for recipe in recipes {
-        told.push(recipe.peers.iter().map(|peer| peer.congestion_control.as_str()).collect());
+        instructed.push(recipe.peers.iter().map(|peer| peer.congestion_control.as_str()).collect());
     }
-    told
+    instructed
 }
 
-/// Route, name and code of the reason, as operators are told.
+/// Route, name and code of the reason, as operators are instructed.
 fn shown(world: &World, id: u64) -> Vec<[String; 3]> {
     let plan = world.state.queries(world.now).plans(CommunicatorId(id)).unwrap().plans.remove(0);
     plan.congestion_controls.into_iter().map(|one| [one.route, one.name, one.reason_code]).collect()
@@ -49,7 +49,7 @@ const BOTH: &[&str] = &["bbr", "dctcp"];
 fn links_have_the_host_s_own_where_nobody_chose() {
     let (mut world, sessions) = world(settings(Vec::new()), &[BOTH; 3]);
     let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
-    assert_eq!(told(&recipes), [[""; 2]; 3]);
+    assert_eq!(instructed(&recipes), [[""; 2]; 3]);
     world.prepare(&sessions, recipes[0].communicator, 1);
     let own = |route: &str| [route, "", "host_default"].map(str::to_owned);
     assert_eq!(shown(&world, recipes[0].communicator), [own("rack"), own("racks")]);
@@ -60,19 +60,19 @@ fn an_operator_chooses_by_tenant_and_route() {
     let chosen = vec![over(None, None, "bbr"), over(Some("a"), Some(RouteClass::Rack), "dctcp")];
     let (mut world, sessions) = world(settings(chosen), &[BOTH; 3]);
     let own = world.join_all(&sessions, &join_of("a", "world", 0, 0));
-    assert_eq!(told(&own), [["dctcp", "bbr"], ["dctcp", "bbr"], ["bbr", "bbr"]]);
+    assert_eq!(instructed(&own), [["dctcp", "bbr"], ["dctcp", "bbr"], ["bbr", "bbr"]]);
     world.prepare(&sessions, own[0].communicator, 1);
     let line = |route: &str, name: &str| [route, name, "operator"].map(str::to_owned);
     assert_eq!(shown(&world, own[0].communicator), [line("rack", "dctcp"), line("racks", "bbr")]);
     let everybody = world.join_all(&sessions, &join_of("b", "world", 0, 0));
-    assert_eq!(told(&everybody), [["bbr"; 2]; 3]);
+    assert_eq!(instructed(&everybody), [["bbr"; 2]; 3]);
 }
 
 #[test]
 fn an_agent_of_an_older_release_leaves_links_to_its_hosts_own() {
     let (mut world, sessions) = world(settings(vec![over(None, None, "bbr")]), &[BOTH, BOTH, &[]]);
     let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
-    assert_eq!(told(&recipes), [["bbr", ""], ["bbr", ""], ["", ""]]);
+    assert_eq!(instructed(&recipes), [["bbr", ""], ["bbr", ""], ["", ""]]);
     world.prepare(&sessions, recipes[0].communicator, 1);
     let plan = world.state.queries(world.now).plans(CommunicatorId(recipes[0].communicator)).unwrap();
     let far = &plan.plans[0].congestion_controls[1];
@@ -91,7 +91,7 @@ fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
     assert!(world.is_quiet(&sessions));
     let epoch = world.reorder(id, &["h0", "h2", "h1"]).unwrap();
     let recipes = world.recipes(&sessions);
-    assert_eq!(told(&recipes), [["bbr"; 2]; 3]);
+    assert_eq!(instructed(&recipes), [["bbr"; 2]; 3]);
     assert!(
         recipes.iter().flat_map(|recipe| &recipe.peers).any(|peer| peer.reused),
         "also of links that go on"
@@ -103,5 +103,5 @@ fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
 fn names_that_are_none_are_not_kept() {
     let odd: &[&str] = &["b b r", "", "sixteen-letters-", "bbr\n"];
     let (mut world, sessions) = world(settings(vec![over(None, None, "bbr")]), &[odd; 3]);
-    assert_eq!(told(&world.join_all(&sessions, &join_of("a", "world", 0, 0))), [[""; 2]; 3]);
+    assert_eq!(instructed(&world.join_all(&sessions, &join_of("a", "world", 0, 0))), [[""; 2]; 3]);
 }
