@@ -27,11 +27,11 @@ impl HostCongestion {
     pub(super) fn apply(
         &self,
         socket: &Socket,
-        wanted: Option<CongestionControl>,
+        choice: Option<CongestionControl>,
         peer: &SocketAddr,
     ) -> bool {
         let set = |control: CongestionControl| socket.set_tcp_congestion(control.as_str().as_bytes());
-        if let Some(control) = wanted {
+        if let Some(control) = choice {
             let Err(error) = set(control) else { return true };
             tracing::warn!(%control, %peer, %error, "the host refuses a congestion control; a link has the host's own");
         }
@@ -40,7 +40,7 @@ impl HostCongestion {
         {
             tracing::warn!(control = %own, %peer, %error, "a connection keeps the congestion control that it has");
         }
-        wanted.is_none()
+        choice.is_none()
     }
 
     /// Returns by which congestion control a connection goes, where that is not the host's own.

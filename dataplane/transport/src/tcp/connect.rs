@@ -24,15 +24,15 @@ impl TcpTransport {
         let address = if same_family { self.config.listen.ip() } else { unspecified(&peer) };
         let local = (port != 0 || !address.is_unspecified()).then(|| SocketAddr::new(address, port));
         let config = &self.config;
-        let (host, wanted, taken) = (&self.host_congestion, link.congestion, Cell::new(true));
+        let (host, choice, taken) = (&self.host_congestion, link.congestion, Cell::new(true));
         let prepare = |socket: &Socket| {
             tune(socket, config)?;
             // Before it connects: a control that needs ECN agrees on it with the first packet.
-            taken.set(wanted.is_none() || host.apply(socket, wanted, &peer));
+            taken.set(choice.is_none() || host.apply(socket, choice, &peer));
             Ok(())
         };
         let dial = Dial::start(&link.introduction, number, config.protection, local, &prepare);
-        link.congestion = wanted.filter(|_| taken.get());
+        link.congestion = choice.filter(|_| taken.get());
         let outcome = match dial {
             Ok(mut dial) => match self.poll.add(&dial.socket, Token::Path(id, number)) {
                 Ok(()) => {

@@ -110,11 +110,11 @@ impl Link {
     }
 
     /// Has all its connections, now and once they are made, go by a congestion control, or by the host's own: also where the host refuses it.
-    pub(super) fn control_congestion(&mut self, host: &HostCongestion, wanted: Option<CongestionControl>) {
+    pub(super) fn control_congestion(&mut self, host: &HostCongestion, choice: Option<CongestionControl>) {
         let peer = self.introduction.peer;
         let taken =
-            self.paths().fold(true, |taken, (_, path)| host.apply(path.socket(), wanted, &peer) && taken);
-        self.congestion = wanted.filter(|_| taken);
+            self.paths().fold(true, |taken, (_, path)| host.apply(path.socket(), choice, &peer) && taken);
+        self.congestion = choice.filter(|_| taken);
     }
 
     /// Has all its packets carry a code point from now on.

@@ -34,8 +34,8 @@ impl Rail {
     }
 
     fn open(config: &Config, devices: &Devices, device: Option<String>) -> Result<Self, SetupError> {
-        let wanted = PortOptions { device, ..config.options.clone() };
-        let function = Function::open(devices, &wanted, Some(config.tcp.listen.ip()))?;
+        let options = PortOptions { device, ..config.options.clone() };
+        let function = Function::open(devices, &options, Some(config.tcp.listen.ip()))?;
         let mut route = function.path;
         // A queue pair keeps its traffic class once it is connected, and carries operations of every class.
         if let Some(dscp) = config.tcp.dscp.filter(|_| route.traffic_class >> ECN_BITS == 0) {
