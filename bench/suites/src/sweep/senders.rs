@@ -40,13 +40,15 @@ pub(super) fn measure(request: &Request, binaries: &Binaries, stop: &Arc<AtomicB
         let speed = |ran: &Streamed| ran.bytes_per_second / 1e9;
         rows.push(case("GB/s").compare(&of(which, speed), &of(0, speed), "one stream, write"));
         let less = |what: &str| Case::less("sweep", format!("{title}: {what}"), 1.0).of(bytes, 2).stated();
-        let costs: [(&str, fn(&Streamed) -> f64); 2] = [
-            ("sender's s of a processor", |ran| ran.sender_seconds),
-            ("receiver's s of a processor", |ran| ran.receiver_seconds),
-        ];
-        for (what, cost) in costs {
-            rows.push(less(what).compare(&of(which, cost), &of(0, cost), "one stream, write"));
-        }
+        let sender = |ran: &Streamed| ran.sender_seconds;
+        let receiver = |ran: &Streamed| ran.receiver_seconds;
+        let by_write = "one stream, write";
+        rows.push(less("sender's s of a processor").compare(&of(which, sender), &of(0, sender), by_write));
+        rows.push(less("receiver's s of a processor").compare(
+            &of(which, receiver),
+            &of(0, receiver),
+            by_write,
+        ));
     }
     Ok(rows)
 }
