@@ -10,6 +10,7 @@ use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ChannelId, ReduceOp, Signature, StepId, View, ViewMut};
 use harmonaize_core::{PeerMessage, Segment};
+use harmonaize_kernels::PassOptions;
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
 use harmonaize_transport::{Landing, Transport};
@@ -30,8 +31,15 @@ pub(crate) fn run(context: &Context<'_>, step: StepId, tag: u64) -> Result<StepR
             let posted = context.sources.iter().any(|message| message.posted);
             let aliased = |operand: &Operand| context.is_aliased(segment, operand);
             let factors = factors(context, segment, step)?;
-            let (ranks, whole) = (context.member.ranks, whole_bytes(context.member.participants, &signature));
-            compute((ranks, whole), step, &signature, (&place, &aliased), posted, factors.as_deref())?;
+            let options = PassOptions::part_of(whole_bytes(context.member.participants, &signature));
+            compute(
+                (context.member.ranks, options),
+                step,
+                &signature,
+                (&place, &aliased),
+                posted,
+                factors.as_deref(),
+            )?;
             Ok(StepResult::Sends(send_from(step, &place)?))
         }
     }
@@ -137,10 +145,10 @@ fn send_from<'a>(
 type Places<'a, 'b> =
     (&'b dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>, &'b dyn Fn(&Operand) -> bool);
 
-/// `whole`: as of [`whole_bytes`]. `posted`: the only source lies in the first memory destination already. `factors`: what sources are
+/// `posted`: the only source lies in the first memory destination already. `factors`: what sources are
 /// multiplied by.
 fn compute<'a>(
-    (ranks, whole): (u32, usize),
+    (ranks, options): (u32, PassOptions),
     step: &Step,
     signature: &Signature,
     (place, aliased): Places<'a, '_>,
@@ -174,17 +182,21 @@ fn compute<'a>(
             destinations.push(memory.view_mut(offset, bytes)?);
         }
         let result = match (first, factors, &step.kind) {
-            (Some(result), ..) => harmonaize_kernels::copy_part(whole, result, &destinations),
-            (None, Some(factors), _) => {
-                harmonaize_kernels::sum_scaled_part(whole, signature.dtype, &sources, factors, &destinations)
-            }
+            (Some(result), ..) => harmonaize_kernels::copy_with(options, result, &destinations),
+            (None, Some(factors), _) => harmonaize_kernels::sum_scaled_with(
+                options,
+                signature.dtype,
+                &sources,
+                factors,
+                &destinations,
+            ),
             (None, None, StepKind::Reduce { .. }) => {
                 let (op, dtype) = (signature.reduce, signature.dtype);
-                harmonaize_kernels::reduce_part(whole, op, dtype, &sources, &destinations, divide)
+                harmonaize_kernels::reduce_with(options, op, dtype, &sources, &destinations, divide)
             }
             (None, None, _) => {
                 let source = sources.first().copied().ok_or(ExecuteError::NoSource)?;
-                harmonaize_kernels::copy_part(whole, source, &destinations)
+                harmonaize_kernels::copy_with(options, source, &destinations)
             }
         };
         result.map_err(|error| ExecuteError::Kernel(error.to_string()))?;

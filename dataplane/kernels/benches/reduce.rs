@@ -3,7 +3,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
-use harmonaize_kernels::{Isa, copy, reduce_with};
+use harmonaize_kernels::{Isa, PassOptions, copy, reduce_with};
 use std::time::Duration;
 
 const LENGTHS: [(usize, &str); 3] = [(64 << 10, "64 KiB"), (1 << 20, "1 MiB"), (64 << 20, "64 MiB")];
@@ -76,7 +76,16 @@ fn reductions(criterion: &mut Criterion) {
             group.throughput(Throughput::Bytes((bytes * (shape.sources + shape.destinations)) as u64));
             for isa in Isa::ALL.iter().copied().filter(|isa| isa.is_available()) {
                 group.bench_function(BenchmarkId::new(format!("{isa:?}"), length), |bencher| {
-                    bencher.iter(|| reduce_with(isa, shape.op, shape.dtype, &sources, &destinations, None));
+                    bencher.iter(|| {
+                        reduce_with(
+                            PassOptions::by(isa),
+                            shape.op,
+                            shape.dtype,
+                            &sources,
+                            &destinations,
+                            None,
+                        )
+                    });
                 });
             }
             group.finish();

@@ -56,6 +56,38 @@ pub const MAX_SOURCES: usize = 8;
 /// into one destination is 1.4 times as fast, of 64 MiB 1.8 times.
 pub const STREAM_FROM: usize = 8 << 20;
 
+/// How a pass is run.
+#[derive(Clone, Copy, Debug)]
+pub struct PassOptions {
+    isa: Isa,
+    whole: usize,
+}
+
+impl PassOptions {
+    /// By an instruction set, for tests and benchmarks.
+    pub fn by(isa: Isa) -> Self {
+        Self { isa, whole: 0 }
+    }
+
+    /// As a part of tensors that have `whole` bytes each, of which one part is passed over after the other: whether they pay to be
+    /// written past the caches is a question of them, not of a part.
+    pub fn part_of(whole: usize) -> Self {
+        Self { whole, ..Self::default() }
+    }
+
+    /// The bytes of the tensors, and from how many on they stream.
+    fn streaming(self) -> (usize, usize) {
+        (self.whole, STREAM_FROM)
+    }
+}
+
+impl Default for PassOptions {
+    /// By the widest instruction set of this CPU, over whole tensors.
+    fn default() -> Self {
+        Self::by(Isa::detect())
+    }
+}
+
 /// Reduces `sources` (1 to [`MAX_SOURCES`]) into every one of `destinations` (at least 1) in one pass; `divide: Some(n)`
 /// then divides each element by `n`, which is the last step of an `Average`. `Average` adds like `Sum`, and these two alone are divided. `PremulSum` adds like `Sum` what [`sum_scaled`] has multiplied. All views have the same length, a whole number of
 /// elements; a length of 0 does nothing.
@@ -69,44 +101,15 @@ pub fn reduce(
     destinations: &[ViewMut<'_>],
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
-    reduce_with(Isa::detect(), op, dtype, sources, destinations, divide)
+    reduce_with(PassOptions::default(), op, dtype, sources, destinations, divide)
 }
 
-/// [`reduce`] of a part of tensors that have `whole` bytes each, all of which are reduced one part after the other: whether they pay to be
-/// written past the caches is a question of them, not of a part.
+/// [`reduce`] by these options.
 ///
 /// # Errors
-/// As [`reduce`].
-pub fn reduce_part(
-    whole: usize,
-    op: ReduceOp,
-    dtype: Dtype,
-    sources: &[View<'_>],
-    destinations: &[ViewMut<'_>],
-    divide: Option<u32>,
-) -> Result<(), KernelError> {
-    reduced(Isa::detect(), whole, op, dtype, sources, destinations, divide)
-}
-
-/// [`reduce`] with the instruction set `isa`, for tests and benchmarks.
-///
-/// # Errors
-/// As [`reduce`], and [`KernelError::Isa`] if this CPU lacks it.
+/// As [`reduce`], and [`KernelError::Isa`] if this CPU lacks the instruction set.
 pub fn reduce_with(
-    isa: Isa,
-    op: ReduceOp,
-    dtype: Dtype,
-    sources: &[View<'_>],
-    destinations: &[ViewMut<'_>],
-    divide: Option<u32>,
-) -> Result<(), KernelError> {
-    reduced(isa, 0, op, dtype, sources, destinations, divide)
-}
-
-#[inline(always)]
-fn reduced(
-    isa: Isa,
-    whole: usize,
+    options: PassOptions,
     op: ReduceOp,
     dtype: Dtype,
     sources: &[View<'_>],
@@ -127,9 +130,9 @@ fn reduced(
             Some(&divisor)
         }
     };
-    let pass = Pass::new(dtype, sources, destinations, divide, (whole, STREAM_FROM))?;
+    let pass = Pass::new(dtype, sources, destinations, divide, options.streaming())?;
     // SAFETY: of one `dtype`.
-    unsafe { reduce::run(isa, op, dtype, &pass) }
+    unsafe { reduce::run(options.isa, op, dtype, &pass) }
 }
 
 /// Adds `sources` up as [`reduce`] does, each multiplied by the factor at its place.
@@ -142,40 +145,15 @@ pub fn sum_scaled(
     factors: &[f64],
     destinations: &[ViewMut<'_>],
 ) -> Result<(), KernelError> {
-    sum_scaled_with(Isa::detect(), dtype, sources, factors, destinations)
+    sum_scaled_with(PassOptions::default(), dtype, sources, factors, destinations)
 }
 
-/// [`sum_scaled`] of a part of tensors that have `whole` bytes each, as [`reduce_part`] has it.
+/// [`sum_scaled`] by these options.
 ///
 /// # Errors
-/// As [`sum_scaled`].
-pub fn sum_scaled_part(
-    whole: usize,
-    dtype: Dtype,
-    sources: &[View<'_>],
-    factors: &[f64],
-    destinations: &[ViewMut<'_>],
-) -> Result<(), KernelError> {
-    scaled(Isa::detect(), whole, dtype, sources, factors, destinations)
-}
-
-/// [`sum_scaled`] with the instruction set `isa`, for tests and benchmarks.
-///
-/// # Errors
-/// As [`sum_scaled`], and [`KernelError::Isa`] if this CPU lacks it.
+/// As [`sum_scaled`], and [`KernelError::Isa`] if this CPU lacks the instruction set.
 pub fn sum_scaled_with(
-    isa: Isa,
-    dtype: Dtype,
-    sources: &[View<'_>],
-    factors: &[f64],
-    destinations: &[ViewMut<'_>],
-) -> Result<(), KernelError> {
-    scaled(isa, 0, dtype, sources, factors, destinations)
-}
-
-fn scaled(
-    isa: Isa,
-    whole: usize,
+    options: PassOptions,
     dtype: Dtype,
     sources: &[View<'_>],
     factors: &[f64],
@@ -185,14 +163,14 @@ fn scaled(
     if !op.takes(dtype) {
         return Err(KernelError::Reduction { op, dtype });
     }
-    let pass = Pass::new(dtype, sources, destinations, None, (whole, STREAM_FROM))?;
+    let pass = Pass::new(dtype, sources, destinations, None, options.streaming())?;
     if factors.len() != sources.len() {
         return Err(KernelError::Factors { expected: sources.len(), given: factors.len() });
     }
     let mut by = [Factor::new(1.0); MAX_SOURCES];
     by.iter_mut().zip(factors).for_each(|(by, factor)| *by = Factor::new(*factor));
     // SAFETY: of one `dtype`.
-    unsafe { reduce::run_scaled(isa, dtype, &pass, by.get(..factors.len()).unwrap_or_default()) }
+    unsafe { reduce::run_scaled(options.isa, dtype, &pass, by.get(..factors.len()).unwrap_or_default()) }
 }
 
 /// Copies `source` to every one of `destinations` (at least 1), all of the same length; a destination that is exactly the
@@ -201,19 +179,23 @@ fn scaled(
 /// # Errors
 /// [`KernelError::NoDestination`] and [`KernelError::Length`]; nothing is written then.
 pub fn copy(source: View<'_>, destinations: &[ViewMut<'_>]) -> Result<(), KernelError> {
-    copy_part(0, source, destinations)
+    copy_with(PassOptions::default(), source, destinations)
 }
 
-/// [`copy`] of a part of tensors that have `whole` bytes each, as [`reduce_part`] has it.
+/// [`copy`] by these options.
 ///
 /// # Errors
-/// As [`copy`].
-pub fn copy_part(whole: usize, source: View<'_>, destinations: &[ViewMut<'_>]) -> Result<(), KernelError> {
+/// As [`copy`], and [`KernelError::Isa`] if this CPU lacks the instruction set.
+pub fn copy_with(
+    options: PassOptions,
+    source: View<'_>,
+    destinations: &[ViewMut<'_>],
+) -> Result<(), KernelError> {
     // One source is folded with nothing: its bytes, in whatever lanes.
     let sources = [source];
-    let pass = |to| Pass::new(Dtype::U8, &sources, to, None, (whole, STREAM_FROM));
+    let pass = |to| Pass::new(Dtype::U8, &sources, to, None, options.streaming());
     // SAFETY: both are of bytes.
-    let copy = |pass| unsafe { reduce::run(Isa::detect(), ReduceOp::Sum, Dtype::U8, &pass) };
+    let copy = |pass| unsafe { reduce::run(options.isa, ReduceOp::Sum, Dtype::U8, &pass) };
     let all = pass(destinations)?;
     let is_source = |destination: &ViewMut<'_>| destination.pointer().cast_const() == source.pointer();
     if !destinations.iter().any(is_source) {

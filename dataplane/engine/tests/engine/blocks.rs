@@ -5,7 +5,7 @@ use crate::common::{ARENA, SMALL, World, call, loopback, tcp};
 use harmonaize_abi::{
     BlockContent, Collective, Dtype, F8E4M3, F8E5M2, Rank, ReduceOp, Region, Submission, View, ViewMut,
 };
-use harmonaize_kernels::Isa;
+use harmonaize_kernels::{Isa, PassOptions};
 use harmonaize_plan::{Algorithm, AlgorithmTable, Tuning};
 use harmonaize_transport::Transport;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -111,12 +111,25 @@ fn reference(call: &Call, rank: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
             let to = ViewMut::from(&mut sum[..]);
             if call.reduce == ReduceOp::PremulSum {
                 let factors: Vec<f64> = (0..inputs.len()).map(|rank| factor(call.dtype, rank)).collect();
-                harmonaize_kernels::sum_scaled_with(Isa::Scalar, call.dtype, &sources, &factors, &[to])
-                    .unwrap();
+                harmonaize_kernels::sum_scaled_with(
+                    PassOptions::by(Isa::Scalar),
+                    call.dtype,
+                    &sources,
+                    &factors,
+                    &[to],
+                )
+                .unwrap();
                 return sum;
             }
-            harmonaize_kernels::reduce_with(Isa::Scalar, call.reduce, call.dtype, &sources, &[to], divide)
-                .unwrap();
+            harmonaize_kernels::reduce_with(
+                PassOptions::by(Isa::Scalar),
+                call.reduce,
+                call.dtype,
+                &sources,
+                &[to],
+                divide,
+            )
+            .unwrap();
             sum
         }
     };

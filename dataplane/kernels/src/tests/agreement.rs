@@ -3,7 +3,7 @@
 use super::memory::{Memory, elements};
 use super::{Case, vector_isas};
 use crate::pass::Pass;
-use crate::{Isa, MAX_SOURCES, copy};
+use crate::{Isa, MAX_SOURCES, PassOptions, copy};
 use harmonaize_abi::{Dtype, ReduceOp, View};
 use proptest::prelude::*;
 
@@ -111,7 +111,8 @@ fn a_part_of_a_large_tensor_streams() {
         let destinations = [to.view()];
         let pass = Pass::new(dtype, &sources, &destinations, None, (whole, crate::STREAM_FROM)).unwrap();
         assert_eq!(pass.streams != 0, whole > 0, "256 KiB of {whole} bytes");
-        crate::reduce_part(whole, ReduceOp::Sum, dtype, &sources, &destinations, None).unwrap();
+        crate::reduce_with(PassOptions::part_of(whole), ReduceOp::Sum, dtype, &sources, &destinations, None)
+            .unwrap();
         to.bytes()
     });
     assert_eq!(sums[0], sums[1]);
@@ -201,11 +202,13 @@ fn every_pair_of_bytes_agrees() {
                 match op {
                     ReduceOp::PremulSum => {
                         let factors = [0.3, -1.7];
-                        crate::sum_scaled_with(isa, dtype, &sources, &factors, &[to.view()]).unwrap();
+                        crate::sum_scaled_with(PassOptions::by(isa), dtype, &sources, &factors, &[to.view()])
+                            .unwrap();
                     }
                     op => {
                         let by = (op == ReduceOp::Average).then_some(2);
-                        crate::reduce_with(isa, op, dtype, &sources, &[to.view()], by).unwrap();
+                        crate::reduce_with(PassOptions::by(isa), op, dtype, &sources, &[to.view()], by)
+                            .unwrap();
                     }
                 }
                 to.bytes()
@@ -231,7 +234,7 @@ fn every_16_bit_float_agrees() {
                 let sources = if seed == 0 { &sources[..1] } else { &sources[..] };
                 let run = |isa| {
                     let to = Memory::new(0, &all);
-                    crate::reduce_with(isa, op, dtype, sources, &[to.view()], None).unwrap();
+                    crate::reduce_with(PassOptions::by(isa), op, dtype, sources, &[to.view()], None).unwrap();
                     to.bytes()
                 };
                 let expected = run(Isa::Scalar);

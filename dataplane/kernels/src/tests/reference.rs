@@ -1,7 +1,7 @@
 //! The reference's results, written out.
 
 use super::memory::Memory;
-use crate::{Isa, copy, reduce_with, sum_scaled_with};
+use crate::{Isa, PassOptions, copy, reduce_with, sum_scaled_with};
 use half::{bf16, f16};
 use harmonaize_abi::{Dtype, F8E4M3, F8E5M2, ReduceOp};
 
@@ -11,7 +11,7 @@ fn one<const N: usize>(op: ReduceOp, dtype: Dtype, sources: &[[u8; N]], divide: 
     let views: Vec<_> = memories.iter().map(|memory| memory.view().as_view()).collect();
     let run = |isa| {
         let to = Memory::new(0, &[0; N]);
-        reduce_with(isa, op, dtype, &views, &[to.view()], divide).unwrap();
+        reduce_with(PassOptions::by(isa), op, dtype, &views, &[to.view()], divide).unwrap();
         <[u8; N]>::try_from(to.bytes()).unwrap()
     };
     let result = run(Isa::Scalar);
@@ -225,7 +225,7 @@ fn factors_come_before_the_sum() {
         let memories: Vec<_> = sources.iter().map(|bytes| Memory::new(0, bytes)).collect();
         let views: Vec<_> = memories.iter().map(|memory| memory.view().as_view()).collect();
         let to = Memory::new(0, &[0; N]);
-        sum_scaled_with(Isa::Scalar, dtype, &views, factors, &[to.view()]).unwrap();
+        sum_scaled_with(PassOptions::by(Isa::Scalar), dtype, &views, factors, &[to.view()]).unwrap();
         to.bytes().try_into().unwrap()
     }
     let f32s = [10_f32, 7_f32].map(f32::to_le_bytes);
@@ -251,7 +251,15 @@ fn binary16_products_are_the_exact_product_rounded() {
         let with = Memory::new(0, &factor.to_le_bytes().repeat(all.len()));
         let to = Memory::new(0, &bytes);
         let sources = [from.view().as_view(), with.view().as_view()];
-        reduce_with(Isa::Scalar, ReduceOp::Product, Dtype::F16, &sources, &[to.view()], None).unwrap();
+        reduce_with(
+            PassOptions::by(Isa::Scalar),
+            ReduceOp::Product,
+            Dtype::F16,
+            &sources,
+            &[to.view()],
+            None,
+        )
+        .unwrap();
         for (bits, result) in all.iter().zip(to.bytes().chunks_exact(2)) {
             let exact = f16::from_bits(*bits).to_f64() * f16::from_bits(factor).to_f64();
             let expected = if exact.is_nan() { f16::NAN } else { f16::from_f64(exact) };

@@ -1,7 +1,7 @@
 //! What a pass refuses, having written nothing.
 
 use super::memory::Memory;
-use crate::{Isa, KernelError, MAX_SOURCES, copy, reduce, reduce_with, sum_scaled};
+use crate::{Isa, KernelError, MAX_SOURCES, PassOptions, copy, reduce, reduce_with, sum_scaled};
 use harmonaize_abi::{Dtype, ReduceOp};
 
 #[test]
@@ -57,7 +57,8 @@ fn a_foreign_instruction_set_is_refused() {
     let memory = Memory::new(0, &[1; 4]);
     let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
     let (source, destination) = (memory.view().as_view(), memory.view());
-    let refused = reduce_with(foreign, ReduceOp::Sum, Dtype::U8, &[source], &[destination], None);
+    let refused =
+        reduce_with(PassOptions::by(foreign), ReduceOp::Sum, Dtype::U8, &[source], &[destination], None);
     assert_eq!(refused, Err(KernelError::Isa { isa: foreign }));
     assert!(Isa::detect().is_available() && Isa::Scalar.is_available());
 }
