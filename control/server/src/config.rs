@@ -482,6 +482,20 @@ impl File {
     }
 }
 
+/// The tenant that a choice is for, which is one of the file's; none where it is for all.
+fn known_tenant(
+    text: &str,
+    tenants: &[String],
+    tenant: Option<toml::Spanned<String>>,
+) -> Result<Option<String>, TextError> {
+    let Some(tenant) = tenant else { return Ok(None) };
+    let (at, tenant) = (Position::of(text, tenant.span().start), tenant.into_inner());
+    if !tenants.contains(&tenant) {
+        return Err(TextError { at, message: format!("there is no tenant `{tenant}`") });
+    }
+    Ok(Some(tenant))
+}
+
 /// The algorithms that an operator has chosen, which do not contradict each other.
 fn algorithms(
     text: &str,
@@ -492,10 +506,7 @@ fn algorithms(
     let names = |names: &[&str]| names.join(", ");
     let mut overrides: Vec<TenantAlgorithm> = Vec::new();
     for FileAlgorithm { tenant, collective, from, to, algorithm } in chosen {
-        if let Some(unknown) = tenant.as_ref().filter(|tenant| !tenants.contains(tenant.get_ref())) {
-            return Err(wrong(unknown.span().start, format!("there is no tenant `{}`", unknown.get_ref())));
-        }
-        let tenant = tenant.map(toml::Spanned::into_inner);
+        let tenant = known_tenant(text, tenants, tenant)?;
         let (at, name) = (collective.span().start, collective.into_inner());
         let collective: Collective = name.parse().map_err(|()| {
             let all: Vec<&str> = Collective::ALL.iter().map(|each| each.name()).collect();
@@ -545,16 +556,14 @@ fn congestion_controls(
     let wrong = |at: usize, message: String| TextError { at: Position::of(text, at), message };
     let mut overrides: Vec<TenantCongestion> = Vec::new();
     for FileCongestion { tenant, route, name } in chosen {
-        if let Some(unknown) = tenant.as_ref().filter(|tenant| !tenants.contains(tenant.get_ref())) {
-            return Err(wrong(unknown.span().start, format!("there is no tenant `{}`", unknown.get_ref())));
-        }
+        let tenant = known_tenant(text, tenants, tenant)?;
         let class = |route: toml::Spanned<String>| {
             let known = RouteClass::ALL.into_iter().find(|class| class.as_str() == route.get_ref());
             let message = || format!("`{}` is no route: \"rack\" or \"racks\"", route.get_ref());
             known.ok_or_else(|| wrong(route.span().start, message()))
         };
         let route = route.map(class).transpose()?;
-        let (at, tenant) = (name.span().start, tenant.map(toml::Spanned::into_inner));
+        let at = name.span().start;
         let control = name.get_ref().parse();
         let control = control.map_err(|error: CongestionControlError| wrong(at, error.to_string()))?;
         let choice = CongestionOverride { route, control };

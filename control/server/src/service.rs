@@ -25,13 +25,12 @@ use harmonaize_api::v1::{
     from_agent,
 };
 use harmonaize_identity::{self as identity, Identity, Places, Protection};
-use harmonaize_program::Watchdog;
+use harmonaize_program::{Compiled, Watchdog};
 use harmonaize_store::etcd::{Election, Role as Elected, Term};
 use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
 use harmonaize_units::{Gcra, Quota};
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -138,10 +137,6 @@ pub enum StartError {
     #[error(transparent)]
     Identity(#[from] identity::Error),
 }
-
-/// A future behind a pointer: its code is compiled with this crate. Otherwise each program and each test that waits for it compiles all of
-/// it anew.
-type Compiled<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 impl Server {
     /// Takes up what an earlier start left, has this start's number stored, and starts to listen. Where several controls share a

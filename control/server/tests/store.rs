@@ -5,6 +5,7 @@
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_server::{Config, Server, StartError};
+use harmonaize_testkit::draw::number;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 use std::collections::BTreeSet;
@@ -282,13 +283,9 @@ async fn operate(
     (there, None)
 }
 
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
-}
-
 #[tokio::test]
 async fn killed_at_any_moment_it_keeps_what_it_answered() {
-    let (seed, runs) = (setting("HARMONAIZE_SEED", 1), setting("HARMONAIZE_RUNS", 4));
+    let (seed, runs) = (number("HARMONAIZE_SEED", 1), number("HARMONAIZE_RUNS", 4));
     println!("seed {seed}");
     let mut random = ChaCha20Rng::seed_from_u64(seed);
     let folder = tempfile::tempdir().unwrap();

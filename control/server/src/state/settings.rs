@@ -46,37 +46,37 @@ pub struct Settings {
     pub longest_regroup: Duration,
 }
 
-/// An operator's choice for operations of a collective and a range of sizes.
+/// An operator's choice for a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TenantAlgorithm {
+pub struct TenantChoice<C> {
     /// Whose; everybody's who has none of their own where absent.
     pub tenant: Option<String>,
-    /// Which operations, and how they go.
-    pub choice: AlgorithmOverride,
+    /// What it is for, and what is chosen.
+    pub choice: C,
 }
 
-/// An operator's choice for links of a tenant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TenantCongestion {
-    /// Whose; everybody's who has none of their own where absent.
-    pub tenant: Option<String>,
-    /// Which links, and by which control they go.
-    pub choice: CongestionOverride,
+/// How operations of a collective and a range of sizes go.
+pub type TenantAlgorithm = TenantChoice<AlgorithmOverride>;
+
+/// By which congestion control links go.
+pub type TenantCongestion = TenantChoice<CongestionOverride>;
+
+/// Those of a tenant: its own choices, then everybody's.
+fn choices_of<C: Copy>(chosen: &[TenantChoice<C>], tenant: &str) -> Vec<C> {
+    let own = chosen.iter().filter(|one| one.tenant.as_deref() == Some(tenant));
+    let all = chosen.iter().filter(|one| one.tenant.is_none());
+    own.chain(all).map(|one| one.choice).collect()
 }
 
 impl Settings {
     /// Returns what operators chose for a tenant's operations: its own choices, then everybody's.
     pub(crate) fn algorithms_of(&self, tenant: &str) -> Vec<AlgorithmOverride> {
-        let own = self.algorithms.iter().filter(|one| one.tenant.as_deref() == Some(tenant));
-        let all = self.algorithms.iter().filter(|one| one.tenant.is_none());
-        own.chain(all).map(|one| one.choice).collect()
+        choices_of(&self.algorithms, tenant)
     }
 
     /// Returns what operators chose for a tenant's links: its own choices, then everybody's.
     pub(crate) fn congestion_controls_of(&self, tenant: &str) -> Vec<CongestionOverride> {
-        let own = self.congestion_controls.iter().filter(|one| one.tenant.as_deref() == Some(tenant));
-        let all = self.congestion_controls.iter().filter(|one| one.tenant.is_none());
-        own.chain(all).map(|one| one.choice).collect()
+        choices_of(&self.congestion_controls, tenant)
     }
 
     pub(crate) fn terms(&self, tenant: &str) -> Terms {

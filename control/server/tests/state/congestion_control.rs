@@ -37,7 +37,7 @@ fn instructed(recipes: &[v1::Recipe]) -> Vec<Vec<&str>> {
     instructed
 }
 
-/// Route, name and code of the reason, as operators are instructed.
+/// Route, name and code of the reason, as operators see them.
 fn shown(world: &World, id: u64) -> Vec<[String; 3]> {
     let plan = world.state.queries(world.now).plans(CommunicatorId(id)).unwrap().plans.remove(0);
     plan.congestion_controls.into_iter().map(|one| [one.route, one.name, one.reason_code]).collect()

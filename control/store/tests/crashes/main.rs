@@ -11,13 +11,10 @@ use harmonaize_store::{
     Agreement, Change, Connection, Embedded, Epoch, Fabric, Past, PastRank, Plan, Store, StoreError, Stored,
     Tenant, Withdrawal, WithdrawalKind,
 };
+use harmonaize_testkit::draw::number;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 use std::path::Path;
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
-}
 
 fn change(random: &mut ChaCha20Rng) -> Change {
     let target = format!("spine{}", random.random_range(0..8));
@@ -112,7 +109,7 @@ fn live(seed: u64, disk: Disk) {
 
 #[test]
 fn nothing_acknowledged_is_lost() {
-    let (first, lives) = (setting("HARMONAIZE_SEED", 1), setting("HARMONAIZE_RUNS", 6));
+    let (first, lives) = (number("HARMONAIZE_SEED", 1), number("HARMONAIZE_RUNS", 6));
     for seed in first..first.saturating_add(lives) {
         let life = std::panic::catch_unwind(|| live(seed, Disk::new(Vec::new())));
         assert!(
