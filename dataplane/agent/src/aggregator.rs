@@ -16,14 +16,13 @@ pub use config::AggregatorConfig;
 pub use grant::ParentConfig;
 
 use crate::control::{self, Event, Settings};
-use crate::run::Compiled;
 use anyhow::Context;
 use harmonaize_aggregator::{Aggregator, Pool};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_identity::Watched;
 use harmonaize_libibverbs::host_devices;
-use harmonaize_program::Watchdog;
+use harmonaize_program::{Compiled, Watchdog};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams, Endpoint, RdmaDatagrams};
 use harmonaize_verbs::Devices;
 use serve::{Endpoints, Server, Thread};

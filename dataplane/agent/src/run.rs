@@ -22,7 +22,7 @@ use anyhow::Context;
 use harmonaize_api::v1;
 use harmonaize_engine::{Engine, Handle as EngineHandle, MarkReader, MarkWriter, Notice, marks, start};
 use harmonaize_libibverbs::host_devices;
-use harmonaize_program::Watchdog;
+use harmonaize_program::{Compiled, Watchdog};
 use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::tcp::{Acceptor, Config as TcpConfig, Rejected, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
@@ -31,7 +31,6 @@ use predecessor::Handing;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -273,10 +272,6 @@ pub async fn run_on(
 ) -> anyhow::Result<()> {
     compiled(devices, config, None, Box::pin(stop)).await
 }
-
-/// A future behind a pointer: its code is compiled with this crate. Otherwise each program and each test that waits for it compiles all of
-/// it anew.
-pub(crate) type Compiled<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 fn compiled<'a>(
     devices: &'a Devices,

@@ -7,7 +7,12 @@ mod service;
 pub use service::{Watchdog, ready, stopping, succeeded_by};
 
 use clap::Parser;
+use std::pin::Pin;
 use std::sync::LazyLock;
+
+/// A future behind a pointer: its code is compiled with the crate that makes it. Otherwise each program and each test that waits for it
+/// compiles all of it anew.
+pub type Compiled<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The option, of all programs, that writes their manual. It must come first.
 const MANUAL: &str = "--manual";
