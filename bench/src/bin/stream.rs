@@ -193,8 +193,8 @@ fn ring(streams: &[TcpStream], bytes: u64, method: Method) -> Result<()> {
     let (mut left, mut in_flight) = (bytes, 0usize);
     while left > 0 || in_flight > 0 {
         for (index, stream) in streams.iter().enumerate() {
-            let own = index * each..(index + 1) * each;
-            let Some(buffer) = own.clone().find(|buffer| free.get(*buffer) == Some(&true)) else { continue };
+            let mut own = index * each..(index + 1) * each;
+            let Some(buffer) = own.find(|buffer| free.get(*buffer) == Some(&true)) else { continue };
             let part = u32::try_from(left.min(BUFFER as u64))?;
             if part == 0 || busy.get(index) != Some(&false) {
                 continue;

@@ -322,16 +322,17 @@ pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Re
         }
     }
     outcome.rows = settings.iter().flat_map(Setting::rows).collect();
-    if wanted(recorded::PART) && !stop.load(Ordering::Relaxed) {
-        match recorded::measure(request, &peers, binaries, stop) {
-            Ok(rows) => outcome.rows.extend(rows),
-            Err(error) => outcome.problems.push(format!("{}: {error:#}", recorded::PART)),
+    for part in [recorded::PART, senders::PART].into_iter().filter(|part| wanted(part)) {
+        if stop.load(Ordering::Relaxed) {
+            break;
         }
-    }
-    if wanted(senders::PART) && !stop.load(Ordering::Relaxed) {
-        match senders::measure(request, binaries, stop) {
+        let measured = match part {
+            recorded::PART => recorded::measure(request, &peers, binaries, stop),
+            _ => senders::measure(request, binaries, stop),
+        };
+        match measured {
             Ok(rows) => outcome.rows.extend(rows),
-            Err(error) => outcome.problems.push(format!("{}: {error:#}", senders::PART)),
+            Err(error) => outcome.problems.push(format!("{part}: {error:#}")),
         }
     }
     Ok(outcome)

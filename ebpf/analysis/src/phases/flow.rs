@@ -234,6 +234,8 @@ mod tests {
         }
     }
 
+    const GAP: Duration = Duration::from_nanos(1000);
+
     fn ended(began: u64, ended: u64, bytes: u64) -> Ended {
         (Nanos(began), Nanos(ended), bytes)
     }
@@ -243,35 +245,17 @@ mod tests {
         let (mut side, mut lost) = (Side::default(), false);
         side.flow_began(Nanos(10));
         assert_eq!(side.snapshot(Nanos(20), &traffic(10, 18, 500, 0), &mut lost), None);
-        assert_eq!(
-            side.running(Nanos(20), Duration::from_nanos(1000), Nanos(25)),
-            Some((ended(10, 18, 500), false))
-        );
-        assert_eq!(
-            side.running(Nanos(30), Duration::from_nanos(1000), Nanos(31)),
-            Some((ended(10, 18, 500), true))
-        );
+        assert_eq!(side.running(Nanos(20), GAP, Nanos(25)), Some((ended(10, 18, 500), false)));
+        assert_eq!(side.running(Nanos(30), GAP, Nanos(31)), Some((ended(10, 18, 500), true)));
         assert_eq!(side.burst_began(&event(50, 10, 19, 700), &mut lost), [None, Some(ended(10, 19, 700))]);
-        assert_eq!(
-            side.running(Nanos(60), Duration::from_nanos(1000), Nanos(61)),
-            Some((ended(50, 50, 0), false))
-        );
-        assert_eq!(
-            side.running(Nanos(60), Duration::from_nanos(1000), Nanos(1051)),
-            Some((ended(50, 50, 0), true))
-        );
+        assert_eq!(side.running(Nanos(60), GAP, Nanos(61)), Some((ended(50, 50, 0), false)));
+        assert_eq!(side.running(Nanos(60), GAP, Nanos(1051)), Some((ended(50, 50, 0), true)));
         assert!(!lost);
         // The snapshot is read before the event: both tell the same in the end.
         assert_eq!(side.snapshot(Nanos(90), &traffic(80, 88, 1700, 1000), &mut lost), None);
-        assert_eq!(
-            side.running(Nanos(60), Duration::from_nanos(1000), Nanos(95)),
-            Some((ended(50, 50, 0), false))
-        );
+        assert_eq!(side.running(Nanos(60), GAP, Nanos(95)), Some((ended(50, 50, 0), false)));
         assert_eq!(side.burst_began(&event(80, 50, 60, 300), &mut lost), [None, Some(ended(50, 60, 300))]);
-        assert_eq!(
-            side.running(Nanos(100), Duration::from_nanos(1000), Nanos(100)),
-            Some((ended(80, 88, 700), true))
-        );
+        assert_eq!(side.running(Nanos(100), GAP, Nanos(100)), Some((ended(80, 88, 700), true)));
         assert!(!lost);
     }
 
@@ -291,10 +275,7 @@ mod tests {
             Some(ended(80, 80, 0))
         );
         assert!(lost);
-        assert_eq!(
-            side.running(Nanos(160), Duration::from_nanos(1000), Nanos(160)).unwrap().0,
-            ended(100, 118, 1000)
-        );
+        assert_eq!(side.running(Nanos(160), GAP, Nanos(160)).unwrap().0, ended(100, 118, 1000));
         // Old news changes nothing.
         assert_eq!(side.burst_began(&event(90, 80, 85, 1), &mut lost), [None, None]);
     }
