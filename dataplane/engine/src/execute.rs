@@ -3,21 +3,26 @@
 use crate::coded;
 use crate::communicator_state::CommunicatorState;
 use crate::context::Context;
+use crate::passes::{Kernel, Pass, PassSharing};
 use crate::step::{
     ExecuteError, Located, MAX_DESTINATIONS, StepResult, is_coded, is_peer_operand, tensor_range,
 };
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ChannelId, ReduceOp, Signature, StepId, View, ViewMut};
+use harmonaize_abi::{ChannelId, ReduceOp, Signature, StepId};
 use harmonaize_core::{PeerMessage, Segment};
-use harmonaize_kernels::PassOptions;
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
 use harmonaize_transport::{Landing, Transport};
 use zerocopy::IntoBytes;
 
 /// Executes a step's memory operands. Cost: one pass over each source and destination; no allocation.
-pub(crate) fn run(context: &Context<'_>, step: StepId, tag: u64) -> Result<StepResult, ExecuteError> {
+pub(crate) fn run(
+    context: &Context<'_>,
+    passes: &mut PassSharing,
+    step: StepId,
+    tag: u64,
+) -> Result<StepResult, ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let signature = segment.signature;
     let step = segment.program.steps.get(step.0 as usize).ok_or(ExecuteError::NoSource)?;
@@ -31,25 +36,20 @@ pub(crate) fn run(context: &Context<'_>, step: StepId, tag: u64) -> Result<StepR
             let posted = context.sources.iter().any(|message| message.posted);
             let aliased = |operand: &Operand| context.is_aliased(segment, operand);
             let factors = factors(context, segment, step)?;
-            let options = PassOptions::part_of(whole_bytes(context.member.participants, &signature));
-            compute(
-                (context.member.ranks, options),
-                step,
-                &signature,
-                (&place, &aliased),
-                posted,
-                factors.as_deref(),
-            )?;
+            let whole = whole_bytes(context.member, &signature);
+            let by = (passes, whole, context.member.ranks);
+            compute(by, step, &signature, (&place, &aliased), posted, factors)?;
             Ok(StepResult::Sends(send_from(step, &place)?))
         }
     }
 }
 
-/// The bytes of the tensors of which a step writes a part, if nobody but the ranks reads it next; else 0. What goes on to a peer is better left in the
-/// caches.
-fn whole_bytes(participants: u32, signature: &Signature) -> usize {
-    let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
-    if participants == 1 { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
+/// The bytes of the largest tensor of which a step writes a part, if nobody but the ranks reads it next; else 0. What goes on to a peer is
+/// better left in the caches.
+fn whole_bytes(member: &CommunicatorState, signature: &Signature) -> usize {
+    let elements = signature.count.saturating_mul(signature.collective.max_blocks(member.ranks).into());
+    let bytes = elements.saturating_mul(signature.dtype.size() as u64);
+    if member.participants == 1 { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
 }
 
 /// By source of a step of a `PremulSum`, what it is multiplied by; none where none is.
@@ -145,62 +145,49 @@ fn send_from<'a>(
 type Places<'a, 'b> =
     (&'b dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>, &'b dyn Fn(&Operand) -> bool);
 
-/// `posted`: the only source lies in the first memory destination already. `factors`: what sources are
-/// multiplied by.
+/// `by`: with whom passes are shared, what [`whole_bytes`] says, and how many ranks there are. `posted`: the only source lies in the first
+/// memory destination already. `factors`: what sources are multiplied by.
 fn compute<'a>(
-    (ranks, options): (u32, PassOptions),
+    (passes, whole, ranks): (&mut PassSharing, usize, u32),
     step: &Step,
     signature: &Signature,
     (place, aliased): Places<'a, '_>,
     posted: bool,
-    factors: Option<&[f64]>,
+    factors: Option<ArrayVec<f64, MAX_SOURCES>>,
 ) -> Result<(), ExecuteError> {
-    let mut sources = ArrayVec::<View<'_>, MAX_SOURCES>::new();
+    let mut sources = ArrayVec::<Located<'_>, MAX_SOURCES>::new();
     for operand in &step.sources {
-        let (memory, offset, bytes) = place(operand)?;
-        sources.try_push(memory.view(offset, bytes)?).map_err(|_| ExecuteError::Operand(*operand))?;
+        sources.try_push(place(operand)?).map_err(|_| ExecuteError::Operand(*operand))?;
     }
-    if sources.first().is_none_or(|source| source.bytes() == 0) {
+    if sources.first().is_none_or(|(.., bytes)| *bytes == 0) {
         return Ok(());
     }
-    let divide = match step.kind {
-        StepKind::Reduce { last: true } if signature.reduce == ReduceOp::Average => Some(ranks),
-        _ => None,
+    let (op, dtype) = (signature.reduce, signature.dtype);
+    let mut kernel = match (factors, &step.kind) {
+        (Some(factors), _) => Kernel::SumScaled { dtype, factors },
+        (None, StepKind::Reduce { last }) => {
+            Kernel::Reduce { op, dtype, divide: (*last && op == ReduceOp::Average).then_some(ranks) }
+        }
+        (None, _) => Kernel::Copy,
     };
     let written = |operand: &&Operand| !is_peer_operand(operand) && !aliased(operand);
-    let mut passes = step.destinations.iter().filter(written).peekable();
-    let mut first: Option<View<'_>> = None;
-    if let (true, Some(operand)) = (posted, passes.peek()) {
-        let (memory, offset, bytes) = place(operand)?;
-        first = Some(memory.view(offset, bytes)?);
-        passes.next();
+    let mut remaining = step.destinations.iter().filter(written).peekable();
+    // Once a destination has the result, others get it from there.
+    let mut result = false;
+    if let Some(operand) = remaining.next_if(|_| posted) {
+        sources = ArrayVec::from_iter([place(operand)?]);
+        (kernel, result) = (Kernel::Copy, true);
     }
-    while passes.peek().is_some() {
-        let mut destinations = ArrayVec::<ViewMut<'_>, MAX_DESTINATIONS>::new();
-        for operand in passes.by_ref().take(MAX_DESTINATIONS) {
-            let (memory, offset, bytes) = place(operand)?;
-            destinations.push(memory.view_mut(offset, bytes)?);
+    while remaining.peek().is_some() {
+        let mut destinations = ArrayVec::<Located<'_>, MAX_DESTINATIONS>::new();
+        for operand in remaining.by_ref().take(MAX_DESTINATIONS) {
+            destinations.push(place(operand)?);
         }
-        let result = match (first, factors, &step.kind) {
-            (Some(result), ..) => harmonaize_kernels::copy_with(options, result, &destinations),
-            (None, Some(factors), _) => harmonaize_kernels::sum_scaled_with(
-                options,
-                signature.dtype,
-                &sources,
-                factors,
-                &destinations,
-            ),
-            (None, None, StepKind::Reduce { .. }) => {
-                let (op, dtype) = (signature.reduce, signature.dtype);
-                harmonaize_kernels::reduce_with(options, op, dtype, &sources, &destinations, divide)
-            }
-            (None, None, _) => {
-                let source = sources.first().copied().ok_or(ExecuteError::NoSource)?;
-                harmonaize_kernels::copy_with(options, source, &destinations)
-            }
-        };
-        result.map_err(|error| ExecuteError::Kernel(error.to_string()))?;
-        first = first.or(destinations.first().map(|destination| destination.as_view()));
+        passes.run(&Pass { kernel: &kernel, whole, sources: &sources, destinations: &destinations })?;
+        if let (false, Some(first)) = (result, destinations.first()) {
+            sources = ArrayVec::from_iter([*first]);
+            (kernel, result) = (Kernel::Copy, true);
+        }
     }
     Ok(())
 }

@@ -70,6 +70,7 @@ impl std::fmt::Debug for Runner {
 pub fn prepare(engine: Engine, commands: usize) -> std::io::Result<(Handle, Runner)> {
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     crate::wake::watch(engine.wake(), bell.as_fd())?;
+    engine.passes.set_bell(&bell);
     let (sender, commands) = bounded(commands);
     Ok((Handle { commands: sender, bell: Arc::clone(&bell) }, Runner { engine, commands, bell }))
 }
@@ -108,6 +109,7 @@ impl Runner {
         let mut idle_since: Option<Instant> = None;
         while let Some(worked) = self.round() {
             if self.engine.is_still() {
+                self.engine.passes.busy();
                 match self.commands.recv() {
                     Ok(command) => self.engine.handle_command(command),
                     Err(_) => return,
@@ -115,6 +117,12 @@ impl Runner {
                 continue;
             }
             if worked > 0 {
+                self.engine.passes.busy();
+                idle_since = None;
+                continue;
+            }
+            self.engine.passes.quiet();
+            if self.engine.passes.help() > 0 {
                 idle_since = None;
                 continue;
             }
