@@ -128,6 +128,41 @@ fn none_of_a_group(worker: &Worker) -> Result<()> {
     as_documented(worker)
 }
 
+/// A thread calls in a group that another one ends: each call is in the group or refused, and none is lost.
+fn calls_while_a_group_ends(worker: &Worker) -> Result<()> {
+    let alone = worker.communicator.split(Some(worker.rank), 0, STEP)?.expect("a color was given");
+    let mut late = 0;
+    for _ in 0..200 {
+        let group = worker.client.group();
+        let calls = alone.grouped(&group)?;
+        let mut operations = vec![calls.barrier()?];
+        let more: Result<Vec<_>> = std::thread::scope(|scope| {
+            let caller = scope.spawn(|| {
+                let mut taken = Vec::new();
+                loop {
+                    match calls.barrier() {
+                        Ok(operation) => taken.push(operation),
+                        Err(Error::GroupEnded) => return Ok(taken),
+                        Err(Error::TooMany { .. }) => std::thread::yield_now(),
+                        Err(other) => return Err(other.into()),
+                    }
+                }
+            });
+            std::thread::yield_now();
+            group.end()?;
+            caller.join().unwrap()
+        });
+        let more = more?;
+        late += more.len();
+        operations.extend(more);
+        for operation in &mut operations {
+            operation.wait(STEP)?;
+        }
+    }
+    ensure!(late > 0, "no call met the end of a group");
+    Ok(())
+}
+
 #[test]
 fn messages_arrive_between_hosts_and_within() {
     let Some(deployment) = deploy(&star(3, "10Gbit/s"), |_| ()) else { return };
@@ -135,6 +170,7 @@ fn messages_arrive_between_hosts_and_within() {
         ("all", all_to_all as fn(&Worker) -> Result<()>),
         ("first", whoever_comes_first),
         ("none", none_of_a_group),
+        ("while", calls_while_a_group_ends),
     ] {
         let results = run(&sockets(&deployment, "a"), name, 2, program);
         assert!(results.iter().all(Result::is_ok), "{name}: {results:#?}");

@@ -63,7 +63,8 @@ pub struct OperationOptions {
     /// Wanted time from call to end; none is wanted otherwise. Among equals of class and priority the earliest goes first; nothing
     /// happens to an operation that is late.
     pub deadline: Option<Duration>,
-    /// The training or inference step that the operation belongs to: 0 unknown. A hint.
+    /// The training or inference step that the operation belongs to: 0 unknown. Among the tenant's equals of class, priority and deadline
+    /// the smallest goes first on a host, and what is unknown last.
     pub iteration: u64,
     /// What a [`ReduceOp::PremulSum`] multiplies this rank's input by: 1 where it is none. Of no other reduction.
     pub factor: Option<f64>,
@@ -702,7 +703,6 @@ impl Communicator {
         self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, [None; 2], None)
     }
 
-    /// What the root alone gives: nothing at the others.
     /// Starts to send `tensor` to a rank, which [receives](Self::recv) one of the same type and size. It has ended once all of it is there.
     /// Sends and receives are in no order with collectives, nor with those of other ranks; of those from one rank to another
     /// the first send goes to the first receive. A rank may send itself, if it receives before it waits.
@@ -745,6 +745,7 @@ impl Communicator {
         self.submit_p2p(p2p(Direction::Receive, None, tensor), tensor)
     }
 
+    /// What the root alone gives: nothing at the others.
     fn of_root<'a>(
         &self,
         collective: Collective,

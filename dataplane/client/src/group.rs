@@ -60,18 +60,18 @@ impl Group {
     /// [`Error::AgentLost`].
     pub fn end(self) -> Result<(), Error> {
         let mut state = self.shared.poll()?;
+        self.calls.ended.store(true, Ordering::Release);
         for submission in self.calls.take() {
             state.submit_reserved(&submission)?;
         }
-        self.calls.ended.store(true, Ordering::Release);
         Ok(())
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let calls = self.calls.take();
-        if let (false, Ok(mut state)) = (calls.is_empty(), self.shared.lock()) {
+        if let Ok(mut state) = self.shared.lock() {
+            let calls = self.calls.take();
             calls.iter().for_each(|submission| state.in_flight.cancel(Cookie(submission.cookie)));
         }
     }
@@ -83,17 +83,19 @@ impl Calls {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Takes a call in; its cookie.
+    /// Takes a call in; its cookie. The attachment is locked all the while, as it is when the group ends: a call is in the group, or
+    /// refused.
     pub(crate) fn add(
         &self,
         shared: &Shared,
         submission: Submission,
         buffers: Buffers,
     ) -> Result<Cookie, Error> {
+        let mut state = shared.poll()?;
         if self.has_ended() {
             return Err(Error::GroupEnded);
         }
-        let submission = shared.poll()?.reserve(submission, buffers, shared.entries)?;
+        let submission = state.reserve(submission, buffers, shared.entries)?;
         self.open.lock().unwrap_or_else(PoisonError::into_inner).push(submission);
         Ok(Cookie(submission.cookie))
     }
