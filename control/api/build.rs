@@ -1,5 +1,11 @@
 //! Compiles the protocol buffers with a pure-Rust compiler, so that a build needs no `protoc`.
 
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Write;
+use std::path::Path;
+use tonic_prost_build::FileDescriptorSet;
+
 /// Messages that operators' tools print as JSON: under the names of their fields.
 const JSON_MESSAGES: &[&str] = &[
     "AgentStatus",
@@ -99,7 +105,7 @@ const JSON_FIELDS: &[(&str, &str)] = &[
     ("WithdrawalRecord.kind", "withdrawal_kind"),
 ];
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(
         [
@@ -116,10 +122,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map(|file| format!("harmonaize/provider/v1/{file}")),
         ["proto"],
     )?;
+    let shapes_at = Path::new(&std::env::var("OUT_DIR")?).join("shapes.rs");
+    std::fs::write(shapes_at, shapes(&descriptors)?)?;
     let path = |name: &str| format!("harmonaize.provider.v1.{name}");
     // These hold secrets; they show themselves in src/lib.rs.
     let secret = ["Peer", "Aggregation", "GrantAggregation", "Capabilities", "ProbePath"].map(path);
-    let mut builder = tonic_prost_build::configure().skip_debug(secret);
+    let mut builder = tonic_prost_build::configure().codec_path("crate::bounded::Bounded").skip_debug(secret);
     for name in JSON_MESSAGES {
         builder = builder.type_attribute(path(name), "#[derive(serde::Serialize)]");
     }
@@ -135,4 +143,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .field_attribute(path("Finding.finding"), "#[serde(flatten)]")
         .compile_fds(descriptors)?;
     Ok(())
+}
+
+/// What `bounded.rs` counts by, as code: of each message its size in memory, and which of its fields are messages.
+fn shapes(descriptors: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
+    let messages = || {
+        descriptors.file.iter().flat_map(|file| {
+            let path = move |name: &str| format!(".{}.{name}", file.package());
+            file.message_type.iter().map(move |message| (path(message.name()), message))
+        })
+    };
+    let places: BTreeMap<String, usize> =
+        messages().enumerate().map(|(place, (path, _))| (path, place)).collect();
+    let (mut shapes, mut implementations) = (String::new(), String::new());
+    for (place, (path, message)) in messages().enumerate() {
+        if !message.nested_type.is_empty() {
+            return Err(format!("{path} has messages of its own, whose fields nobody counts").into());
+        }
+        let within = message.field.iter();
+        let within: Vec<(i32, usize)> =
+            within.filter_map(|field| Some((field.number(), *places.get(field.type_name())?))).collect();
+        let rust = format!("crate::v1::{}", message.name());
+        writeln!(shapes, "    Shape {{ bytes: size_of::<{rust}>(), messages: &{within:?} }},")?;
+        writeln!(implementations, "impl Shaped for {rust} {{ const SHAPE: usize = {place}; }}")?;
+    }
+    Ok(format!("static SHAPES: &[Shape] = &[\n{shapes}];\n{implementations}"))
 }

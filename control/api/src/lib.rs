@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod agreements;
+mod bounded;
 mod congestion;
 mod json;
 mod rows;

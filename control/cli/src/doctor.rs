@@ -5,6 +5,7 @@ mod reach;
 
 use crate::Failure;
 use crate::table::{row, table};
+use crate::text::number_of;
 use host::Host;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -144,7 +145,8 @@ impl Doctor {
             return Ok(page);
         }
         std::io::stdout().write_all(page.as_bytes()).map_err(|error| Failure::Refused(error.to_string()))?;
-        Err(Failure::Refused(format!("{wrong} of {} checks of {} are wrong", findings.len(), config.host)))
+        let checks = number_of(findings.len(), "check", "checks");
+        Err(Failure::Refused(format!("{wrong} of {checks} of {} failed", config.host)))
     }
 }
 

@@ -13,6 +13,7 @@ Examples:
   harmonaize flows --host h0,h1 --peer 10.0.0.2 --since 5min -o wide
   harmonaize flows --agent unix:/run/harmonaize/telemetry.sock --interface eth0
   harmonaize flows -o json | jq -s 'sort_by(-.egress.bytes)[:10]'
+  harmonaize flows -o yaml --last 1           every field of one flow, a field a line
 
 With --follow a flow comes when it appears, and again when its owner or job changes. Hosts that do not
 answer are named on standard error, or as `kind` \"host\" with failure and omitted (rows beyond an agent's

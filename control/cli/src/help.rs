@@ -4,6 +4,7 @@
 pub(crate) const STATUS: &str = "\
 Examples:
   harmonaize status                           what is connected, formed and in flight
+  harmonaize status --watch=5s                the same again every five seconds
   harmonaize status --json | jq '.communicators[] | {name, phase, errors}'
   harmonaize status --patience 10s            where agents are slow to answer";
 

@@ -22,6 +22,7 @@ mod text;
 mod top;
 mod topology;
 mod trace;
+mod yaml;
 
 use agent::Socket;
 use clap::{Parser, Subcommand};
@@ -29,10 +30,11 @@ use control::{Control, ControlArguments, Target};
 use harmonaize_api::v1::RowKind;
 use harmonaize_planner::Nanos;
 use operate::{Moment, Operate, TenantAction, WithdrawOptions};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::time::Duration;
 use topology::TopologyAction;
 
 const EXAMPLES: &str = "\
@@ -82,6 +84,32 @@ struct AgentArguments {
     agent: Option<Socket>,
 }
 
+/// Whether what is shown is shown again.
+#[derive(Clone, Copy, clap::Args)]
+struct Watch {
+    /// Shows it again and again, every two seconds or so often, until Ctrl-C.
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    watch: Option<Nanos>,
+}
+
+/// The least time between two pages of `--watch`: more often nobody reads, and control has others to serve.
+const LEAST_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Watch {
+    /// Asks once and returns the page; or again and again, and prints each page in place of the one before.
+    async fn show(self, mut ask: impl AsyncFnMut() -> Result<String, Failure>) -> Result<String, Failure> {
+        loop {
+            let page = ask().await?;
+            let Some(interval) = self.watch else { return Ok(page) };
+            let place = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+            if !text::put(&format!("{place}{page}")) {
+                return Ok(String::new());
+            }
+            tokio::time::sleep(Duration::from(interval).max(LEAST_INTERVAL)).await;
+        }
+    }
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// Makes an authority and certificates for control, each host and operators.
@@ -105,6 +133,8 @@ enum Command {
         /// How long agents may take to answer; at most 30s.
         #[arg(long, value_name = "DURATION", default_value = "1s")]
         patience: Nanos,
+        #[command(flatten)]
+        watch: Watch,
     },
     /// Shows the fabric as control sees it; or checks, shows and makes topology files, without control.
     #[command(after_help = help::TOPOLOGY, args_conflicts_with_subcommands = true)]
@@ -115,6 +145,8 @@ enum Command {
         /// As JSON, complete.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        watch: Watch,
     },
     /// Lists tenants, adds or removes one.
     #[command(after_help = operate::TENANTS_HELP)]
@@ -150,6 +182,8 @@ enum Command {
         /// As JSON, complete.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        watch: Watch,
     },
     /// Says what control decided lately, why, and when each stage was reached.
     #[command(after_help = operate::EXPLAIN_HELP)]
@@ -415,7 +449,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
     let runtime = runtime.map_err(|error| Failure::Refused(error.to_string()))?;
     let Arguments { control, command } = arguments;
     let outcome = match command {
-        Command::Topology { action: Some(action), json: _ } => topology::run(action),
+        Command::Topology { action: Some(action), .. } => topology::run(action),
         Command::Init(asked) => asked.run(),
         Command::Revoke(asked) => asked.run(),
         Command::Doctor(asked) => runtime.block_on(asked.run()),
@@ -463,10 +497,14 @@ impl AgentArguments {
 async fn operate(control: &ControlArguments, command: Command) -> Result<String, Failure> {
     let mut control = Operate::connect(control).await?;
     match command {
-        Command::Topology { json, .. } => control.topology(json).await,
+        Command::Topology { action: _, json, watch } => {
+            watch.show(async || control.topology(json).await).await
+        }
         Command::Tenants { action, json } => control.tenants(action, json).await,
         Command::Backup { file, json } => control.backup(&file, json).await,
-        Command::Plans { communicator, json } => control.plans(communicator.as_ref(), json).await,
+        Command::Plans { communicator, json, watch } => {
+            watch.show(async || control.plans(communicator.as_ref(), json).await).await
+        }
         Command::Explain { communicator, last, json } => {
             control.explain(communicator.as_ref(), last, json).await
         }
@@ -487,9 +525,12 @@ async fn operate(control: &ControlArguments, command: Command) -> Result<String,
 async fn ask(control: &ControlArguments, command: Command) -> Result<String, Failure> {
     let mut control = Control::connect(control).await?;
     match command {
-        Command::Status { json, patience } => {
-            let status = control.status(patience).await?;
-            Ok(if json { text::page(&status) } else { status::text(&status) })
+        Command::Status { json, patience, watch } => {
+            let ask = async || {
+                let status = control.status(patience).await?;
+                Ok(if json { text::page(&status) } else { status::text(&status) })
+            };
+            watch.show(ask).await
         }
         Command::Reorder { communicator, hosts, automatic: _, wait, json } => {
             let done = control.reorder(&communicator, hosts, wait).await?;

@@ -6,7 +6,7 @@ mod text;
 
 use crate::Failure;
 use crate::control::{Control, ControlArguments, Target};
-use crate::text::{bytes, page};
+use crate::text::{bytes, number_of, page};
 use clap::Subcommand;
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, WithdrawalKind};
@@ -370,9 +370,14 @@ impl Operate {
                 |record: &&v1::WithdrawalRecord| record.target_kind != "host" && record.remaining > 0;
             let Some(record) = records.iter().find(crossed) else { return Ok(records) };
             if Instant::now() >= until {
+                let remaining = number_of(
+                    record.remaining,
+                    "connection of ours still crosses",
+                    "connections of ours still cross",
+                );
                 return Err(Failure::UnderWay(format!(
-                    "{}: drained, but {} connections of ours still cross it after {wait}; see `harmonaize plans`",
-                    record.target, record.remaining
+                    "{}: drained, but {remaining} it after {wait}; see `harmonaize plans`",
+                    record.target
                 )));
             }
             tokio::time::sleep(POLL_INTERVAL).await;

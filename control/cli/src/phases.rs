@@ -1,7 +1,7 @@
 //! Findings as lines of text, and what their fields mean.
 
 use crate::describe::{congestion_text, straggler_sentence};
-use crate::text::{bytes, clean, clock, duration, ranks};
+use crate::text::{bytes, clean, clock, duration, number_of, ranks};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{Finding, Operation, finding};
 
@@ -39,7 +39,7 @@ CLOCK_REALTIME nanoseconds, 0 where not known (jq before 1.7 rounds them); durat
 pub(crate) fn finding_text(host: &str, found: &Finding) -> String {
     let what = match &found.finding {
         None => "something that this build does not know".to_owned(),
-        Some(finding::Finding::Lost(lost)) => format!("{} findings were lost", lost.count),
+        Some(finding::Finding::Lost(lost)) => number_of(lost.count, "finding was lost", "findings were lost"),
         Some(finding::Finding::Congestion(one)) => congestion_text(one),
         Some(finding::Finding::Straggler(one)) => straggler_sentence(one),
         Some(finding::Finding::Phase(one)) => {

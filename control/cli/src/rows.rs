@@ -6,19 +6,19 @@ use crate::control::{ControlArguments, Target};
 use crate::flows::FlowTable;
 use crate::operate::Operate;
 use crate::phases::finding_text;
-use crate::text::{clean, line};
+use crate::text::{clean, line, number_of, put};
+use crate::yaml::document;
 use clap::ValueEnum;
 use harmonaize_api::CAUSES;
 use harmonaize_api::v1::{AskReply, AskRequest, Finding, Flow, HostEnd, RowFilter, RowKind};
 use harmonaize_planner::Nanos;
 use serde::Serialize;
-use std::io::Write;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 use tonic::Streaming;
 
-/// Version of the rows as JSON: `docs/rows.schema.json`. A field that is added leaves it as it is.
+/// Version of the rows as JSON and YAML: `docs/rows.schema.json`. A field that is added leaves it as it is.
 const SCHEMA: &str = "harmonaize.rows/1";
 
 /// How rows are printed.
@@ -30,6 +30,23 @@ pub(crate) enum Output {
     Wide,
     /// An object a line, complete.
     Json,
+    /// A document a row, complete.
+    Yaml,
+}
+
+impl Output {
+    /// Whether programs read it: every field, and no column.
+    const fn is_complete(self) -> bool {
+        matches!(self, Self::Json | Self::Yaml)
+    }
+
+    /// A row for programs.
+    fn complete(self, row: &Complete) -> String {
+        match self {
+            Self::Yaml => document(row),
+            _ => line(row),
+        }
+    }
 }
 
 /// Which rows, of whom, and how they are printed.
@@ -104,10 +121,10 @@ impl Past {
     }
 }
 
-/// A row as JSON.
+/// A row with all its fields, for programs.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Json<'a> {
+enum Complete<'a> {
     Flow {
         schema: &'static str,
         host: &'a str,
@@ -201,7 +218,7 @@ pub(crate) async fn run(
     if failed > 0 && answered == 0 {
         return Err(Failure::Refused("no host has answered".to_owned()));
     }
-    if kind == RowKind::Flow && output != Output::Json && rows.flows.is_empty() && !follow {
+    if kind == RowKind::Flow && !output.is_complete() && rows.flows.is_empty() && !follow {
         return Ok("no flow has been seen\n".to_owned());
     }
     rows.print(last);
@@ -286,8 +303,8 @@ impl Rows {
         if failure.is_empty() && *omitted == 0 {
             return true;
         }
-        if self.output == Output::Json {
-            return put(&line(&Json::Host {
+        if self.output.is_complete() {
+            return put(&self.output.complete(&Complete::Host {
                 schema: SCHEMA,
                 host,
                 kind: "host",
@@ -301,7 +318,8 @@ impl Rows {
             eprintln!("harmonaize: {host}: {failure}");
         }
         if *omitted > 0 {
-            eprintln!("harmonaize: {host}: {omitted} rows beyond the agent's limit are missing");
+            let rows = number_of(*omitted, "row is", "rows are");
+            eprintln!("harmonaize: {host}: {rows} missing, beyond the agent's limit");
         }
         true
     }
@@ -316,12 +334,13 @@ impl Rows {
             findings.drain(..findings.len().saturating_sub(last));
         }
         let mut text = String::new();
-        if self.output == Output::Json {
+        if self.output.is_complete() {
             for (host, time_ns, flow) in &flows {
-                text += &line(&Json::Flow { schema: SCHEMA, host, kind: "flow", time_ns: *time_ns, flow });
+                let row = Complete::Flow { schema: SCHEMA, host, kind: "flow", time_ns: *time_ns, flow };
+                text += &self.output.complete(&row);
             }
             for (host, finding) in &findings {
-                text += &line(&Json::Finding { schema: SCHEMA, host, finding });
+                text += &self.output.complete(&Complete::Finding { schema: SCHEMA, host, finding });
             }
         } else {
             text += &self.table.rows(&flows);
@@ -329,12 +348,6 @@ impl Rows {
         }
         put(&text)
     }
-}
-
-/// A reader that has seen enough, such as `head`, is no failure.
-fn put(text: &str) -> bool {
-    let mut out = std::io::stdout();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
 #[cfg(test)]

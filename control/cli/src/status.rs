@@ -1,7 +1,7 @@
 //! Status as a page of text.
 
 use crate::table::{row, table};
-use crate::text::{bytes, duration, ranks};
+use crate::text::{bytes, duration, number_of, ranks};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     AgentStatus, CommunicatorStatus, EndedStatus, MessageReport, OperationReport, StatusReply, WaitingStatus,
@@ -14,11 +14,11 @@ const MAX_LINES: usize = 20;
 pub(crate) fn text(status: &StatusReply) -> String {
     let connected = status.agents.iter().filter(|agent| agent.connected).count();
     let mut page = format!(
-        "control {}, up {}: {connected} of {} agents connected, {} communicators, {} ended with an error\n",
+        "control {}, up {}: {connected} of {} connected, {}, {} ended with an error\n",
         status.build,
         duration(status.uptime_ns),
-        status.agents.len(),
-        status.communicators.len(),
+        number_of(status.agents.len(), "agent", "agents"),
+        number_of(status.communicators.len(), "communicator", "communicators"),
         status.errors,
     );
     let mut section = |title: &str, head: Vec<String>, rows: Vec<Vec<String>>| {

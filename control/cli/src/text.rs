@@ -2,6 +2,8 @@
 
 use harmonaize_planner::Bytes;
 use serde::Serialize;
+use std::fmt::Display;
+use std::io::Write;
 
 /// "0-3,7" for ranks in ascending order.
 pub(crate) fn ranks(ranks: &[u32]) -> String {
@@ -16,6 +18,12 @@ pub(crate) fn ranks(ranks: &[u32]) -> String {
         if first == last { first.to_string() } else { format!("{first}-{last}") }
     };
     runs.iter().map(run).collect::<Vec<_>>().join(",")
+}
+
+/// A count with its noun in the right number: "1 switch", "2 switches".
+pub(crate) fn number_of<N: Display + PartialEq + From<u8>>(number: N, one: &str, many: &str) -> String {
+    let noun = if number == N::from(1) { one } else { many };
+    format!("{number} {noun}")
 }
 
 /// Three digits and a binary unit.
@@ -83,6 +91,12 @@ pub(crate) fn page(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
+/// Prints a text at once. Returns whether somebody reads: one that has seen enough, such as `head`, is no failure.
+pub(crate) fn put(text: &str) -> bool {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+}
+
 /// JSON on one line.
 pub(crate) fn line(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default() + "\n"
@@ -115,6 +129,14 @@ mod tests {
         assert_eq!(rates.map(rate), ["0", "7", "820k", "94.1M", "1.00G", "1.25G", "18.4E"]);
         assert_eq!([0, 200, 15_000, 370_000].map(share), ["0%", "0.02%", "1.5%", "37%"]);
         assert_eq!([0, 1_763_755_542_123_456_789].map(clock), ["-", "20:05:42.123"]);
+    }
+
+    #[test]
+    fn one_is_singular_and_all_else_plural() {
+        let links = [0_u32, 1, 2].map(|count| number_of(count, "link", "links"));
+        assert_eq!(links, ["0 links", "1 link", "2 links"]);
+        assert_eq!(number_of(1_usize, "change of plan", "changes of plan"), "1 change of plan");
+        assert_eq!(number_of(u64::MAX, "switch", "switches"), "18446744073709551615 switches");
     }
 
     #[test]

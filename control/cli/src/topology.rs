@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::table::{row, table};
+use crate::text::number_of;
 use clap::{Args, Subcommand};
 use harmonaize_planner::{HostId, Node, Rate, SwitchKind, Topology, order, ring_crossings, tuning};
 use std::path::{Path, PathBuf};
@@ -154,9 +155,13 @@ fn check(file: &Path, show: bool) -> Result<String, Failure> {
     let wrong = |error: &dyn std::fmt::Display| Failure::Refused(format!("{}: {error}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
     let topology = Topology::parse(&text).map_err(|error| wrong(&error))?;
-    let (hosts, switches, links) =
-        (topology.hosts().len(), topology.switches().len(), topology.links().len());
-    let summary = format!("{}: {hosts} hosts, {switches} switches, {links} links", file.display());
+    let summary = format!(
+        "{}: {}, {}, {}",
+        file.display(),
+        number_of(topology.hosts().len(), "host", "hosts"),
+        number_of(topology.switches().len(), "switch", "switches"),
+        number_of(topology.links().len(), "link", "links")
+    );
     Ok(if show { format!("{summary}\n{}", page(&topology)) } else { format!("{summary}: ok\n") })
 }
 
@@ -199,8 +204,9 @@ fn ring(topology: &Topology) -> String {
     let names: Vec<&str> = ring.iter().map(|host| topology.node_name(Node::Host(*host))).collect();
     let (crossings, sizes) = (ring_crossings(topology, &ring), tuning(topology, &hosts));
     format!(
-        "\nRING OVER ALL HOSTS\n  {}\n  crosses {crossings} links between switches; segments of {}, messages of {}, {} in flight\n",
+        "\nRING OVER ALL HOSTS\n  {}\n  crosses {} between switches; segments of {}, messages of {}, {} in flight\n",
         names.join(" "),
+        number_of(crossings, "link", "links"),
         sizes.segment,
         sizes.chunk,
         sizes.channels,

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::agent::{Agent, Socket};
 use crate::perfetto::{Builder, encode};
-use crate::text::bytes;
+use crate::text::{bytes, number_of};
 use harmonaize_analysis::trace::{Record, Replayed, diff_records, replay};
 use harmonaize_planner::Nanos;
 use serde_json::{Value, json};
@@ -122,17 +122,17 @@ fn add(builder: &mut Builder, recorded: &[u8], from: &str) -> Result<Replayed, F
 }
 
 fn finish(builder: Builder, out: &Path, from: &[(String, Replayed)]) -> Result<String, Failure> {
-    let records = builder.records();
+    let records = number_of(builder.records(), "record", "records");
     let encoded = encode(&builder.finish());
     write(out, &encoded)?;
-    let mut said = format!("{}: {} from {records} records\n", out.display(), bytes(encoded.len() as u64));
+    let mut said = format!("{}: {} from {records}\n", out.display(), bytes(encoded.len() as u64));
     for (name, replayed) in from {
         if let Some(at) = replayed.torn {
             said += &format!("{name} ends within a record, at byte {at}: what is before it was used\n");
         }
         if replayed.skipped > 0 {
-            said +=
-                &format!("{name} has {} records of kinds that this build does not know\n", replayed.skipped);
+            let skipped = number_of(replayed.skipped, "record", "records");
+            said += &format!("{name} has {skipped} of kinds that this build does not know\n");
         }
     }
     Ok(said)

@@ -5,8 +5,9 @@ use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::{Config, Server};
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -145,6 +146,7 @@ async fn sees_reorders_and_dissolves() {
     assert_eq!(status["agents"][0]["connected"], true);
 
     let (_, out, _) = ask(control, &["status", "--patience", "30s"]).await;
+    assert!(out.contains(": 2 of 2 agents connected, 1 communicator, 0 ended with an error\n"), "{out}");
     let mut lines = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     assert!(lines.any(|words| words == ["a/world", "4", "barrier()", "7.0s", "1"]), "{out}");
     let message = ["a/world", "0", "send(9", "x", "f32,", "to", "rank", "1)", "3.0s", "1"];
@@ -186,6 +188,28 @@ async fn sees_reorders_and_dissolves() {
     assert_eq!(err, "harmonaize: no communicator is named a/world; see `harmonaize status`\n");
     let (code, _, err) = ask(control, &["dissolve", "12ab"]).await;
     assert_eq!((code, err.as_str()), (4, "harmonaize: no such communicator; it may have ended\n"));
+}
+
+#[tokio::test]
+async fn a_watched_page_comes_again_while_somebody_reads() {
+    let control = serve().await.to_string();
+    let watch = move || {
+        for command in ["status", "topology", "plans"] {
+            let mut watching = Command::new(env!("CARGO_BIN_EXE_harmonaize"))
+                .args(["--insecure-loopback", "--control", &control, command, "--watch=100ms"])
+                .env_remove("HARMONAIZE_CONTROL")
+                .env_remove("HARMONAIZE_TLS")
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map_while(Result::ok);
+            let head = lines.next().unwrap();
+            let head = head.split([' ', ';']).next().unwrap().to_owned();
+            assert_eq!(lines.filter(|line| line.starts_with(&head)).take(2).count(), 2, "{command}");
+            assert!(watching.wait().unwrap().success(), "{command}");
+        }
+    };
+    tokio::task::spawn_blocking(watch).await.unwrap();
 }
 
 #[tokio::test]
@@ -247,13 +271,13 @@ async fn operators_see_and_steer() {
     assert_eq!(code, 0);
     assert!(
         out.starts_with(
-            "2 hosts (2 connected), 1 switches, 4 links, each one way: 0 congested, 0 failed, 0 dr"
+            "2 hosts (2 connected), 1 switch, 4 links, each one way: 0 congested, 0 failed, 0 dr"
         ),
         "{out}"
     );
     let (code, out, err) = ask(control, &["plan", "--dry-run", "--drain", "s"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
-    assert!(out.contains(" of 1 communicators would change"), "{out}");
+    assert!(out.contains(" of 1 communicator would change"), "{out}");
     assert_eq!(ask(control, &["plan"]).await.0, 2);
 
     let (code, _, err) = ask(control, &["drain", "h0", "s9"]).await;
@@ -342,7 +366,7 @@ fn checks_and_shows_topologies() {
     let name = file.to_str().unwrap();
     let (code, out, err) = outcome(&harmonaize(&["topology", "check", name]));
     assert_eq!((code, err.as_str()), (0, ""));
-    assert_eq!(out, format!("{name}: 2 hosts, 1 switches, 2 links: ok\n"));
+    assert_eq!(out, format!("{name}: 2 hosts, 1 switch, 2 links: ok\n"));
     let (code, out, _) = outcome(&harmonaize(&["topology", "show", name]));
     assert!(
         code == 0

@@ -273,6 +273,20 @@ async fn rows_are_as_their_schema_says() {
 }
 
 #[tokio::test]
+async fn rows_as_yaml_are_those_of_json() {
+    let (_folder, socket) = serve(FakeAgent::default());
+    for command in ["flows", "phases"] {
+        let (_, json, _) = ask(&[command, "--agent", &socket, "-o", "json"]).await;
+        let rows: Vec<serde_json::Value> =
+            json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (code, yaml, err) = ask(&[command, "--agent", &socket, "-o", "yaml"]).await;
+        assert_eq!((code, err.as_str(), rows.is_empty()), (0, "", false));
+        let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(&yaml).unwrap();
+        assert_eq!(documents, rows, "{yaml}");
+    }
+}
+
+#[tokio::test]
 async fn flows_are_listed() {
     let (_folder, socket) = serve(FakeAgent::default());
     let (code, out, err) = ask(&["flows", "--agent", &socket, "--json"]).await;
@@ -383,7 +397,7 @@ async fn traces_are_recorded_and_converted() {
     let again_name = name(&again);
     let (code, said, _) = ask(&["trace", "--from", &kept_name, "--out", &again_name]).await;
     assert!(
-        code == 0 && said.contains(" from 1 records\n") && said.contains("ends within a record"),
+        code == 0 && said.contains(" from 1 record\n") && said.contains("ends within a record"),
         "{said}"
     );
     std::fs::write(&kept, "no trace at all").unwrap();

@@ -183,7 +183,7 @@ pub(crate) struct Speaker {
 
 /// What is to become of a message.
 #[derive(Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// It goes on.
     Pass,
     /// It does not; its sender is told so, and may go on.
@@ -198,32 +198,32 @@ impl Speaker {
     }
 
     /// Whether an agent may say this.
-    pub(crate) fn admit(&mut self, access: &Access, message: &v1::FromAgent) -> Verdict {
+    pub(crate) fn admit(&mut self, access: &Access, message: &v1::FromAgent) -> Decision {
         let Peer { identity, address, serial, .. } = &self.peer;
         match &message.message {
             Some(from_agent::Message::Hello(hello)) => {
                 if !identity.may_be_host(&hello.host) {
                     let why = format!("the certificate is of {identity}, and not of {}", hello.host);
                     tracing::warn!(target: "audit", who = %identity, from = %address, host = hello.host, "session refused");
-                    return Verdict::End(Status::permission_denied(why));
+                    return Decision::End(Status::permission_denied(why));
                 }
                 if !serial.is_empty() {
                     tracing::info!(who = %identity, from = %address, serial, "session with a certificate");
                 }
                 self.host = Some(hello.host.clone());
-                Verdict::Pass
+                Decision::Pass
             }
             Some(message) => {
-                let Some((tenant, what, answer)) = for_a_tenant(message) else { return Verdict::Pass };
+                let Some((tenant, what, answer)) = for_a_tenant(message) else { return Decision::Pass };
                 let allowed = access.hosts.get(tenant);
                 let host = self.host.as_deref().unwrap_or_default();
                 if allowed.is_none_or(|allowed| allowed.contains(host)) {
-                    return Verdict::Pass;
+                    return Decision::Pass;
                 }
                 tracing::warn!(target: "audit", who = %identity, from = %address, what, tenant, "not for this host's agent");
-                Verdict::Answer(Box::new(answer))
+                Decision::Answer(Box::new(answer))
             }
-            None => Verdict::Pass,
+            None => Decision::Pass,
         }
     }
 }

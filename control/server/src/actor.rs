@@ -26,7 +26,7 @@ const GATHER: Duration = Duration::from_millis(20);
 /// Most commands that are served before a tenant's request that waits.
 const BEFORE_REQUEST: usize = 16;
 
-/// How long after plans could not be written that is tried again.
+/// How long after plans could not be written, or timed work panicked, that is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Most instructions that wait for the disk.
@@ -105,6 +105,8 @@ pub(crate) struct Actor {
     /// By the keeper's number.
     waiting: BTreeMap<u64, Waiting>,
     plans: Plans,
+    /// When timed work of the state may be tried again that has panicked.
+    timed_again: Option<Instant>,
     happened: Happened,
     requests: Requests,
 }
@@ -161,6 +163,7 @@ impl Actor {
             acks,
             waiting: BTreeMap::new(),
             plans: Plans::default(),
+            timed_again: None,
             happened: Happened::default(),
             requests: Requests::default(),
         }
@@ -176,8 +179,7 @@ impl Actor {
         // What was taken up from the store may have something to say.
         self.execute_outputs();
         loop {
-            let wake = self.state.next_deadline().and_then(|deadline| self.start.checked_add(deadline));
-            let wake = wake.into_iter().chain(self.plans.at).min();
+            let wake = self.wake();
             let timer = async {
                 match wake {
                     Some(wake) => tokio::time::sleep_until(wake).await,
@@ -190,7 +192,9 @@ impl Actor {
                     None => break,
                 },
                 () = std::future::ready(()), if !self.requests.is_empty() => {}
-                Some(ack) = self.acks.recv() => self.on_ack(ack),
+                Some(ack) = self.acks.recv() => {
+                    self.contain("store", |this| this.on_ack(ack));
+                }
                 () = timer => self.expire(),
                 () = &mut shutdown => break,
             }
@@ -200,7 +204,7 @@ impl Actor {
                 self.finish();
             }
         }
-        self.state.shut_down();
+        self.contain("shutdown", |this| this.state.shut_down());
         self.execute_outputs();
         self.flush().await;
     }
@@ -238,9 +242,30 @@ impl Actor {
         self.state.finished(self.start.elapsed());
     }
 
+    /// When there is something to do by the time.
+    fn wake(&mut self) -> Option<Instant> {
+        let deadline = self.contain("timer", |this| this.state.next_deadline());
+        let deadline = deadline.unwrap_or_else(|| Some(self.start.elapsed() + AGAIN));
+        let deadline = deadline.and_then(|deadline| self.start.checked_add(deadline));
+        let deadline = deadline.map(|at| self.timed_again.map_or(at, |again| at.max(again)));
+        deadline.into_iter().chain(self.plans.at).min()
+    }
+
     fn expire(&mut self) {
+        if self.timed_again.is_none_or(|at| at <= Instant::now()) {
+            let expired = self.contain("timer", |this| this.state.expire(this.start.elapsed()));
+            let removed = self.contain("timer", Self::remove_expired);
+            // What panicked is due still: without a pause it would be tried for ever.
+            self.timed_again = expired.and(removed).is_none().then(|| Instant::now() + AGAIN);
+        }
+        if self.plans.at.is_some_and(|at| at <= Instant::now()) {
+            self.write_plans();
+        }
+    }
+
+    /// Has what is over removed from the store: plans of communicators that did not come back, and windows.
+    fn remove_expired(&mut self) {
         let now = self.start.elapsed();
-        self.state.expire(now);
         let lost = self.state.lost_plans(now);
         self.plans.changed(lost);
         let waiting = self.waiting.values().flat_map(|waiting| &waiting.changes);
@@ -249,9 +274,6 @@ impl Actor {
             self.state.apply_stored(now, &over);
             self.keeper.keep(over);
         }
-        if self.plans.at.is_some_and(|at| at <= Instant::now()) {
-            self.write_plans();
-        }
     }
 
     /// Writes the plans that have changed, as they are now; agents wait for none of it.
@@ -259,7 +281,8 @@ impl Actor {
         self.plans.at = None;
         if self.plans.writing.is_none() && !self.plans.waiting.is_empty() {
             let changed = std::mem::take(&mut self.plans.waiting);
-            let changes = changed.iter().map(|id| self.state.plan_change(*id)).collect();
+            let change = |id: &CommunicatorId| self.contain("store", |this| this.state.plan_change(*id));
+            let changes = changed.iter().filter_map(change).collect();
             self.plans.writing = Some((self.keeper.keep(changes), changed));
         }
     }
@@ -320,16 +343,28 @@ impl Actor {
         }
     }
 
+    /// Returns what work comes to; nothing where it panics. That costs what the work was for: its sender, or one timer, acknowledgement
+    /// or output. All else goes on.
+    fn contain<T>(&mut self, work: &'static str, run: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(self)));
+        if outcome.is_err() {
+            // Where and why was printed by the panic itself.
+            tracing::error!(work, "control panicked, and goes on");
+            self.happened.panicked(work);
+        }
+        outcome.ok()
+    }
+
     /// A command whose handling panics costs whoever sent it: an agent its session, an operator the answer.
     fn command(&mut self, command: Command) {
         let session = match &command {
             Command::Message(session, _) => Some(*session),
             _ => None,
         };
-        if catch_unwind(AssertUnwindSafe(|| self.execute(command))).is_ok() {
+        let work = if session.is_some() { "message" } else { "command" };
+        if self.contain(work, |this| this.execute(command)).is_some() {
             return;
         }
-        // Where and why was printed by the panic itself.
         match session {
             Some(session) => {
                 tracing::error!(
@@ -390,29 +425,33 @@ impl Actor {
 
     fn execute_outputs(&mut self) {
         loop {
-            let outputs = self.state.take_outputs();
+            let outputs = self.contain("outputs", |this| this.state.take_outputs()).unwrap_or_default();
             if outputs.is_empty() {
                 return;
             }
             for output in outputs {
-                self.plans.changed(touched(&output));
-                match output {
-                    Output::Send(session, message) => self.send(session, message.into()),
-                    Output::End(session) => drop(self.streams.remove(&session)),
-                    Output::Status(id, reply) => {
-                        if let Some(answer) = self.status.remove(&id) {
-                            let _ = answer.send(*reply);
-                        }
-                    }
-                    Output::Fact(fact) => {
-                        self.happened.take(&fact);
-                        log(&fact);
-                    }
-                    Output::Keep(changes) => {
-                        let number = self.keeper.keep(changes.clone());
-                        self.waiting.insert(number, Waiting { changes, answer: None });
-                    }
+                self.contain("outputs", |this| this.execute_output(output));
+            }
+        }
+    }
+
+    fn execute_output(&mut self, output: Output) {
+        self.plans.changed(touched(&output));
+        match output {
+            Output::Send(session, message) => self.send(session, message.into()),
+            Output::End(session) => drop(self.streams.remove(&session)),
+            Output::Status(id, reply) => {
+                if let Some(answer) = self.status.remove(&id) {
+                    let _ = answer.send(*reply);
                 }
+            }
+            Output::Fact(fact) => {
+                self.happened.take(&fact);
+                log(&fact);
+            }
+            Output::Keep(changes) => {
+                let number = self.keeper.keep(changes.clone());
+                self.waiting.insert(number, Waiting { changes, answer: None });
             }
         }
     }
@@ -427,7 +466,11 @@ impl Actor {
 
     fn end_session(&mut self, session: SessionId) {
         self.streams.remove(&session);
-        self.state.session_ended(self.start.elapsed(), session);
+        let forget = |this: &mut Self| this.state.session_ended(this.start.elapsed(), session);
+        if self.contain("session", forget).is_none() {
+            // It may have come before the session was forgotten, whose host would have no other one.
+            self.contain("session", forget);
+        }
     }
 }
 

@@ -451,6 +451,7 @@ impl File {
         let settings = Settings {
             topology,
             tenants,
+            hosts: access.hosts.clone(),
             join_timeout: time("join_timeout", self.join_timeout)?,
             prepare_timeout: time("prepare_timeout", self.prepare_timeout)?,
             lease: time("lease", self.lease)?,

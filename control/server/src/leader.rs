@@ -2,8 +2,13 @@
 
 use crate::actor::Command;
 use harmonaize_api::v1::LeaderReply;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{sleep, timeout};
 use tonic::Status;
+
+/// Probes in a row without an answer by which the state is stuck. Of one alone it may be that the whole process stood still.
+const PROBES: u32 = 3;
 
 /// Which control leads.
 #[derive(Clone, Debug)]
@@ -49,6 +54,32 @@ impl Commands {
         let gone = || Status::unavailable("control is going down");
         self.queue()?.send(command(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())
+    }
+
+    /// Waits for a sign of life of the state. Where another control leads there is none to wait for.
+    pub(crate) async fn probe(&self) {
+        let ask = |answer: oneshot::Sender<()>| {
+            Command::Look(Box::new(move |_, _| {
+                let _ = answer.send(());
+            }))
+        };
+        let _ = self.ask(ask).await;
+    }
+
+    /// Waits until the state has given no sign of life for `patience`, while this control leads.
+    pub(crate) async fn stuck(&self, patience: Duration) {
+        let mut late = 0;
+        while late < PROBES {
+            match timeout(patience / PROBES, self.probe()).await {
+                Ok(()) => {
+                    late = 0;
+                    sleep(patience / PROBES).await;
+                }
+                Err(_) if self.queue().is_ok() => late += 1,
+                // A control that goes down answers nothing any more.
+                Err(_) => late = 0,
+            }
+        }
     }
 
     /// Which control leads; this one listens at `own`.

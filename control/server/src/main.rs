@@ -4,6 +4,7 @@
 use anyhow::{Context, bail};
 use clap::Parser;
 use harmonaize_identity::raise_open_files;
+use harmonaize_program::LogArguments;
 use harmonaize_server::{Config, Place, Server};
 use harmonaize_store::Stored;
 use std::path::{Path, PathBuf};
@@ -48,12 +49,8 @@ struct Arguments {
     /// Make the store anew of what `harmonaize backup` wrote, and exit. The store that was there is kept beside it.
     #[arg(long, value_name = "COPY", conflicts_with = "check")]
     restore: Option<PathBuf>,
-    /// What to log, such as `info` or `harmonaize_server=debug`; the environment's RUST_LOG otherwise.
-    #[arg(long, value_name = "FILTER")]
-    log: Option<String>,
-    /// Log as JSON, one object a line.
-    #[arg(long)]
-    log_json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 fn main() -> ExitCode {
@@ -88,7 +85,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    start_log(arguments)?;
+    arguments.log.start()?;
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(config))
@@ -99,21 +96,6 @@ fn restore(copy: &Path, store: &Path) -> anyhow::Result<(Stored, Option<PathBuf>
     let mut boot = [0; 4];
     getrandom::fill(&mut boot).context("the system gives no randomness")?;
     Ok(harmonaize_store::restore(copy, store, u32::from_le_bytes(boot))?)
-}
-
-fn start_log(arguments: &Arguments) -> anyhow::Result<()> {
-    use tracing_subscriber::EnvFilter;
-    let filter = match &arguments.log {
-        Some(filter) => EnvFilter::try_new(filter).with_context(|| format!("--log {filter}"))?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
-    };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if arguments.log_json {
-        log.json().init()
-    } else {
-        log.with_target(false).init()
-    }
-    Ok(())
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {

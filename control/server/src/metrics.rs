@@ -25,6 +25,8 @@ pub(crate) struct Happened {
     closed: u64,
     breaches: BTreeMap<String, u64>,
     sessions_refused: u64,
+    /// By the work that panicked.
+    panics: BTreeMap<&'static str, u64>,
 }
 
 impl Happened {
@@ -43,6 +45,11 @@ impl Happened {
             }
             _ => {}
         }
+    }
+
+    /// Counts a panic that was contained.
+    pub(crate) fn panicked(&mut self, work: &'static str) {
+        *self.panics.entry(work).or_default() += 1;
     }
 
     /// Adds the counts to a page.
@@ -69,6 +76,11 @@ impl Happened {
         }
         page.counter("control_sessions_refused", "", "Sessions that control refused or ended")
             .count(Vec::new(), self.sessions_refused);
+        let help = "Panics that cost no more than the work in which they were";
+        let family = page.counter("control_panics", "", help);
+        for (work, count) in &self.panics {
+            family.count(vec![("work", (*work).to_owned())], *count);
+        }
     }
 }
 

@@ -43,6 +43,7 @@ pub(crate) async fn follow(
         // For who begins to lead from now on; one that follows has nobody who must hear of it.
         in_force.send_modify(|known| {
             (known.tenants, known.terms) = (settings.tenants.clone(), settings.terms.clone());
+            known.hosts.clone_from(&settings.hosts);
             known.algorithms.clone_from(&settings.algorithms);
             known.congestion_controls.clone_from(&settings.congestion_controls);
         });

@@ -57,6 +57,14 @@ impl Requests {
             return Sorted::Taken;
         }
         let Some(tenant) = message.message.as_ref().and_then(tenant_of) else { return Sorted::Now(message) };
+        let join = match &message.message {
+            Some(from_agent::Message::Join(join)) => Some((session, join.request)),
+            _ => None,
+        };
+        if join.is_some_and(|join| self.joins.contains(&join)) {
+            // Two of a number: the state ends such a session. The tenant that it names gets no queue.
+            return Sorted::Now(message);
+        }
         let queue = self.tenants.entry(tenant.to_owned()).or_default();
         let (limit, waits, whose) = match queue.requests.len() >= MAX_WAITING {
             true => (MAX_WAITING, queue.requests.len(), "of this tenant"),
@@ -77,12 +85,7 @@ impl Requests {
                 .and_then(|message| refusal(message, why))
                 .map_or(Sorted::Taken, |answer| Sorted::Refused(Box::new(answer)));
         }
-        if let Some(from_agent::Message::Join(join)) = &message.message
-            && !self.joins.insert((session, join.request))
-        {
-            // Two of a number: the state ends such a session.
-            return Sorted::Now(message);
-        }
+        self.joins.extend(join);
         if queue.requests.is_empty() {
             self.turns.push_back(tenant.to_owned());
         }
@@ -200,6 +203,19 @@ mod tests {
         assert!(matches!(requests.sort(SessionId(2), withdraw(1)), Sorted::Now(_)), "another session's");
         assert_eq!(served(&mut requests), [1, 3]);
         assert!(matches!(requests.sort(SESSION, withdraw(1)), Sorted::Now(_)), "the state has it");
+    }
+
+    #[test]
+    fn a_join_of_a_waiting_number_makes_no_queue() {
+        let mut requests = Requests::default();
+        requests.sort(SESSION, join("a", 1));
+        for invented in 0..100 {
+            let again = requests.sort(SESSION, join(&format!("invented{invented}"), 1));
+            assert!(matches!(again, Sorted::Now(_)), "{again:?}");
+        }
+        assert_eq!(requests.tenants.keys().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(served(&mut requests), [1]);
+        assert!(requests.is_empty() && requests.tenants.is_empty() && requests.joins.is_empty());
     }
 
     #[test]

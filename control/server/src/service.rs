@@ -5,7 +5,7 @@ mod simulated;
 #[cfg(test)]
 mod tests;
 
-use crate::access::{Caller, Current, Role, Speaker, Verdict, peer};
+use crate::access::{Caller, Current, Decision, Role, Speaker, peer};
 use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
 use crate::config::{Config, Place};
 use crate::keeper::Keeper;
@@ -29,6 +29,7 @@ use harmonaize_program::{Compiled, Watchdog};
 use harmonaize_store::etcd::{Election, Role as Elected, Term};
 use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
 use harmonaize_units::{Gcra, Quota};
+use prost::Message;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -72,6 +73,9 @@ const SESSIONS: usize = 2;
 /// Most streams at once of a connection of an agent's, and of an operator's.
 const STREAMS: (u32, u32) = (8, 64);
 
+/// How long the state of an elected control may give no sign of life before another is to lead.
+const STUCK: Duration = Duration::from_secs(10);
+
 /// The pause before a leader tries again to read what is stored.
 const TAKE_OVER_AGAIN: Duration = Duration::from_millis(500);
 
@@ -114,6 +118,9 @@ pub enum RunError {
     /// The system gives no thread for the store, or for the state.
     #[error("no thread for the store or the state: {0}")]
     Thread(std::io::Error),
+    /// This control was elected, and its state answers nothing.
+    #[error("the state has not answered for {0:?}; another control is to lead")]
+    Stuck(Duration),
 }
 
 /// Why a server does not start.
@@ -241,7 +248,7 @@ impl Server {
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
         let operators = operators.max_decoding_message_size(MESSAGE_BYTES.1);
         let agents = Service {
-            commands,
+            commands: commands.clone(),
             access,
             door: if self.operators.is_some() { Door::Agents } else { Door::Both },
             sessions: Arc::default(),
@@ -283,10 +290,12 @@ impl Server {
             Ok(())
         };
         tokio::pin!(serve);
-        let lead = Lead { leads, settings, topology: self.config.store.map(|store| store.topology) };
+        let topology = self.config.store.map(|store| store.topology);
+        let lead = Lead { leads, commands, settings, topology };
         let lead = async {
             match self.kept {
-                Kept::Own(store, stored) => lead.lead(store, stored, shutdown).await,
+                // No other control takes its place, and systemd's watchdog waits for it.
+                Kept::Own(store, stored) => lead.lead(store, stored, None, shutdown).await,
                 Kept::Shared(election) => lead.when_elected(election, shutdown).await,
             }
         };
@@ -314,12 +323,7 @@ async fn report_life(commands: Commands) {
     let mut watchdog = Watchdog::new(Instant::now());
     let Some(interval) = watchdog.interval() else { return };
     loop {
-        let ask = |answer: oneshot::Sender<()>| {
-            Command::Look(Box::new(move |_, _| {
-                let _ = answer.send(());
-            }))
-        };
-        let _ = commands.ask(ask).await;
+        commands.probe().await;
         watchdog.alive(Instant::now());
         tokio::time::sleep(interval).await;
     }
@@ -328,17 +332,20 @@ async fn report_life(commands: Commands) {
 /// What it takes to lead.
 struct Lead {
     leads: watch::Sender<Leader>,
+    commands: Commands,
     settings: watch::Receiver<Settings>,
     /// The file, where it is stored.
     topology: Option<String>,
 }
 
 impl Lead {
-    /// Leads with this store until `over`; then agents are told, and what is decided is written.
+    /// Leads with this store until `over`; then agents are told, and what is decided is written. A state that gives no sign of life for
+    /// as long as `patience` is left behind, and that is an error.
     async fn lead(
         &self,
         store: Box<dyn Store>,
         stored: Stored,
+        patience: Option<Duration>,
         over: impl Future<Output = ()>,
     ) -> Result<(), RunError> {
         let (tenants, withdrawn, plans) =
@@ -365,15 +372,38 @@ impl Lead {
             over.await;
             self.leads.send_replace(Leader::Elsewhere(None));
         });
-        ended.await.map_err(RunError::Thread)
+        let stuck = async {
+            match patience {
+                Some(patience) => {
+                    self.commands.stuck(patience).await;
+                    patience
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = ended => ended.map_err(RunError::Thread),
+            patience = stuck => {
+                self.leads.send_replace(Leader::Elsewhere(None));
+                Err(RunError::Stuck(patience))
+            }
+        }
     }
 
-    /// Leads whenever this control is elected, until `shutdown`.
+    /// Leads whenever this control is elected, until `shutdown`. In the end it resigns, whyever it came.
     async fn when_elected(
         &self,
         election: Election,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), RunError> {
+        let ended = self.terms(&election, shutdown).await;
+        // Its end waits for etcd.
+        let _ = tokio::task::spawn_blocking(move || drop(election)).await;
+        ended
+    }
+
+    /// Leads in each term that this control is elected for.
+    async fn terms(&self, election: &Election, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         tokio::pin!(shutdown);
         let (mut role, mut down) = (election.role(), false);
         while !down {
@@ -390,7 +420,7 @@ impl Lead {
                     continue;
                 }
             };
-            match self.take_over(&election, term).await? {
+            match self.take_over(election, term).await? {
                 Ok((store, stored)) => {
                     tracing::info!("this control leads");
                     let over = async {
@@ -399,7 +429,7 @@ impl Lead {
                             () = &mut shutdown => down = true,
                         }
                     };
-                    self.lead(store, stored, over).await?;
+                    self.lead(store, stored, Some(STUCK), over).await?;
                 }
                 Err(error) => {
                     tracing::error!(%error, "this control is to lead, and cannot");
@@ -410,8 +440,6 @@ impl Lead {
                 }
             }
         }
-        // Its end waits for etcd.
-        let _ = tokio::task::spawn_blocking(move || drop(election)).await;
         Ok(())
     }
 
@@ -646,6 +674,10 @@ async fn watch(
 /// How many messages of one session are read in the long run, and at once. A host has far fewer unless it floods control.
 const MESSAGES: Quota = Quota { interval: Duration::from_micros(50), burst: 40_000 };
 
+/// How many KiB of one session's messages are read in the long run, and at once: a few times the largest one. What is smaller than one
+/// is bounded by [`MESSAGES`] alone.
+const KIBIBYTES: Quota = Quota { interval: Duration::from_micros(100), burst: 65_536 };
+
 /// What an agent may say, and where it is told what it may not.
 struct Admission {
     access: Arc<Current>,
@@ -657,12 +689,19 @@ impl Admission {
     /// Whether a message goes on; none where the session ends.
     async fn admit(&mut self, message: &FromAgent) -> Option<bool> {
         let (said, goes_on) = match self.speaker.admit(&self.access.get(), message) {
-            Verdict::Pass => return Some(true),
-            Verdict::Answer(message) => (Ok((*message).into()), Some(false)),
-            Verdict::End(status) => (Err(status), None),
+            Decision::Pass => return Some(true),
+            Decision::Answer(message) => (Ok((*message).into()), Some(false)),
+            Decision::End(status) => (Err(status), None),
         };
         self.agent.upgrade()?.send(said).await.ok()?;
         goes_on
+    }
+
+    /// Reports why nothing more is read, if anybody listens.
+    fn broke(&self, why: Status) {
+        if let Some(agent) = self.agent.upgrade() {
+            let _ = agent.try_send(Err(why));
+        }
     }
 }
 
@@ -675,7 +714,8 @@ async fn read(
     mut end: oneshot::Receiver<()>,
     (hello_timeout, relay): (Duration, Arc<Relay>),
 ) {
-    let (mut patience, mut said, begun) = (hello_timeout, Gcra::default(), Instant::now());
+    let (mut patience, begun) = (hello_timeout, Instant::now());
+    let (mut messages, mut kibibytes) = (Gcra::default(), Gcra::default());
     loop {
         let next = tokio::time::timeout(patience, upstream.next());
         let message = tokio::select! {
@@ -684,6 +724,8 @@ async fn read(
                 Ok(None) => break,
                 Ok(Some(Err(error))) => {
                     tracing::debug!(session = session.0, %error, "stream broke");
+                    // That it is too large its sender is to know.
+                    admission.broke(error);
                     break;
                 }
                 Err(_) => {
@@ -697,7 +739,9 @@ async fn read(
         patience = Duration::from_secs(u64::from(u32::MAX));
         // Whoever says more is read slowly, and its connection fills.
         let now = begun.elapsed();
-        if let Some(wait) = said.charge(now, MESSAGES).checked_sub(now).filter(|wait| !wait.is_zero()) {
+        let size = u32::try_from(message.encoded_len() / 1024).unwrap_or(u32::MAX);
+        let next = messages.charge(now, MESSAGES).max(kibibytes.charge_times(now, KIBIBYTES, size));
+        if let Some(wait) = next.checked_sub(now).filter(|wait| !wait.is_zero()) {
             tokio::time::sleep(wait).await;
         }
         match admission.admit(&message).await {

@@ -58,9 +58,10 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::keeper::Keeper;
-    use crate::state::{Controller, SessionId};
+    use crate::state::{Controller, Instruction, SessionId};
     use harmonaize_api::PROTOCOL_VERSION;
     use harmonaize_api::v1::{self, from_agent, to_agent};
+    use harmonaize_planner::HostId;
     use harmonaize_store::{Memory, Stored};
     use std::time::Duration;
 
@@ -154,6 +155,68 @@ mod tests {
         let (answer, answered) = oneshot::channel();
         assert!(commands.send(Command::Fabric(answer)).await.is_ok());
         tokio::time::timeout(LIMIT, answered).await.unwrap().unwrap();
+        tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn panics_of_timers_and_acknowledgements_end_no_control() {
+        if !cfg!(debug_assertions) {
+            // Nothing looks at invariants.
+            return;
+        }
+        let session = SessionId(1);
+        let (running, commands) = start();
+        let (agent, mut answers) = mpsc::channel(64);
+        let (ended, _ends) = oneshot::channel();
+        assert!(commands.send(Command::Open { session, agent, ended }).await.is_ok());
+        let hello = v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            host: "h0".to_owned(),
+            listen: "192.0.2.1:7200".to_owned(),
+            ..v1::Hello::default()
+        };
+        let (tenant, communicator) = ("a".to_owned(), "c".to_owned());
+        let timeout_ns = 50_000_000;
+        let join = v1::Join { request: 1, tenant, communicator, ranks: 2, timeout_ns, ..v1::Join::default() };
+        // A rank waits for another, and then a host has a session that is not there: whatever plans panics.
+        let broken = move |state: &mut Controller, now| {
+            state.message(now, session, from_agent::Message::Hello(hello).into());
+            state.message(now, session, from_agent::Message::Join(join).into());
+            state.hosts.insert(HostId(9), SessionId(9));
+        };
+        assert!(commands.send(Command::Look(Box::new(broken))).await.is_ok());
+        loop {
+            let answer = tokio::time::timeout(LIMIT, answers.recv()).await.unwrap().unwrap().unwrap();
+            if let Some(to_agent::Message::JoinRefused(refused)) = answer.message {
+                assert_eq!(refused.kind(), v1::JoinRefusedKind::Timeout, "{refused:?}");
+                break;
+            }
+        }
+        let (answer, stored) = oneshot::channel();
+        let added = v1::AddTenantRequest { name: "new".to_owned(), ..v1::AddTenantRequest::default() };
+        let instruct = Command::Instruct(Instruction::AddTenant(added), answer);
+        assert!(commands.send(instruct).await.is_ok());
+        assert!(tokio::time::timeout(LIMIT, stored).await.unwrap().is_err(), "it gets no answer");
+        // The end of a session plans as well.
+        assert!(commands.send(Command::Closed(session)).await.is_ok());
+        let repaired = |state: &mut Controller, _: Duration| {
+            state.hosts.remove(&HostId(9));
+        };
+        assert!(commands.send(Command::Look(Box::new(repaired))).await.is_ok());
+        let (answer, tenants) = oneshot::channel();
+        let known = move |state: &mut Controller, now| {
+            let sessions = state.sessions.len() + state.hosts.len();
+            let _ = answer.send((state.queries(now).tenants().tenants.len(), sessions));
+        };
+        assert!(commands.send(Command::Look(Box::new(known))).await.is_ok());
+        assert_eq!(tokio::time::timeout(LIMIT, tenants).await.unwrap().unwrap(), (3, 0));
+        let (answer, page) = oneshot::channel();
+        assert!(commands.send(Command::Metrics(answer)).await.is_ok());
+        let text = tokio::time::timeout(LIMIT, page).await.unwrap().unwrap().text().unwrap();
+        for work in ["timer", "store", "session"] {
+            let counted = format!("harmonaize_control_panics_total{{work=\"{work}\"}} ");
+            assert!(text.contains(&counted), "{work}: {text}");
+        }
         tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
     }
 }

@@ -258,6 +258,7 @@ async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
     looks.push(
         control.watch_telemetry(v1::WatchTelemetryRequest::default()).await.err().map_or(Code::Ok, code),
     );
+    looks.push(control.leader(v1::LeaderRequest {}).await.err().map_or(Code::Ok, code));
     looks.push(operator.topology(v1::TopologyRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.tenants(v1::TenantsRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.explain(v1::ExplainRequest::default()).await.err().map_or(Code::Ok, code));
@@ -381,6 +382,19 @@ async fn nobody_takes_more_of_control_than_his_part() {
     assert!(refused.message().starts_with("otto may call 200 times a second; call again in "), "{refused}");
     let mut other = OperatorClient::new(provider.connect("vera").await);
     other.tenants(v1::TenantsRequest {}).await.unwrap();
+}
+
+/// Some bytes on the wire, and much memory.
+#[tokio::test]
+async fn a_hello_of_countless_communicators_is_refused() {
+    let provider = Provider::start().await;
+    let mut agent = Agent::open(provider.connect("h0").await).await.unwrap();
+    let running = vec![v1::Recipe::default(); 200_000];
+    agent.send(from_agent::Message::Hello(v1::Hello { running, ..hello_of("h0") })).await.unwrap();
+    let error: Status = agent.next().await.unwrap_err().downcast().unwrap();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+    assert!(error.message().contains("bytes of memory"), "{error}");
+    provider.welcome("h0").await;
 }
 
 #[tokio::test]

@@ -52,6 +52,17 @@ fn says_that_the_address_is_taken() {
 }
 
 #[test]
+fn a_log_into_a_pipe_has_no_colours() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = control(folder.path(), GOOD).env_remove("NO_COLOR").spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let first = log.next().unwrap().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(first.contains("control serves") && !first.contains('\u{1b}'), "{first}");
+}
+
+#[test]
 fn ends_on_signal() {
     for signal in ["-TERM", "-INT"] {
         let folder = tempfile::tempdir().unwrap();

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::control::{Control, ControlArguments};
+use crate::text::number_of;
 use harmonaize_client::{AttachOptions, Client, Dtype, Error, Rank, Receipt, ReduceOp};
 use harmonaize_identity::Folder;
 use harmonaize_planner::Nanos;
@@ -134,7 +135,10 @@ pub(super) async fn run(folder: &Path) -> Result<String, Failure> {
     let status = Control::connect(&at).await?.status(Nanos(1_000_000_000)).await?;
     let connected = status.agents.iter().filter(|agent| agent.connected).count();
     if connected != 2 || status.errors != 0 {
-        let text = format!("control has {connected} of 2 agents, and {} errors", status.errors);
+        let text = format!(
+            "control has {connected} of 2 agents, and {}",
+            number_of(status.errors, "error", "errors")
+        );
         return Err(daemons.with_logs(text));
     }
     report(&format!("status, as operator {operator}: control {}, 2 of 2 agents connected", status.build))?;

@@ -57,7 +57,7 @@ fn plans_in_words() {
         v1::PlansReply { plans: vec![coded], changes_completed: 2, changes_abandoned: 1, plans_made: 9 };
     assert_eq!(
         text::plans(&reply),
-        "1 communicators; 2 changes of plan done, 1 given up
+        "1 communicator; 2 changes of plan done, 1 given up
 
 PLANS
                 id  name      epoch  ring   operation  slowdown  share  order by
@@ -294,7 +294,7 @@ fn drains_in_words() {
     let shown = text::withdrawals(v1::WithdrawalKind::Drain, &records);
     let states = [
         "2 communicators go on",
-        "1 connections may cross it",
+        "1 connection may cross it",
         "4 connections still cross it",
         "free of ours",
         "not in the topology",

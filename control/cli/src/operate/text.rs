@@ -1,7 +1,7 @@
 //! Operators' answers as text.
 
 use crate::table::{row, table};
-use crate::text::{bytes, clean, clock, duration, rate, share};
+use crate::text::{bytes, clean, clock, duration, number_of, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, LinkState, WithdrawalKind};
 use std::time::{Duration, SystemTime};
@@ -40,10 +40,10 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
     let count = |wanted: LinkState| reply.links.iter().filter(|link| link.state() == wanted).count();
     let connected = reply.hosts.iter().filter(|host| host.connected).count();
     let mut page = format!(
-        "{} hosts ({connected} connected), {} switches, {} links, each one way: {} congested, {} failed, {} drained\n",
-        reply.hosts.len(),
-        reply.switches.len(),
-        reply.links.len(),
+        "{} ({connected} connected), {}, {}, each one way: {} congested, {} failed, {} drained\n",
+        number_of(reply.hosts.len(), "host", "hosts"),
+        number_of(reply.switches.len(), "switch", "switches"),
+        number_of(reply.links.len(), "link", "links"),
         count(LinkState::Congested),
         count(LinkState::Failed),
         count(LinkState::Withdrawn),
@@ -138,9 +138,10 @@ pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
 }
 
 pub(crate) fn plans(reply: &v1::PlansReply) -> String {
-    let (plans, switches) = (reply.plans.len(), reply.changes_completed);
     let mut page = format!(
-        "{plans} communicators; {switches} changes of plan done, {} given up\n",
+        "{}; {} done, {} given up\n",
+        number_of(reply.plans.len(), "communicator", "communicators"),
+        number_of(reply.changes_completed, "change of plan", "changes of plan"),
         reply.changes_abandoned
     );
     page += &plan_sections(&reply.plans);
@@ -324,7 +325,8 @@ fn pending_reports(reply: &v1::ExplainReply) -> String {
         return String::new();
     }
     format!(
-        "since control began packet trains verified {verified} reports of cross traffic, and refuted {refuted}\n"
+        "since control began packet trains verified {} of cross traffic, and refuted {refuted}\n",
+        number_of(verified, "report", "reports")
     )
 }
 
@@ -368,9 +370,9 @@ fn decision(decision: &v1::DecisionRecord) -> String {
 pub(crate) fn dry_run(reply: &v1::DryRunReply) -> String {
     let (before, after) = (slowdown(reply.score_before_ppm), slowdown(reply.score_after_ppm));
     let mut page = format!(
-        "{} of {} communicators would change; slowdown {before} as it is, {after} by the plan\n",
+        "{} of {} would change; slowdown {before} as it is, {after} by the plan\n",
         reply.changed.len(),
-        reply.plans.len()
+        number_of(reply.plans.len(), "communicator", "communicators")
     );
     if reply.stuck_before + reply.stuck_after > 0 {
         page +=
@@ -395,10 +397,12 @@ pub(crate) fn withdrawals(kind: WithdrawalKind, records: &[v1::WithdrawalRecord]
         let state = match (record.in_effect, record.target_kind.as_str()) {
             (_, "unknown") => "not in the topology".to_owned(),
             (false, _) => "not yet".to_owned(),
-            (true, "host") => format!("{} communicators go on", record.remaining),
-            (true, _) if record.remaining > 0 => format!("{} connections still cross it", record.remaining),
+            (true, "host") => number_of(record.remaining, "communicator goes on", "communicators go on"),
+            (true, _) if record.remaining > 0 => {
+                number_of(record.remaining, "connection still crosses it", "connections still cross it")
+            }
             (true, _) if record.unknown_paths > 0 => {
-                format!("{} connections may cross it", record.unknown_paths)
+                number_of(record.unknown_paths, "connection may cross it", "connections may cross it")
             }
             (true, _) => "free of ours".to_owned(),
         };

@@ -1,5 +1,6 @@
 //! Agreements and events, for people and for programs.
 
+use crate::text::number_of;
 use harmonaize_client::{
     Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, OnFailure, Priority,
     Rank, Reason, Target,
@@ -152,11 +153,11 @@ pub(super) fn receipt(communicator: &str, agreement: &Agreement) -> String {
         broken => format!("NOT KEPT now: {}", clauses(broken)),
     };
     format!(
-        "{communicator}: {} operations, {} later than agreed; {:.1} MB/s of bus bandwidth lately; broken {} times, {kept}\n",
-        record.operations,
+        "{communicator}: {}, {} later than agreed; {:.1} MB/s of bus bandwidth lately; broken {}, {kept}\n",
+        number_of(record.operations, "operation", "operations"),
         record.late,
         record.busbw as f64 / 1e6,
-        record.breaches
+        number_of(record.breaches, "time", "times")
     )
 }
 
@@ -190,7 +191,7 @@ fn time(ns: u64) -> String {
 pub(super) fn batch(batch: &EventBatch) -> String {
     let mut text = match batch.missed {
         0 => String::new(),
-        missed => format!("{missed} events were missed\n"),
+        missed => number_of(missed, "event was missed", "events were missed") + "\n",
     };
     for Event { communicator, kind, since_ns, .. } in &batch.events {
         let what = match kind {
@@ -209,7 +210,9 @@ pub(super) fn batch(batch: &EventBatch) -> String {
                 format!("maintenance: hosts of ranks {:?} from {}", numbers(ranks), time(*at_ns))
             }
             EventKind::PlanChanged => "plan changed".to_owned(),
-            EventKind::Newcomers { waiting } => format!("newcomers: {waiting} wait"),
+            EventKind::Newcomers { waiting } => {
+                format!("newcomers: {}", number_of(*waiting, "waits", "wait"))
+            }
             EventKind::AgreementBroken { clauses } if clauses.is_empty() => "agreement kept again".to_owned(),
             EventKind::AgreementBroken { clauses: broken } => {
                 format!("agreement NOT KEPT: {}", clauses(broken))
@@ -302,7 +305,10 @@ mod tests {
         assert_eq!(agreement("job", &told), "job: agreement 2 since 2023-11-14T22:13:20Z, kept\n  --none\n");
         told.broken = vec![Clause::Completion, Clause::Bandwidth];
         assert!(agreement("job", &told).contains("NOT KEPT: p99, min-busbw"));
-        assert!(receipt("job", &told).ends_with("NOT KEPT now: p99, min-busbw\n"));
+        told.record.operations = 1;
+        let lines = receipt("job", &told);
+        assert!(lines.starts_with("job: 1 operation, 0 later than agreed; "), "{lines}");
+        assert!(lines.ends_with("broken 0 times, NOT KEPT now: p99, min-busbw\n"), "{lines}");
         assert_eq!(agreement_json(&told)["broken"], json!(["p99", "min-busbw"]));
         assert_eq!(agreement("job", &Agreement::default()), "job: nothing is agreed on\n");
     }

@@ -1,7 +1,7 @@
 //! Panels of control's own: what communicators run by, and when that changed.
 
 use super::view::{Cell, Column, Kind, Panel, Tone, View};
-use crate::text::{clean, clock, duration, rate};
+use crate::text::{clean, clock, duration, number_of, rate};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{ChangeRecord, DecisionRecord, ExplainReply, PlanStatus, PlansReply};
 
@@ -40,10 +40,10 @@ fn plans_panel(reply: &PlansReply, now: u64) -> Panel {
         column("since", true, 4),
         column("why", false, 5),
     ];
-    let (switches, given_up) = (reply.changes_completed, reply.changes_abandoned);
+    let completed = number_of(reply.changes_completed, "change", "changes");
     Panel {
         kind: Kind::Plans,
-        title: format!("PLANS  {switches} changes done, {given_up} given up"),
+        title: format!("PLANS  {completed} done, {} given up", reply.changes_abandoned),
         columns,
         rows: reply.plans.iter().map(|plan| plan_row(plan, now)).collect(),
         sorted_by: None,

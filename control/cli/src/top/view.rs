@@ -1,7 +1,7 @@
 //! What `top` shows, as panels of rows, from an agent's snapshot or control's.
 
 use crate::describe::{congestion_text, straggler_sentence};
-use crate::text::{bytes, clean, clock, duration, ranks, rate, share};
+use crate::text::{bytes, clean, clock, duration, number_of, ranks, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, ExternalJob,
@@ -171,8 +171,9 @@ impl View {
             .iter()
             .flat_map(|host| host.links.iter().map(move |link| link_row(now, Some(&host.host), link)));
         let links = links.collect();
+        let hosts = number_of(snapshot.hosts.len(), "host reports", "hosts report");
         Self {
-            title: format!("fabric  {}  {telling} of {} hosts report", clock(now), snapshot.hosts.len()),
+            title: format!("fabric  {}  {telling} of {hosts}", clock(now)),
             account: String::new(),
             missing: Vec::new(),
             panels: vec![
@@ -421,7 +422,7 @@ fn phases_panel(rows: Vec<Vec<Cell>>) -> Panel {
 
 fn job_row(now: u64, job: &ExternalJob) -> Vec<Cell> {
     let last = job.last.clone().unwrap_or_default();
-    let ring = if job.ring { format!("{} hosts", job.hosts.len()) } else { "-".to_owned() };
+    let ring = if job.ring { number_of(job.hosts.len(), "host", "hosts") } else { "-".to_owned() };
     let late = match last.delayed_host.as_str() {
         "" => counted(0, "-".to_owned()),
         host => {

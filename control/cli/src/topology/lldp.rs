@@ -3,6 +3,7 @@
 use super::Source;
 use super::draft::{Draft, ImportError, Kind, usable};
 use super::json::{At, parse_json};
+use crate::text::number_of;
 use harmonaize_planner::Rate;
 use std::collections::BTreeMap;
 
@@ -23,9 +24,9 @@ struct Neighbour {
 /// What is no output of `lldpctl`, or two files of one name.
 pub(super) fn read(hosts: &[Source], switches: &[Source]) -> Result<Draft, ImportError> {
     let mut draft = Draft::new(format!(
-        "Made by `harmonaize topology import lldp`, of {} hosts' files and {} switches'.",
-        hosts.len(),
-        switches.len()
+        "Made by `harmonaize topology import lldp`, of files of {} and {}.",
+        number_of(hosts.len(), "host", "hosts"),
+        number_of(switches.len(), "switch", "switches")
     ));
     draft.note("Hosts are named as their files: an agent's `host` must be that name.");
     draft.note("? Switches have no `addresses`: where several routes lead to a host, add them.");

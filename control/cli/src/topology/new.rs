@@ -1,6 +1,7 @@
 //! A fabric from counts: racks with a leaf each, joined by spines.
 
 use super::draft::{Draft, ImportError, Kind};
+use crate::text::number_of;
 use harmonaize_planner::{Nanos, Rate};
 
 /// Racks, hosts and spines.
@@ -42,7 +43,12 @@ impl New {
         let uplink = self.uplink.unwrap_or_else(|| {
             Rate(self.rate.0.saturating_mul(u64::from(hosts)).div_ceil(u64::from(spines.max(1))))
         });
-        let origin = format!("{racks} racks of {hosts} hosts, {spines} spines.");
+        let origin = format!(
+            "{} of {}, {}.",
+            number_of(racks, "rack", "racks"),
+            number_of(hosts, "host", "hosts"),
+            number_of(spines, "spine", "spines")
+        );
         let mut draft = Draft::new(origin).with_delay(self.delay);
         if spines > 1 {
             draft.note(

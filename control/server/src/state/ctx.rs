@@ -141,6 +141,12 @@ impl<'a> Ctx<'a> {
         Ok(())
     }
 
+    /// Whether a tenant may not be on a host, by the file or by the operator who added it.
+    pub(crate) fn is_elsewhere(&self, tenant: &str, host: &str) -> bool {
+        let listed = self.settings.hosts.get(tenant);
+        listed.is_some_and(|hosts| !hosts.contains(host)) || self.operator.is_elsewhere(tenant, host)
+    }
+
     /// Whether a host is to get no new communicators.
     pub(crate) fn is_withdrawn(&self, host: HostId) -> bool {
         self.operator.withdrawn().hosts.contains(&host)

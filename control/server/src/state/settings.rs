@@ -1,7 +1,7 @@
 //! What the operator decided before control started.
 
 use harmonaize_planner::{AlgorithmOverride, CongestionOverride, HostId, Topology};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What the operator decided.
@@ -11,6 +11,8 @@ pub struct Settings {
     pub topology: Topology,
     /// Names of tenants.
     pub tenants: Vec<String>,
+    /// Hosts on which a tenant's processes may be, by the file; every one for a tenant that is not named.
+    pub hosts: BTreeMap<String, BTreeSet<String>>,
     /// How long the first rank to join waits for the last.
     pub join_timeout: Duration,
     /// How long agents may take to prepare an epoch.

@@ -3,8 +3,8 @@
 use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind, Phase};
-use harmonaize_server::state::SessionId;
-use harmonaize_store::Stored;
+use harmonaize_server::state::{SessionId, Settings};
+use harmonaize_store::{Change, Stored, Tenant};
 
 /// What the agents of hosts 0 and 1 tell of a communicator of theirs, and what was stored of it.
 fn recovered_state() -> ([v1::Recipe; 2], Stored) {
@@ -20,7 +20,12 @@ fn recovered_state() -> ([v1::Recipe; 2], Stored) {
 
 /// The next start of control.
 fn again(stored: Stored) -> World {
-    let mut world = World::new(settings(4), 8);
+    again_with(settings(4), stored)
+}
+
+/// The same by other settings.
+fn again_with(settings: Settings, stored: Stored) -> World {
+    let mut world = World::new(settings, 8);
     world.state.restore(stored, Nanos(0));
     world.run_until_quiet();
     world
@@ -90,6 +95,42 @@ fn a_false_recovery_ends_no_other_session() {
         let session = world.hello(hello(0, vec![other]));
         assert_eq!(let_go(&mut world, session), [(id, FailureKind::Operator)]);
         assert_eq!(world.ended, []);
+    }
+}
+
+#[test]
+fn tenants_are_recovered_only_where_they_may_be() {
+    let (recipes, stored) = recovered_state();
+    let id = recipes[0].communicator;
+    let only = |hosts: &[&str]| {
+        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        Settings { hosts: [("a".to_owned(), hosts)].into(), ..settings(4) }
+    };
+    let refused = [(id, FailureKind::Operator)];
+    // One participant that may not be where it says is enough, whichever agent tells of it.
+    for (hosts, stored, expected) in [
+        (&["h0"][..], Stored::default(), &refused[..]),
+        (&["h1", "h2"][..], Stored::default(), &refused[..]),
+        (&["h0", "h1"][..], Stored::default(), &[][..]),
+        (&["h0"][..], stored, &[][..]),
+    ] {
+        let mut world = again_with(only(hosts), stored);
+        for (host, recipe) in recipes.iter().enumerate() {
+            let session = world.hello(hello(host, vec![recipe.clone()]));
+            assert_eq!(let_go(&mut world, session), expected, "{hosts:?}, of host {host}");
+        }
+        assert_eq!(world.ended, []);
+        assert_eq!(world.status().communicators.is_empty(), !expected.is_empty());
+    }
+    // So it is with tenants that operators added.
+    for (hosts, expected) in [(&["h2"][..], &refused[..]), (&["h1", "h0"][..], &[][..]), (&[][..], &[][..])] {
+        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let mut stored = Stored::default();
+        stored.apply(&Change::Tenant(Tenant { name: "c".to_owned(), hosts, ..Tenant::default() }));
+        let mut world = again(stored);
+        let recipe = v1::Recipe { tenant: "c".to_owned(), ..recipes[0].clone() };
+        let session = world.hello(hello(0, vec![recipe]));
+        assert_eq!(let_go(&mut world, session), expected);
     }
 }
 

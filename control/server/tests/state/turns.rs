@@ -418,7 +418,7 @@ fn a_flood_of_turn_requests_is_left_out() {
     }
     assert!(fabric.tenants.others.len() < 2100, "{} answers", fabric.tenants.others.len());
     let heard = fabric.state.telemetry_of(fabric.now, HostId(2));
-    assert_eq!(heard.slot_requests_dropped, 200_000 - 2000);
+    assert_eq!(heard.slot_requests_dropped, 200_000 - 2 * 2000, "the two are counted apart");
     assert_eq!(fabric.state.telemetry_of(fabric.now, HostId(0)).slot_requests_dropped, 0);
     let noted = |fact: &Fact| matches!(fact, Fact::TelemetryRefused { host, .. } if host == "h2");
     let noted = fabric.facts.iter().filter(|(_, fact)| noted(fact)).count();
@@ -427,6 +427,32 @@ fn a_flood_of_turn_requests_is_left_out() {
     assert!(over.iter().any(|(_, why)| *why == TurnsEnd::TooFast), "{over:?}");
     run(&mut fabric, &mut jobs, 20);
     assert!(jobs[0].iteration(22_000.0, 40_000.0) < 185.0, "as by sharing fairly");
+}
+
+/// A host's agent leads communicators of two tenants: what it says for the one is not counted against the other.
+#[test]
+fn a_flood_for_one_tenant_leaves_out_no_other() {
+    let mut fabric = one_spine(1);
+    let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+    run(&mut fabric, &mut jobs, 20);
+    assert_eq!(groups(&fabric).0.len(), 2);
+    let (flooded, quiet) = (fabric.form("b", "flooded", &[2, 3]), jobs[1].id);
+    for slot in 0..10_000 {
+        let mut chosen = vec![flooded];
+        chosen.extend((slot % 1000 == 999).then_some(quiet));
+        for communicator in chosen {
+            let slot = 1_000_000 + slot;
+            fabric.ask(2, from_agent::Message::RequestSlot(v1::RequestSlot { communicator, slot }));
+            fabric.ask(2, from_agent::Message::ReleaseSlot(v1::ReleaseSlot { communicator, slot }));
+        }
+    }
+    let heard = fabric.state.telemetry_of(fabric.now, HostId(2));
+    assert_eq!(heard.slot_requests_dropped, 20_000 - 2000, "all of one tenant's");
+    let (_, over) = groups(&fabric);
+    assert!(over.iter().all(|(_, why)| *why != TurnsEnd::TooFast), "{over:?}");
+    let plans = fabric.state.queries(fabric.now).plans(CommunicatorId(quiet)).unwrap();
+    let words = &plans.plans[0].interleaving;
+    assert!(words.starts_with("takes turns with a/job"), "{words}");
 }
 
 /// Where one is busy for most of the time, the other's short operations lose less by sharing than by waiting.

@@ -23,7 +23,7 @@ fn priority_takes_only_from_the_same_tenant() {
     assert_eq!(shares(&planned(&pairs, &[(0, 0), (0, 0), (1, 0)])), [300, 300, 300]);
     assert_eq!(shares(&planned(&pairs, &[(0, 7), (2, 3), (1, 0)])), [300, 300, 300], "alone with its own");
     let plan = planned(&pairs, &[(0, 2), (0, 1), (1, 7)]);
-    assert_eq!((shares(&plan), held(&plan)), (vec![525, 75, 300], vec![None, Some(75), None]));
+    assert_eq!((shares(&plan), limits(&plan)), (vec![525, 75, 300], vec![None, Some(75), None]));
     let gives = plan.assignments.iter().map(|part| part.yields);
     assert_eq!(gives.collect::<Vec<_>>(), [false, true, false]);
     assert_eq!(plan.assignments[1].time.0 / plan.assignments[2].time.0, 4);

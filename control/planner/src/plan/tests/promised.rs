@@ -22,7 +22,7 @@ fn guarantees_precede_shares_and_limit_others() {
     assert_eq!(shares(&plan(&pairs)), [300, 300, 300]);
     let jobs = [guaranteed(one.clone(), 500), other.clone(), third.clone()];
     assert_eq!(
-        (shares(&plan(&jobs)), held(&plan(&jobs))),
+        (shares(&plan(&jobs)), limits(&plan(&jobs))),
         (vec![500, 200, 200], vec![None, Some(200), Some(200)])
     );
     // Less than its share is no more than its share.
@@ -31,13 +31,13 @@ fn guarantees_precede_shares_and_limit_others() {
     // Of two promises neither takes from the other.
     let jobs = [guaranteed(one.clone(), 500), guaranteed(other.clone(), 100), third.clone()];
     assert_eq!(shares(&plan(&jobs)), [500, 200, 200]);
-    assert_eq!(held(&plan(&jobs)), [Some(500), Some(200), Some(200)]);
+    assert_eq!(limits(&plan(&jobs)), [Some(500), Some(200), Some(200)]);
     // More than there is: each has the same part of nearly all, and it shows.
     let jobs = [guaranteed(one, 900), guaranteed(other, 300), third];
     let plan = plan(&jobs);
     assert_eq!(shares(&plan), [641, 213, 45]);
     assert!((plan.after.unmet_guarantees - 2.0 * (1.0 - 0.7125)).abs() < 1e-6, "{:?}", plan.after);
-    assert_eq!(held(&plan), [Some(641), Some(213), Some(45)]);
+    assert_eq!(limits(&plan), [Some(641), Some(213), Some(45)]);
 }
 
 #[test]

@@ -94,7 +94,7 @@ pub(super) fn shares(plan: &Plan) -> Vec<u64> {
 }
 
 /// What each job is held to, in Mbit/s.
-pub(super) fn held(plan: &Plan) -> Vec<Option<u64>> {
+pub(super) fn limits(plan: &Plan) -> Vec<Option<u64>> {
     plan.assignments.iter().map(|part| part.rate_limit.map(|pace| pace.0 / 1_000_000)).collect()
 }
 

@@ -62,10 +62,11 @@ impl Controller {
         self.act(now);
     }
 
-    /// The configuration file was read again: its tenants, their terms, and the algorithms and congestion controls chosen for them hold
+    /// The configuration file was read again: its tenants, their hosts and terms, and the algorithms and congestion controls chosen for them hold
     /// from now on. What tenants have that it has no longer ends.
     pub fn configure(&mut self, now: Duration, again: Settings) {
-        let Settings { tenants, terms, algorithms, congestion_controls, .. } = again;
+        let Settings { tenants, hosts, terms, algorithms, congestion_controls, .. } = again;
+        self.settings.hosts = hosts;
         (self.settings.algorithms, self.settings.congestion_controls) = (algorithms, congestion_controls);
         let served = self.operator.served();
         for tenant in self.operator.configure(&mut self.settings, tenants) {

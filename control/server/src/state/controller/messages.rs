@@ -62,7 +62,7 @@ impl Controller {
         if let Some((tenant, what, answer)) = for_a_tenant(&message)
             && let Some(session) = self.sessions.get(&from)
             && let host = self.settings.host_name(session.host)
-            && self.operator.is_elsewhere(tenant, &host)
+            && ctx!(self, now).is_elsewhere(tenant, &host)
         {
             self.outbox.send(from, answer);
             self.outbox.fact(Fact::TenantElsewhere { host, tenant: tenant.to_owned(), what });

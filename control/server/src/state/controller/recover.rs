@@ -264,14 +264,17 @@ impl Controller {
     }
 
     /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its
-    /// tenant could have it now where nothing was.
+    /// tenant could have it now where nothing was. What was stored goes on where its tenant may be no longer,
+    /// as it does where the file changes while control runs.
     fn is_credible(&self, now: Duration, recipe: &v1::Recipe) -> bool {
         if let Some(plan) = self.operator.stored_plan(CommunicatorId(recipe.communicator)) {
             return is_stored_as(plan, recipe);
         }
         let ctx = ctx!(self, now);
         let ranks: usize = recipe.participants.iter().map(|part| part.ranks.len()).sum();
+        let elsewhere = |part: &v1::Participant| ctx.is_elsewhere(&recipe.tenant, &part.host);
         ranks <= self.settings.most_ranks as usize
+            && !recipe.participants.iter().any(elsewhere)
             && ctx.check_names(&recipe.tenant, &recipe.name).is_ok()
             && self.regroups.communicators_of(&ctx, &self.joins, &recipe.tenant, &recipe.name)
                 < self.settings.most_communicators

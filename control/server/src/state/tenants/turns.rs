@@ -61,8 +61,8 @@ const FORGETS: u32 = 4;
 /// Turns of a communicator that are remembered.
 const LATEST: usize = 64;
 
-/// Most that an agent may say of turns in a second, of all that it leads: that a thousand operations want
-/// theirs, and are over.
+/// Most that an agent may say of turns in a second, of all that it leads for a tenant: that a thousand
+/// operations want theirs, and are over.
 const MOST_A_SECOND: u32 = 2000;
 
 /// What an agent was told is good enough up to this part.
@@ -84,8 +84,10 @@ pub(crate) struct AllTurns {
     grouped: Duration,
     /// Until when communicators are left out.
     out: BTreeMap<CommunicatorId, Duration>,
-    /// By host: what its agent may still say, and how much it said beyond that.
-    request_limits: BTreeMap<HostId, (Gcra, u64)>,
+    /// By host and tenant: what its agent may still say. Of no tenant is what names no communicator that there is.
+    request_limits: BTreeMap<(HostId, Option<String>), Gcra>,
+    /// By host: how much its agent said beyond that.
+    dropped: BTreeMap<HostId, u64>,
     /// By what it is decided who goes first; tests hold it against others.
     pub(crate) discipline: Discipline,
 }
@@ -222,7 +224,7 @@ impl AllTurns {
 
     /// What a host's agent has said beyond what it may.
     pub(crate) fn dropped(&self, host: HostId) -> u64 {
-        self.request_limits.get(&host).map_or(0, |(_, dropped)| *dropped)
+        self.dropped.get(&host).copied().unwrap_or(0)
     }
 
     /// When a turn is lost, if it is not over by then.
@@ -286,6 +288,8 @@ impl AllTurns {
         let due = now >= self.grouped + BETWEEN;
         if due {
             self.grouped = now;
+            // Tenants come and go.
+            self.request_limits.retain(|_, limit| !limit.is_idle(now));
         }
         due
     }
@@ -486,8 +490,8 @@ impl AllTurns {
         Ok(())
     }
 
-    /// Whether an agent may say something of turns once more. If not, what it leads of it takes none for a
-    /// while: what is not heard would hold up others, and its own operations.
+    /// Whether an agent may say something of turns once more for this communicator's tenant. If not, what it
+    /// leads of it takes none for a while: what is not heard would hold up others, and its own operations.
     fn admit_request(
         &mut self,
         ctx: &Ctx<'_>,
@@ -496,10 +500,12 @@ impl AllTurns {
         id: CommunicatorId,
     ) -> bool {
         let Some(host) = ctx.sessions.get(&from).map(|session| session.host) else { return false };
-        let (may, dropped) = self.request_limits.entry(host).or_default();
-        if may.take(ctx.now, Quota::per_second(MOST_A_SECOND)).is_ok() {
+        let tenant = ctx.communicators.get(&id).map(|known| known.tenant.clone());
+        let limit = self.request_limits.entry((host, tenant)).or_default();
+        if limit.take(ctx.now, Quota::per_second(MOST_A_SECOND)).is_ok() {
             return true;
         }
+        let dropped = self.dropped.entry(host).or_default();
         *dropped += 1;
         let count = *dropped;
         effects.unusual(ctx, host, count, "turns are asked for faster than they may be");
