@@ -70,7 +70,8 @@ pub struct Submission {
     pub output: Region,
     /// Wanted completion in nanoseconds from submission, 0 none. Among equals of class and priority the earliest goes first.
     pub deadline_ns: u64,
-    /// Training or inference step that this operation belongs to, 0 unknown. Hint.
+    /// Training or inference step that this operation belongs to, 0 unknown. Among equals of class, priority and deadline the smallest goes
+    /// first, and what is unknown last.
     pub iteration: u64,
     /// With [`flags::FEEDBACK`]: as many elements as the input that are owed to the sum, as earlier operations left them out.
     /// With [`flags::UNEVEN`]: the counts in elements as `u64` ([`crate::Collective::said_counts`]), by rank; of an AllToAll what goes to each,

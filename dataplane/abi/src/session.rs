@@ -18,6 +18,7 @@ mod event;
 mod hints;
 mod knobs;
 mod list;
+mod name;
 mod offer;
 mod region;
 mod request_error;
@@ -33,6 +34,7 @@ pub use event::{
 };
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
 pub use knobs::{Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, MAX_ACCUMULATE};
+pub use name::is_name;
 pub use offer::{Offer, PairEnd, Registered};
 pub use region::{AddedRegion, RegionRefused};
 pub use request_error::RequestError;

@@ -57,6 +57,8 @@ struct Attachment {
     tenant: String,
     limits: TenantLimits,
     thread: Thread,
+    /// Whether its tensors are mapped here.
+    mapped: bool,
     /// Handle to communicator and rank.
     joined: HashMap<u32, (u64, Rank)>,
     next_handle: u32,
@@ -92,7 +94,7 @@ struct Communicator {
     /// Those of its tenant, and what its links have of them; none where nobody of it is attached any more.
     limits: Option<TenantLimits>,
     granted: Option<LinkGrant>,
-    /// What links of one epoch need.
+    /// What links of one epoch need, and staging.
     needs: LinkNeeds,
     /// Asked before the end was known here.
     detail_requests: Vec<(Rank, DetailReply)>,
@@ -216,9 +218,30 @@ impl Agent {
         taken
     }
 
-    /// Whether engine and control take what a tenant's request leads to. Where they do not, requests are to wait.
+    /// Whether engine and control take what a tenant's request leads to. Where they do not, what asks something of control is to wait.
     pub fn has_room(&self) -> bool {
         !self.is_late() && self.control.capacity() > RESERVE
+    }
+
+    /// Whether the engine takes what a tenant's request leads to. Where it does not, all requests are to wait.
+    pub fn accepts_requests(&self) -> bool {
+        !self.engines.is_late()
+    }
+
+    /// Returns the tenant of an attachment that has not ended.
+    pub(crate) fn tenant_of(&self, attachment: AttachmentId) -> Option<&str> {
+        self.attachments.get(&attachment).map(|attached| attached.tenant.as_str())
+    }
+
+    /// Refuses a request because too many wait for control already.
+    pub(crate) fn refuse_request(&self, request: SessionRequest) {
+        // With its reply dropped, a question is answered as where control is away.
+        if let SessionRequest::Join { reply, .. }
+        | SessionRequest::Regroup { reply, .. }
+        | SessionRequest::Split { reply, .. } = request
+        {
+            refuse(reply, JoinRefusal::Unavailable, Vec::new(), UNAVAILABLE);
+        }
     }
 
     /// Whether what control says is taken in: the engine keeps up, and no recipe is being checked.
@@ -265,11 +288,10 @@ impl Agent {
     fn dispatch(&mut self, request: SessionRequest) {
         match request {
             SessionRequest::Attached { attachment, tenant, end, operation_timeout, limits } => {
-                let thread = self.engines.place(&tenant);
-                self.attachments.insert(
-                    attachment,
-                    Attachment { tenant, limits, thread, joined: HashMap::new(), next_handle: 1 },
-                );
+                let (thread, mapped) = (self.engines.place(&tenant), end.memory().is_some());
+                let attached =
+                    Attachment { tenant, limits, thread, mapped, joined: HashMap::new(), next_handle: 1 };
+                self.attachments.insert(attachment, attached);
                 let attachment = engine_id(attachment);
                 self.try_command(thread, Command::Attach { attachment, end, operation_timeout });
             }

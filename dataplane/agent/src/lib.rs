@@ -6,6 +6,7 @@
 pub mod agent;
 mod aggregation;
 pub mod aggregator;
+mod backlog;
 pub mod coding;
 pub mod config;
 mod congestion;
@@ -25,5 +26,6 @@ pub mod run;
 pub mod sandbox;
 mod served;
 pub mod session;
+pub mod staging;
 pub mod telemetry;
 pub mod wiring;

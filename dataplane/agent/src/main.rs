@@ -8,6 +8,7 @@ use harmonaize_agent::config::Config;
 use harmonaize_agent::observe::Observe;
 use harmonaize_agent::sandbox;
 use harmonaize_identity::raise_open_files;
+use harmonaize_program::LogArguments;
 use std::path::PathBuf;
 
 /// The provider's agent: runs the collectives of this host's tenants, or aggregates those of others.
@@ -71,7 +72,7 @@ An aggregator, on an offload unit or a machine near the switch that control's to
   packets_per_second = 400000      # what control takes one core to do; else it is measured at the start
   metrics = \"127.0.0.1:9478\"       # Prometheus
 
-RUST_LOG sets what is logged (for example RUST_LOG=debug)."
+RUST_LOG sets what is logged (for example RUST_LOG=debug), and so does --log."
 )]
 struct Arguments {
     /// What to be.
@@ -91,6 +92,8 @@ struct Arguments {
     /// Only check the configuration.
     #[arg(long, requires = "config")]
     check: bool,
+    #[command(flatten)]
+    log: LogArguments,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -111,8 +114,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     let arguments: Arguments = harmonaize_program::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    arguments.log.start()?;
     // Made once the process is confined, since its threads are what they are begun as.
     let runtime = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

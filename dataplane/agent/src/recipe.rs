@@ -1,6 +1,7 @@
 //! From control's recipe to what the engine takes, checked: an agent runs no plan that it has not checked itself.
 
 use crate::aggregation::{self, InvalidAggregation};
+use crate::staging::{StagingBytes, StagingNeeds};
 use harmonaize_abi::{Collective, Epoch, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
@@ -25,6 +26,8 @@ pub struct ExpandedRecipe {
     pub peers: Vec<Peer>,
     /// The aggregator, if there is one.
     pub aggregator: Option<Aggregator>,
+    /// The most staging that operations need here.
+    pub staging: StagingBytes,
 }
 
 /// Why a recipe cannot be executed, for the operator.
@@ -88,11 +91,14 @@ struct VerifiedPlan {
     me: Participant,
     landing_slots: u32,
     coded: bool,
+    /// What its programs need of staging.
+    staging: StagingNeeds,
 }
 
 impl VerifiedPlan {
     fn of(plan: &EpochPlan, me: Participant) -> Self {
-        Self { plan: plan.plan.clone(), me, landing_slots: plan.landing_slots, coded: plan.coding.is_some() }
+        let (landing_slots, coded) = (plan.landing_slots, plan.coding.is_some());
+        Self { plan: plan.plan.clone(), me, landing_slots, coded, staging: StagingNeeds::default() }
     }
 
     /// Whether whoever has proved this has proved the other.
@@ -103,15 +109,17 @@ impl VerifiedPlan {
 }
 
 impl VerifiedPlans {
-    /// Proves what was not proved yet.
-    fn verify(&mut self, plan: &EpochPlan, me: Participant) -> Result<(), InvalidRecipe> {
+    /// Proves what was not proved yet. Returns the most staging that it needs.
+    fn verify(&mut self, plan: &EpochPlan, me: Participant) -> Result<StagingBytes, InvalidRecipe> {
         let wanted = VerifiedPlan::of(plan, me);
-        if !self.0.iter().any(|known| known.covers(&wanted)) {
-            verify(plan, me, Instant::now() + VERIFY_TIMEOUT)?;
-            self.0.truncate(MAX_VERIFIED - 1);
-            self.0.push_front(wanted);
+        if let Some(known) = self.0.iter().find(|known| known.covers(&wanted)) {
+            return Ok(known.staging.bytes(plan, me));
         }
-        Ok(())
+        let staging = verify(plan, me, Instant::now() + VERIFY_TIMEOUT)?;
+        let bytes = staging.bytes(plan, me);
+        self.0.truncate(MAX_VERIFIED - 1);
+        self.0.push_front(VerifiedPlan { staging, ..wanted });
+        Ok(bytes)
     }
 }
 
@@ -158,9 +166,9 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
         coding: recipe.coding.as_ref().map(coding).transpose()?,
         aggregation: rules,
     };
-    proved.verify(&plan, me)?;
+    let staging = proved.verify(&plan, me)?;
     let peers = recipe.peers.iter().map(introduce).collect::<Result<_, _>>()?;
-    Ok(ExpandedRecipe { plan, me, peers, aggregator })
+    Ok(ExpandedRecipe { plan, me, peers, aggregator, staging })
 }
 
 /// Expands every algorithm as this participant runs it, for mapped and for remote tensors and each way of keeping inputs, and has
@@ -170,7 +178,10 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
 /// alone say, and where all participants' programs are so the whole is right ([`check_own`] says why). Nobody runs a program of an epoch before
 /// control has heard from all that they have prepared it, which none does whose own proof fails. So what all agents prove together is
 /// what each of them would prove of all, and each takes the time of its own programs: in proportion to the hosts, not to their square.
-fn verify(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), InvalidRecipe> {
+///
+/// Returns what its programs need of staging.
+fn verify(plan: &EpochPlan, me: Participant, until: Instant) -> Result<StagingNeeds, InvalidRecipe> {
+    let mut staging = StagingNeeds::default();
     for Variant { request, retention, access, scaled } in variants(plan, me) {
         let collective = request.collective;
         if Instant::now() > until {
@@ -181,8 +192,9 @@ fn verify(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), Inval
             .map_err(|error| InvalidRecipe::Program { collective, error })?;
         check_own(&plan.plan, request, me, &own, plan.landing_slots, &local)
             .map_err(|error| InvalidRecipe::Unsound { collective, error })?;
+        staging.add((collective, request.algorithm, retention, access), &own);
     }
-    Ok(())
+    Ok(staging)
 }
 
 /// One of the ways in which an operation may go.

@@ -20,7 +20,9 @@ use crate::telemetry;
 use crate::wiring::{Remainder, Wiring};
 use anyhow::Context;
 use harmonaize_api::v1;
-use harmonaize_engine::{Engine, Handle as EngineHandle, MarkReader, MarkWriter, Notice, marks, start};
+use harmonaize_engine::{
+    Engine, Handle as EngineHandle, MarkReader, MarkWriter, Notice, PassSharing, marks, start,
+};
 use harmonaize_libibverbs::host_devices;
 use harmonaize_program::{Compiled, Watchdog};
 use harmonaize_transport::datagram::RdmaPort;
@@ -164,7 +166,8 @@ impl Started {
         writers: Vec<MarkWriter>,
     ) -> anyhow::Result<(Vec<EngineHandle>, Vec<JoinHandle<()>>)> {
         let mut started = Vec::new();
-        for (number, writer) in writers.into_iter().enumerate() {
+        let sharing = PassSharing::among(writers.len());
+        for (number, (writer, sharing)) in writers.into_iter().zip(sharing).enumerate() {
             let tcp = TcpConfig { uplink: Some(Arc::clone(uplink)), ..tcp(config) };
             let transport = transport(config, tcp, acceptor, devices).context("cannot reach other agents")?;
             let notices = notices.clone();
@@ -175,6 +178,8 @@ impl Started {
                 engine.set_datagram_port(port.clone());
             }
             engine.set_mark_writer(writer);
+            engine.set_dscp(config.links.dscp);
+            engine.share_passes(sharing);
             started.push(start(engine, number, config.spin).context("cannot start the engine's threads")?);
         }
         Ok(started.into_iter().unzip())

@@ -126,7 +126,8 @@ pub struct Quota {
     pub operations: u32,
     /// Descriptors that the agent holds for the tenant: those of attachments, and one for each path to another agent.
     pub descriptors: u32,
-    /// Bytes that links to other agents receive into, over all communicators: what is touched of it is the agent's memory.
+    /// Bytes that links to other agents receive into, and that operations keep between their steps, over all communicators: what is
+    /// touched of it is the agent's memory.
     pub landing_bytes: u64,
     /// Processes that attach in a second in the long run; as many as `attachments` may at once.
     pub attaches: u32,

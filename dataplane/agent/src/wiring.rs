@@ -2,6 +2,7 @@
 //! Whoever drives it, the daemon or a simulation, does the rest.
 
 use crate::agent::{Agent, Check, Checked};
+use crate::backlog::Backlog;
 use crate::control::Event;
 use crate::session::SessionRequest;
 use harmonaize_engine::Notice;
@@ -21,6 +22,8 @@ pub struct Wiring {
     pub agent: Agent,
     notices: mpsc::UnboundedReceiver<Notice>,
     requests: mpsc::Receiver<SessionRequest>,
+    /// Those that wait for room at control.
+    backlog: Backlog,
     events: mpsc::Receiver<Event>,
     checks: JoinSet<Checked>,
     tick: Interval,
@@ -46,23 +49,29 @@ impl Wiring {
         events: mpsc::Receiver<Event>,
     ) -> Self {
         let tick = tokio::time::interval(TICK);
-        Self { agent, notices, requests, events, checks: JoinSet::new(), tick }
+        let (backlog, checks) = (Backlog::default(), JoinSet::new());
+        Self { agent, notices, requests, backlog, events, checks, tick }
     }
 
     /// Takes in the next that somebody says, once somebody does. What is not done with it then comes back. If the future is dropped, nothing
     /// is lost.
     pub async fn next(&mut self) -> Option<Remainder> {
-        let Self { agent, notices, requests, events, checks, tick } = self;
+        let Self { agent, notices, requests, backlog, events, checks, tick } = self;
         agent.flush();
+        while agent.has_room()
+            && let Some(request) = backlog.pop()
+        {
+            agent.handle_request(request);
+        }
         tokio::select! {
-            () = tokio::time::sleep(LATE), if agent.is_late() => {}
+            () = tokio::time::sleep(LATE), if agent.is_late() || !backlog.is_empty() => {}
             Some(notice) = notices.recv() => match notice {
                 notice @ (Notice::HandedOver { .. } | Notice::TakenOver { .. }) => {
                     return Some(Remainder::Notice(notice));
                 }
                 notice => agent.handle_notice(notice),
             },
-            Some(request) = requests.recv(), if agent.has_room() => agent.handle_request(request),
+            Some(request) = requests.recv(), if agent.accepts_requests() => take_request(agent, backlog, request),
             Some(event) = events.recv(), if agent.listens() => match event {
                 Event::ServeTenants(_) | Event::Connected(_) | Event::Disconnected { .. } => {
                     return Some(Remainder::Event(event));
@@ -93,7 +102,8 @@ impl Wiring {
 
     /// Whether neither control nor tenants nor a check have said what was not taken in.
     pub fn is_idle(&self) -> bool {
-        self.events.is_empty() && self.checks.is_empty() && self.requests.is_empty()
+        let requests = self.requests.is_empty() && self.backlog.is_empty();
+        self.events.is_empty() && self.checks.is_empty() && requests
     }
 
     /// Takes in what the engine has said, with the last words to control, and drops the agent. What control says is not taken in, but
@@ -104,5 +114,19 @@ impl Wiring {
         }
         self.agent.flush();
         self.events
+    }
+}
+
+/// Gives the agent a tenant's request, or has it wait for room at control.
+fn take_request(agent: &mut Agent, backlog: &mut Backlog, request: SessionRequest) {
+    if let SessionRequest::Detached { attachment } = &request {
+        backlog.forget(*attachment);
+    }
+    if !backlog.delays(&request, agent.has_room()) {
+        return agent.handle_request(request);
+    }
+    let Some(tenant) = agent.tenant_of(request.attachment()) else { return agent.handle_request(request) };
+    if let Some(request) = backlog.push(tenant, request) {
+        agent.refuse_request(request);
     }
 }

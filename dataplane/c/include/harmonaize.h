@@ -318,7 +318,7 @@ typedef struct harmonaize_operation_options_t {
     uint64_t timeout_ns;
     // Wanted nanoseconds from call to end; none are wanted, as usual. The earliest goes first among equals of class and priority.
     uint64_t deadline_ns;
-    // The step of the job that it belongs to. A hint.
+    // The step of the job that it belongs to, from 1; 0 is unknown. Of equals the oldest goes first.
     uint64_t iteration;
     // What `HARMONAIZE_PREMUL_SUM` multiplies this rank's input by; 1 as usual.
     const double *factor;

@@ -74,7 +74,7 @@ pub struct harmonaize_operation_options_t {
     pub timeout_ns: u64,
     /// Wanted nanoseconds from call to end; none are wanted, as usual. The earliest goes first among equals of class and priority.
     pub deadline_ns: u64,
-    /// The step of the job that it belongs to. A hint.
+    /// The step of the job that it belongs to, from 1; 0 is unknown. Of equals the oldest goes first.
     pub iteration: u64,
     /// What `HARMONAIZE_PREMUL_SUM` multiplies this rank's input by; 1 as usual.
     pub factor: *const f64,

@@ -46,5 +46,5 @@ pub use harmonaize_abi::{
 };
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;
-pub use p2p::P2pCall;
+pub use p2p::{P2pCall, p2p_staging_bytes};
 pub use report::{InFlight, MessageInFlight};

@@ -27,6 +27,17 @@ const MAX_OFFERS: usize = 1 << 16;
 const MAX_PARTS: usize = 1 << 10;
 /// Most bytes that are copied at once between two local ranks.
 const COPY_BYTES: u64 = 256 << 10;
+/// Most such copies under way at once, of all messages.
+const MAX_COPIES: usize = 32;
+
+/// Returns the most bytes that pieces under way have where no tensor is mapped, of a communicator with so many landing slots of a stream
+/// and pieces of at most so many bytes.
+pub fn p2p_staging_bytes(participants: u32, landing_slots: u32, piece_bytes: u32) -> u64 {
+    // Of each peer one piece is stored at a time.
+    let peers = u64::from(participants.saturating_sub(1)).saturating_mul(u64::from(landing_slots) + 1);
+    let pieces = peers.saturating_add(MAX_COPIES as u64).min(MAX_PARTS as u64);
+    pieces.saturating_mul(COPY_BYTES.max(piece_bytes.into()))
+}
 
 /// A rank's call of one end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -654,6 +665,9 @@ impl P2p {
             let to = (open.rank, open.call.token);
             let from = self.sends.iter().find(|send| send.id == id)?;
             let from = (from.open.rank, from.open.call.token);
+            if self.copies() >= MAX_COPIES {
+                return None;
+            }
             let bytes = (total - offset).min(COPY_BYTES);
             let step = self.part(Work::Copy { id, bytes })?;
             if let Some(Receive { matched: Some(matched), .. }) = self.receives.get_mut(at) {
@@ -662,6 +676,11 @@ impl P2p {
             return Some(Action::P2pCopy { from, to, offset, bytes, step });
         }
         None
+    }
+
+    /// How many copies between local ranks are under way.
+    fn copies(&self) -> usize {
+        self.parts.iter().filter(|part| matches!(part.work, Some(Work::Copy { .. }))).count()
     }
 
     /// The next piece to a peer that has pulled and has a landing slot free.

@@ -34,7 +34,8 @@ pub(crate) fn progress(
     attachments: &Table<Attachment>,
 ) -> usize {
     let time = now.into();
-    let AggregatorPath { epoch, address, worker, datagrams, reconnect, coder, idle_polls, session } = path;
+    let AggregatorPath { epoch, address, worker, datagrams, reconnect, coder, idle_polls, session, .. } =
+        path;
     *idle_polls = (*idle_polls + 1) % MAX_IDLE_POLLS;
     // What comes to an idle worker is late; others need not wait for the calls that find that there is nothing.
     let mut reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };

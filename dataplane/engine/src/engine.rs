@@ -16,6 +16,7 @@ use crate::execute::{post, run, scale_fetched, send_all, touched};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::p2p;
+use crate::passes::PassSharing;
 use crate::reaper::Reaper;
 use crate::sharing::Sharing;
 use crate::step::{CodedStep, ExecuteError, StepResult};
@@ -36,6 +37,7 @@ use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::{MAX_STEP_PEERS, Participant, Request};
 use harmonaize_shm::{EndError, MemoryError, Span};
 use harmonaize_transport::datagram::RdmaPort;
+use harmonaize_transport::tcp::Dscp;
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
 use std::collections::{BTreeSet, HashMap};
@@ -63,6 +65,10 @@ pub struct Engine {
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, Epoch, Participant)>,
     pub(crate) sharing: Sharing,
+    /// The order in which aggregators' packets were last sent; kept for its memory.
+    pub(crate) packet_order: Vec<(Urgency, usize, Key)>,
+    /// How packets to aggregators over UDP are marked.
+    pub(crate) dscp: Option<Dscp>,
     pub(crate) turns: Turns,
     /// The device for datagrams to aggregators.
     pub(crate) port: Option<RdmaPort>,
@@ -79,6 +85,8 @@ pub struct Engine {
     /// An epoll set of the transport and every attachment.
     pub(crate) wake: OwnedFd,
     pub(crate) marks: MarkWriter,
+    /// With which other threads it shares long passes.
+    pub(crate) passes: PassSharing,
     pub(crate) start: Instant,
     pub(crate) timers: Nanos,
     pub(crate) stopping: bool,
@@ -108,6 +116,8 @@ impl Engine {
             by_communicator: HashMap::new(),
             links: HashMap::new(),
             sharing: Sharing::default(),
+            packet_order: Vec::new(),
+            dscp: None,
             turns: Turns::default(),
             port: None,
             pending_transfers: Vec::with_capacity(64),
@@ -119,6 +129,7 @@ impl Engine {
             notify,
             wake,
             marks: MarkWriter::default(),
+            passes: PassSharing::default(),
             start: Instant::now(),
             timers: Nanos(0),
             stopping: false,
@@ -129,6 +140,16 @@ impl Engine {
     /// From now on marks of operations go into this queue. A mark takes a look at the clock and no allocation.
     pub fn set_mark_writer(&mut self, marks: MarkWriter) {
         self.marks = marks;
+    }
+
+    /// From now on long passes over memory are shared with the other threads of the agent.
+    pub fn share_passes(&mut self, passes: PassSharing) {
+        self.passes = passes;
+    }
+
+    /// From now on packets to aggregators over UDP carry the code point of their operations' class; none: they stay unmarked.
+    pub fn set_dscp(&mut self, dscp: Option<Dscp>) {
+        self.dscp = dscp;
     }
 
     /// From now on packets to aggregators that are there over RDMA go by this device.
@@ -169,12 +190,13 @@ impl Engine {
                 datagrams += paths.filter_map(|path| (!path.prepare_sleep()).then_some(())).count();
             });
         }
-        datagrams == 0 && attachments == 0 && self.transport.prepare_sleep()
+        datagrams == 0 && attachments == 0 && self.passes.prepare_sleep() && self.transport.prepare_sleep()
     }
 
     /// Takes the announcement back.
     pub(crate) fn cancel_sleep(&mut self) {
         self.attachments.iter_mut().for_each(|attachment| attachment.end.cancel_sleep());
+        self.passes.cancel_sleep();
     }
 
     /// One round: the network, descriptors, transfers, then a slice of turns of communicators. Returns how much was done; 0 means
@@ -466,7 +488,7 @@ impl Engine {
         let tag = tag(key, channel, step);
         member.bytes_touched += touched(member, channel, step);
         let context = Context { member, attachments: &self.attachments, channel, sources };
-        let result = run_step(&context, key, step, tag, &mut self.pending_transfers);
+        let result = run_step(&context, &mut self.passes, key, (step, tag), &mut self.pending_transfers);
         for pending in self.pending_transfers.drain(..) {
             transfer(&mut self.attachments, &mut self.broken, pending);
         }
@@ -680,15 +702,15 @@ fn begin_step(
 /// Executes a step's memory operands. The transfers of error feedback that it needs go into `pending`.
 fn run_step(
     context: &Context<'_>,
+    passes: &mut PassSharing,
     key: Key,
-    step: StepId,
-    tag: u64,
+    (step, tag): (StepId, u64),
     pending: &mut Vec<PendingTransfer>,
 ) -> Result<StepResult, ExecuteError> {
     if step == StepId(0) {
         feedback::begin(context, key, pending)?;
     }
-    let result = run(context, step, tag)?;
+    let result = run(context, passes, step, tag)?;
     if let StepResult::Coded(CodedStep { residual_part: Some(part), .. }) = &result {
         feedback::store_residual(context, key, *part, pending)?;
     }
@@ -845,8 +867,8 @@ fn call(
 
 /// How urgent a descriptor says that its operation is.
 fn urgency_of(now: Nanos, bytes: u64, submission: &Submission) -> Urgency {
-    let Submission { tensor_class, priority, deadline_ns, .. } = *submission;
-    Urgency::new(now, bytes, (tensor_class, priority, deadline_ns))
+    let Submission { tensor_class, priority, deadline_ns, iteration, .. } = *submission;
+    Urgency::new(now, bytes, (tensor_class, priority, deadline_ns)).of_iteration(iteration)
 }
 
 /// What a tenant's completion says of a call that is refused.

@@ -7,6 +7,7 @@ use crate::communicator_state::{CommunicatorState, Pending};
 use crate::context::Context;
 use crate::engine::{refusal, transfer};
 use crate::execute::send_all;
+use crate::passes::{Kernel, Pass, PassSharing};
 use crate::step::ExecuteError;
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
@@ -38,11 +39,16 @@ pub(crate) struct P2pState {
 }
 
 impl P2pState {
-    /// Memory for a piece that nothing else uses. Allocates only when more pieces are under way than ever before.
+    /// Memory for a piece that nothing else uses. Allocates only when more pieces are under way than ever before, or all that is unused is
+    /// too small. There is never more of it than for all pieces that were under way at once.
     fn reserve(&mut self, bytes: u64) -> Result<Span, ExecuteError> {
-        let free = |memory: &&Arc<Memory>| Arc::strong_count(memory) == 1 && memory.bytes() as u64 >= bytes;
-        if let Some(memory) = self.staging.iter().find(free) {
+        let unused = |memory: &Arc<Memory>| Arc::strong_count(memory) == 1;
+        let fits = |memory: &&Arc<Memory>| unused(memory) && memory.bytes() as u64 >= bytes;
+        if let Some(memory) = self.staging.iter().find(fits) {
             return Ok(Span::new(memory, 0, bytes)?);
+        }
+        if let Some(small) = self.staging.iter().position(unused) {
+            self.staging.swap_remove(small);
         }
         let whole = usize::try_from(bytes).map_err(|_| ExecuteError::NoSource)?;
         let memory = Memory::private(whole)?;
@@ -79,9 +85,16 @@ fn end_of(
     })
 }
 
-fn copy(from: &Span, to: &Span) -> Result<(), ExecuteError> {
-    harmonaize_kernels::copy(from.view(), &[to.view_mut()])
-        .map_err(|error| ExecuteError::Kernel(error.to_string()))
+/// Copies a piece of a message of `whole` bytes.
+fn copy(passes: &mut PassSharing, whole: u64, from: &Span, to: &Span) -> Result<(), ExecuteError> {
+    let located = |span: &Span| (span.offset() as u64, span.bytes() as u64);
+    let ((at, bytes), (there, to_bytes)) = (located(from), located(to));
+    passes.run(&Pass {
+        kernel: &Kernel::Copy,
+        whole: usize::try_from(whole).unwrap_or(usize::MAX),
+        sources: &[(from.memory(), at, bytes)],
+        destinations: &[(to.memory(), there, to_bytes)],
+    })
 }
 
 impl Engine {
@@ -132,7 +145,7 @@ impl Engine {
             .and_then(|(memory, at, bytes)| Span::new(memory, at, bytes).map_err(ExecuteError::from));
         let stored = landed.and_then(|from| {
             match end_of(member, &self.attachments, to, (offset, bytes), Direction::Receive)? {
-                End::Mapped(to) => copy(&from, &to).map(|()| None),
+                End::Mapped(to) => copy(&mut self.passes, 0, &from, &to).map(|()| None),
                 End::Remote { attachment, offset } => {
                     let tag = tag(key, channel, step);
                     Ok(Some(PendingTransfer { attachment, tag, store: true, offset, span: from }))
@@ -159,10 +172,11 @@ impl Engine {
         let channel = member.core.p2p_channel();
         let tag = tag(key, channel, step);
         let attachments = &self.attachments;
+        let whole = member.call(from.1).map_or(0, |call| call.input.bytes);
         let ends = end_of(member, attachments, from, range, Direction::Send)
             .and_then(|from| Ok((from, end_of(member, attachments, to, range, Direction::Receive)?)));
         let first = ends.and_then(|ends| match ends {
-            (End::Mapped(from), End::Mapped(to)) => copy(&from, &to).map(|()| None),
+            (End::Mapped(from), End::Mapped(to)) => copy(&mut self.passes, whole, &from, &to).map(|()| None),
             (End::Mapped(span), End::Remote { attachment, offset }) => {
                 Ok(Some(PendingTransfer { attachment, tag, store: true, offset, span }))
             }
@@ -262,4 +276,24 @@ pub(crate) fn submit(
         member.forget(token);
         refusal(&error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_pieces_leave_no_memory_behind() {
+        let mut p2p = P2pState::default();
+        let mut under_way: Vec<Span> = (0..3).map(|_| p2p.reserve(64).unwrap()).collect();
+        for bytes in 1..20_000_u64 {
+            drop(under_way.remove(0));
+            under_way.push(p2p.reserve(bytes).unwrap());
+            assert_eq!(p2p.staging.len(), 3, "{bytes}");
+        }
+        // What is large enough serves small ones, too.
+        drop(under_way);
+        let large = p2p.reserve(10).unwrap();
+        assert!(large.memory().bytes() >= 10 && p2p.staging.len() == 3);
+    }
 }

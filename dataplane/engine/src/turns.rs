@@ -32,6 +32,8 @@ pub(crate) struct Urgency {
     pub(crate) priority: Reverse<u8>,
     /// When it is to end; the last of all times where it does not say.
     pub(crate) deadline: Nanos,
+    /// The step of the tenant's job that it belongs to; the last of all where it does not say.
+    pub(crate) iteration: u64,
 }
 
 impl Default for Urgency {
@@ -41,7 +43,7 @@ impl Default for Urgency {
 }
 
 impl Urgency {
-    /// From a descriptor: class and priority as it says, the deadline from now.
+    /// From a descriptor: class and priority as it says, the deadline from now, and no iteration.
     pub(crate) fn new(now: Nanos, bytes: u64, (class, priority, deadline_ns): (u8, u8, u64)) -> Self {
         let class = match class {
             1 => TrafficClass::Latency,
@@ -55,22 +57,33 @@ impl Urgency {
             0 => Nanos(u64::MAX),
             within => Nanos(now.0.saturating_add(within)),
         };
-        Self { class, priority: Reverse(priority), deadline }
+        Self { class, priority: Reverse(priority), deadline, ..Self::IDLE }
+    }
+
+    /// The same of a step of the job; 0: it does not say of which.
+    pub(crate) fn of_iteration(self, iteration: u64) -> Self {
+        Self { iteration: if iteration == 0 { u64::MAX } else { iteration }, ..self }
     }
 
     /// That of a communicator without operations: what it has to do is short.
-    pub(crate) const IDLE: Self =
-        Self { class: TrafficClass::Latency, priority: Reverse(0), deadline: Nanos(u64::MAX) };
+    pub(crate) const IDLE: Self = Self {
+        class: TrafficClass::Latency,
+        priority: Reverse(0),
+        deadline: Nanos(u64::MAX),
+        iteration: u64::MAX,
+    };
 
-    /// Takes the higher priority and the earlier deadline.
+    /// Takes the higher priority, the earlier deadline and the earlier iteration.
     pub(crate) fn raise(&mut self, other: &Self) {
         self.priority = self.priority.min(other.priority);
         self.deadline = self.deadline.min(other.deadline);
+        self.iteration = self.iteration.min(other.iteration);
     }
 
     /// Whether it asks for more than its class.
     pub(crate) fn is_special(&self) -> bool {
-        (self.priority, self.deadline) != (Self::IDLE.priority, Self::IDLE.deadline)
+        let of = |urgency: &Self| (urgency.priority, urgency.deadline, urgency.iteration);
+        of(self) != of(&Self::IDLE)
     }
 }
 
@@ -154,6 +167,25 @@ impl Turns {
         if let Some(tenant) = self.tenants.get_mut(tenant as usize) {
             tenant.communicators.push(key);
             tenant.order.reserve(tenant.communicators.len());
+        }
+    }
+
+    /// Puts communicators that have turns into `order`, of each tenant the most urgent first. Those for which `urgency` is none are left out.
+    ///
+    /// Cost: a look at each, and a sort of each tenant's.
+    pub(crate) fn sort(
+        &self,
+        order: &mut Vec<(Urgency, usize, Key)>,
+        mut urgency: impl FnMut(Key) -> Option<Urgency>,
+    ) {
+        order.clear();
+        for tenant in &self.tenants {
+            let first = order.len();
+            let known = tenant.communicators.iter().enumerate();
+            order.extend(known.filter_map(|(at, key)| Some((urgency(*key)?, at, *key))));
+            if let Some(own) = order.get_mut(first..) {
+                own.sort_unstable_by_key(|(urgency, at, _)| (*urgency, *at));
+            }
         }
     }
 
@@ -370,12 +402,14 @@ mod tests {
             class in 0..=3_u8,
             priority in any::<u8>(),
             deadline_ns in any::<u64>(),
+            iteration in any::<u64>(),
         ) {
             let (mut turns, mut fake) = (Turns::default(), Fake::default());
             let honest = fake.enter(&mut turns, (0, 1), (ENDLESS, 30_000));
             let liars: Vec<_> = (0..8).map(|_| fake.enter(&mut turns, (1, 1), (ENDLESS, 30_000))).collect();
             for at in &liars {
-                fake.members[*at].urgency = Urgency::new(Nanos(0), 1, (class, priority, deadline_ns));
+                let urgency = Urgency::new(Nanos(0), 1, (class, priority, deadline_ns));
+                fake.members[*at].urgency = urgency.of_iteration(iteration);
             }
             fake.members[honest].urgency = Urgency::new(Nanos(0), 1, (3, 0, 0));
             fake.run_for(&mut turns, 500_000_000);
@@ -446,6 +480,47 @@ mod tests {
         let mut order = members;
         order.sort_unstable_by_key(|at| fake.members[*at].last);
         assert_eq!(order, [4, 3, 2, 1, 0].map(|at: usize| members[at]));
+    }
+
+    #[test]
+    fn among_equals_the_smallest_iteration_goes_first() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        // Class and deadline, iteration.
+        let says =
+            [((3, 0), 0), ((3, 0), 12), ((3, 0), 7), ((3, 9_000), 12), ((3, 5_000), 99), ((2, 0), 100)];
+        let members = says.map(|((class, deadline), iteration)| {
+            let at = fake.enter(&mut turns, (0, 1), (1, 1000));
+            let urgency = Urgency::new(Nanos(0), 1, (class, 0, deadline));
+            fake.members[at].urgency = urgency.of_iteration(iteration);
+            at
+        });
+        turns.run(Nanos(0), &mut fake);
+        let mut order = members;
+        order.sort_unstable_by_key(|at| fake.members[*at].last);
+        assert_eq!(order, [5, 4, 3, 2, 1, 0].map(|at: usize| members[at]));
+    }
+
+    #[test]
+    fn a_communicator_is_of_its_oldest_iteration() {
+        let call = |iteration| Urgency::new(Nanos(0), 1, (3, 0, 0)).of_iteration(iteration);
+        let mut all = Urgency::IDLE;
+        assert!(!call(0).is_special() && call(5).is_special());
+        [0, 9, 5, 7].into_iter().for_each(|iteration| all.raise(&call(iteration)));
+        assert_eq!(all, Urgency { iteration: 5, ..Urgency::IDLE });
+    }
+
+    #[test]
+    fn packets_go_in_the_order_of_urgency_within_each_tenant() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let classes = [(1, 3), (0, 3), (1, 1), (0, 2), (0, 3), (1, 2)];
+        for (tenant, class) in classes {
+            let at = fake.enter(&mut turns, (tenant, 1), (1, 1000));
+            fake.members[at].urgency = Urgency::new(Nanos(0), 1, (class, 0, 0));
+        }
+        let mut order = Vec::new();
+        turns.sort(&mut order, |key| (key.index != 4).then(|| fake.members[usize::from(key.index)].urgency));
+        let keys: Vec<_> = order.iter().map(|(_, _, key)| key.index).collect();
+        assert_eq!(keys, [3, 1, 2, 5, 0], "equals as they came, and one left out");
     }
 
     #[test]

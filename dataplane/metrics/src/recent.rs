@@ -44,6 +44,20 @@ impl<K: Ord + Clone, V: Default> Recent<K, V> {
         true
     }
 
+    /// The same, where no more than `share` of the keys for which `alike` holds have values: of these the one that has long been over goes
+    /// first. The key itself is one of them.
+    ///
+    /// Cost: as of [`Self::begin`], and for a new key a look at each.
+    pub fn begin_within(&mut self, key: &K, share: usize, alike: impl Fn(&K) -> bool) -> bool {
+        let new = !self.entries.contains_key(key);
+        if new && self.entries.keys().filter(|known| alike(known)).count() >= share {
+            let oldest = self.over.iter().find(|(_, over)| alike(over)).map(|(at, _)| *at);
+            let Some(oldest) = oldest.and_then(|at| self.over.remove(&at)) else { return false };
+            self.entries.remove(&oldest);
+        }
+        self.begin(key)
+    }
+
     /// One that began under this key, with a value of its own, is over. The value stays until its room is needed.
     pub fn end(&mut self, key: &K) {
         let Some(entry) = self.entries.get_mut(key) else { return };
@@ -89,6 +103,21 @@ mod tests {
         assert!(!recent.begin(&2), "all live");
         recent.end(&100);
         assert_eq!(keys(&recent), [1, 100, 9998], "it lived twice under that key, once too often ended");
+    }
+
+    #[test]
+    fn those_alike_have_their_share_alone() {
+        let mut recent: Recent<u32, u32> = Recent::new(8);
+        let even = |key: &u32| key.is_multiple_of(2);
+        for key in (0..20).step_by(2) {
+            assert_eq!(recent.begin_within(&key, 3, even), key < 6, "{key}");
+        }
+        assert!(recent.begin_within(&4, 3, even), "it has a value already");
+        // Of its own kind one has ended, of the others none.
+        (1..10).step_by(2).for_each(|key| assert!(recent.begin(&key)));
+        recent.end(&2);
+        assert!(recent.begin_within(&20, 3, even) && !recent.begin_within(&22, 3, even));
+        assert_eq!(keys(&recent), [0, 1, 3, 4, 5, 7, 9, 20]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod recursive;
 mod reduce;
 mod reducescatter;
 mod segmentation;
+mod staging;
 mod tree;
 
 pub use algorithm_table::{AlgorithmRange, AlgorithmTable, MAX_RANGES, TableError};
@@ -29,4 +30,5 @@ pub use program::{
     Access, Buffer, CODED_ROOM, Encoding, Group, MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant,
     Program, Retention, Slot, Stage, Step, StepKind,
 };
-pub use segmentation::{Segmentation, Tuning, retention, segmentation, select_algorithm};
+pub use segmentation::{Segmentation, Tuning, max_segment_bytes, retention, segmentation, select_algorithm};
+pub use staging::StagingSize;

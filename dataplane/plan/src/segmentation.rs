@@ -39,6 +39,9 @@ pub(crate) const CHAIN_PARTS: u32 = 4;
 /// Segments start at multiples of this many bytes where that is possible.
 const ALIGNMENT: u64 = 64;
 
+/// Bytes of the largest element.
+const MAX_ELEMENT: u32 = 16;
+
 impl Default for Tuning {
     fn default() -> Self {
         Self {
@@ -110,6 +113,35 @@ fn max_elements(
         }
         Pattern::Gather => of_blocks(u64::from(plan.group().ranks())),
         Pattern::Dissemination => 1,
+    }
+}
+
+/// Returns the most bytes of a block that a segment may have, whatever the type of its elements.
+pub fn max_segment_bytes(
+    plan: &Plan,
+    collective: Collective,
+    algorithm: Algorithm,
+    retention: Retention,
+    tuning: &Tuning,
+) -> u64 {
+    if !collective.has_data() {
+        return 0;
+    }
+    // An element is in one piece, however small the sizes are.
+    let whole = |bytes: u32| bytes.max(MAX_ELEMENT);
+    let sizes = Tuning {
+        chunk_bytes: whole(tuning.chunk_bytes),
+        segment_bytes: whole(tuning.segment_bytes),
+        message_bytes: whole(tuning.message_bytes),
+        ..*tuning
+    };
+    let most = max_elements(plan, collective, algorithm, 1, &sizes).max(MAX_ELEMENT.into());
+    match retention {
+        Retention::KeepInputs | Retention::HoldOutputs => most,
+        Retention::CopyInputs => {
+            let blocks = collective.max_blocks(plan.group().ranks());
+            most.min((tuning.copy_bytes / u64::from(blocks.max(1))).max(MAX_ELEMENT.into()))
+        }
     }
 }
 

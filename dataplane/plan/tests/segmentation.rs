@@ -6,8 +6,8 @@ mod common;
 use common::{Case, Grouping, Reach};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
-    Algorithm, AlgorithmTable, Buffer, Operand, Request, Retention, Segmentation, Tuning, retention,
-    segmentation, select_algorithm,
+    Algorithm, AlgorithmTable, Buffer, CODED_ROOM, Operand, Request, Retention, Segmentation, Tuning,
+    max_segment_bytes, retention, segmentation, select_algorithm,
 };
 use proptest::prelude::*;
 
@@ -89,6 +89,35 @@ proptest! {
             let (lo, hi) = cut.range(index);
             let bytes = largest_message(&case, lo, hi) * dtype.size() as u64;
             prop_assert!(bytes <= u64::from(chunk_bytes), "{} > {}", bytes, chunk_bytes);
+        }
+    }
+
+    #[test]
+    fn staging_keeps_within_its_bound(
+        collective in prop::sample::select(Collective::ALL),
+        dtype in prop::sample::select(Dtype::ALL),
+        ranks in 1_u32..40,
+        grouping in groupings(),
+        reach in prop::sample::select(&Reach::ALL[..]),
+        count in prop_oneof![0_u64..300, 0_u64..3_000_000],
+        sizes in (8_u32..300_000, 0_u32..3_000_000, 0_u32..100_000, 0_u64..100_000),
+        algorithms in algorithms(),
+        in_place in any::<bool>(),
+    ) {
+        let plan = grouping.plan(ranks);
+        let (chunk_bytes, segment_bytes, message_bytes, copy_bytes) = sizes;
+        let tuning = Tuning { chunk_bytes, segment_bytes, message_bytes, copy_bytes, algorithms };
+        let signature = signature(collective, dtype, count);
+        let elements = segmentation(&plan, &signature, &tuning).elements;
+        let algorithm = select_algorithm(&plan, &signature, &tuning);
+        let kept = retention(&plan, &signature, in_place, &tuning);
+        let bound = max_segment_bytes(&plan, collective, algorithm, kept, &tuning);
+        let request = Request { algorithm, ..common::plain(collective, Rank(ranks / 2)) };
+        for program in (Case { plan, request, retention: Some(kept), reach, scaled: false }).programs() {
+            let part = |of: &u32| elements.div_ceil(u64::from(*of)) * dtype.size() as u64;
+            let slots = program.slots.iter().map(|of| (part(of) + u64::from(CODED_ROOM)).next_multiple_of(64));
+            let (used, most) = (slots.sum::<u64>(), program.staging_size().bytes(bound));
+            prop_assert!(used <= most, "{} > {}", used, most);
         }
     }
 

@@ -1,9 +1,11 @@
-//! What all programs have alike: their version with its build, their manual, and what a daemon reports to systemd.
+//! What all programs have alike: their version with its build, their manual, a daemon's log, and what it reports to systemd.
 #![forbid(unsafe_code)]
 
+mod log;
 mod manual;
 mod service;
 
+pub use log::LogArguments;
 pub use service::{Watchdog, ready, stopping, succeeded_by};
 
 use clap::Parser;

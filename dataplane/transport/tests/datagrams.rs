@@ -101,6 +101,18 @@ fn what_goes_to_several_in_turns_leaves_as_a_message_each() {
 }
 
 #[test]
+fn datagrams_are_marked_by_code_point() {
+    let four = bound("127.0.0.1:0", DatagramConfig::default());
+    let six = bound("[::1]:0", DatagramConfig::default());
+    for dscp in [46, 8, 0] {
+        four.set_dscp(dscp).unwrap();
+        six.set_dscp(dscp).unwrap();
+        assert_eq!(rustix::net::sockopt::ip_tos(four.wake_fd()).unwrap(), dscp << 2);
+        assert_eq!(rustix::net::sockopt::ipv6_tclass(six.wake_fd()).unwrap(), u32::from(dscp) << 2);
+    }
+}
+
+#[test]
 fn what_is_too_long_is_dropped_and_counted() {
     let mut end = bound("127.0.0.1:0", DatagramConfig { bytes: 100, ..DatagramConfig::default() });
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();

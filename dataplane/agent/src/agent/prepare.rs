@@ -112,7 +112,8 @@ impl Agent {
             locals: locals.collect(),
         };
         let (ended, detail_requests) = (None, Vec::new());
-        let needs = needs(&formation.plan, &formation.peers);
+        let staging = expanded.staging.bytes(self.are_mapped(&members));
+        let needs = needs(&formation.plan, &formation.peers, staging);
         let granted = limits.as_ref().map(|limits| limits.links(needs)).transpose();
         let refused = granted.as_ref().err().cloned();
         if let Some(refused) = &refused {
@@ -128,6 +129,11 @@ impl Agent {
         } else if !self.try_command(thread, Command::Form(Box::new(formation))) {
             self.prepare_failed(communicator, epoch, ENGINE_BUSY.into());
         }
+    }
+
+    /// Whether the tensors of all these ranks are mapped here.
+    fn are_mapped(&self, members: &[LocalMember]) -> bool {
+        members.iter().all(|member| self.attachments.get(&member.attachment).is_some_and(|at| at.mapped))
     }
 
     /// Answers joins of members that the tenant's quota has no room for.
@@ -154,13 +160,17 @@ impl Agent {
     }
 
     fn change(&mut self, communicator: u64, epoch: u64, expanded: ExpandedRecipe) {
+        let mapped = self.communicators.get(&communicator).is_some_and(|of| self.are_mapped(&of.members));
         let Some(known) = self.communicators.get_mut(&communicator) else {
             return self.prepare_failed(communicator, epoch, "no such communicator".into());
         };
-        let (thread, more) = (known.thread, needs(&expanded.plan, &expanded.peers));
+        let staging = expanded.staging.bytes(mapped);
+        let (thread, more) = (known.thread, needs(&expanded.plan, &expanded.peers, staging));
         known.needs = known.needs.max(more);
         if let (Some(limits), Some(granted)) = (&known.limits, &mut known.granted) {
-            match limits.links(more) {
+            // Each epoch has links of its own, and both have one staging.
+            let staging_bytes = staging.saturating_sub(granted.needs().staging_bytes);
+            match limits.links(LinkNeeds { staging_bytes, ..more }) {
                 Ok(more) => granted.add(more),
                 Err(refused) => return self.prepare_failed(communicator, epoch, refused),
             }
@@ -197,13 +207,14 @@ impl Agent {
     }
 }
 
-/// What links to other agents that are opened take.
-fn needs(plan: &EpochPlan, peers: &[Peer]) -> LinkNeeds {
+/// What links to other agents that are opened take, and operations of this staging.
+fn needs(plan: &EpochPlan, peers: &[Peer], staging_bytes: u64) -> LinkNeeds {
     let opened = || peers.iter().filter_map(|peer| peer.introduction.as_ref());
     let paths: usize = opened().map(|introduction| introduction.source_ports.len()).sum();
     LinkNeeds {
         descriptors: u32::try_from(paths).unwrap_or(u32::MAX),
         landing_bytes: landing_bytes(plan).saturating_mul(opened().count() as u64),
+        staging_bytes,
     }
 }
 
@@ -226,6 +237,7 @@ mod tests {
     use crate::paths::Paths;
     use crate::recipe::tests::recipe;
     use crate::session::{AttachmentId, Quota, SessionRequest, TenantLimits};
+    use crate::wiring::Wiring;
     use harmonaize_abi::session::{Budget, JoinRefused};
     use harmonaize_engine::{Engine, start};
     use harmonaize_transport::loopback::Hub;
@@ -284,24 +296,26 @@ mod tests {
         (Agent::new(engines, control, unmeasured(), paths, counters.clone()), told, thread, counters)
     }
 
-    fn attach(agent: &mut Agent, attachment: AttachmentId, limits: &TenantLimits) {
+    fn attached(attachment: AttachmentId, limits: &TenantLimits) -> SessionRequest {
         let (end, _) = harmonaize_shm::MappedEnd::create(1 << 16, 4, Box::new(())).unwrap();
-        agent.handle_request(SessionRequest::Attached {
+        SessionRequest::Attached {
             attachment,
             tenant: "a".into(),
             end: Box::new(end),
             operation_timeout: Duration::from_secs(1),
             limits: limits.clone(),
-        });
+        }
     }
 
-    fn join(
-        agent: &mut Agent,
-        attachment: AttachmentId,
-        name: &str,
-    ) -> oneshot::Receiver<Result<Joined, JoinRefused>> {
+    fn attach(agent: &mut Agent, attachment: AttachmentId, limits: &TenantLimits) {
+        agent.handle_request(attached(attachment, limits));
+    }
+
+    type JoinAnswer = oneshot::Receiver<Result<Joined, JoinRefused>>;
+
+    fn join_request(attachment: AttachmentId, name: &str) -> (SessionRequest, JoinAnswer) {
         let (reply, answer) = oneshot::channel();
-        agent.handle_request(SessionRequest::Join {
+        let request = SessionRequest::Join {
             attachment,
             name: name.into(),
             rank: Rank(0),
@@ -309,7 +323,13 @@ mod tests {
             timeout: Duration::from_secs(1),
             budget: Budget::default(),
             reply,
-        });
+        };
+        (request, answer)
+    }
+
+    fn join(agent: &mut Agent, attachment: AttachmentId, name: &str) -> JoinAnswer {
+        let (request, answer) = join_request(attachment, name);
+        agent.handle_request(request);
         answer
     }
 
@@ -345,14 +365,15 @@ mod tests {
         let quota = Quota { descriptors: 5, ..Quota::default() };
         refused_second(
             quota,
-            LinkNeeds { descriptors: 5, landing_bytes: 0 },
+            LinkNeeds { descriptors: 5, ..LinkNeeds::default() },
             &["3 descriptors", "2 are left", "the 5", "leave communicators", "`descriptors`"],
         );
-        let bytes = 3 * landing_bytes(&expand(&recipe(4, 1), &mut VerifiedPlans::default()).unwrap().plan);
+        let (links, staging) = memory_of(&recipe(4, 1));
+        let bytes = links + staging;
         let quota = Quota { landing_bytes: 2 * bytes - 1, ..Quota::default() };
         refused_second(
             quota,
-            LinkNeeds { descriptors: 0, landing_bytes: 2 * bytes - 1 },
+            LinkNeeds { landing_bytes: 2 * bytes - 1, ..LinkNeeds::default() },
             &[
                 &format!("{bytes} bytes"),
                 &format!("{} are left", bytes - 1),
@@ -360,6 +381,149 @@ mod tests {
                 "`landing`",
             ],
         );
+    }
+
+    /// Has all that is asked taken in, and what waits tried again.
+    async fn run_until_empty(wiring: &mut Wiring, requests: &mpsc::Sender<SessionRequest>) {
+        loop {
+            let _ = tokio::time::timeout(Duration::from_millis(5), wiring.next()).await;
+            if requests.capacity() == requests.max_capacity() {
+                return;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_late_control_delays_joins_alone() {
+        let (agent, mut messages, thread, counters) = agent();
+        let limits = TenantLimits::of(Quota::default(), &counters);
+        let (_notices, heard) = mpsc::unbounded_channel();
+        let (requests, incoming) = mpsc::channel(64);
+        let (_control, events) = mpsc::channel(8);
+        let mut wiring = Wiring::new(agent, heard, incoming, events);
+        let [one, gone, new] = [1, 2, 3].map(AttachmentId);
+        attach(&mut wiring.agent, one, &limits);
+        attach(&mut wiring.agent, gone, &limits);
+        while wiring.agent.has_room() {
+            wiring.agent.tenants_served(v1::TenantsServed::default());
+        }
+        let send = |request| requests.try_send(request).unwrap();
+        let (join_one, mut joined) = join_request(one, "late");
+        let (join_gone, mut forgotten) = join_request(gone, "gone");
+        let (reply, mut detail) = oneshot::channel();
+        send(join_one);
+        send(join_gone);
+        send(SessionRequest::Detail { attachment: one, communicator: 5, reply });
+        send(SessionRequest::Detached { attachment: gone });
+        send(attached(new, &limits));
+        run_until_empty(&mut wiring, &requests).await;
+        let mut known: Vec<_> = wiring.agent.attachments.keys().copied().collect();
+        known.sort_unstable();
+        assert_eq!((detail.try_recv(), known), (Ok(None), vec![one, new]));
+        assert_eq!(
+            forgotten.try_recv(),
+            Err(oneshot::error::TryRecvError::Closed),
+            "who is gone asks nothing"
+        );
+        assert_eq!(joined.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        assert!(!wiring.is_idle(), "the other join waits");
+        let joins = |messages: &mut mpsc::Receiver<from_agent::Message>| {
+            let mut names = Vec::new();
+            while let Ok(message) = messages.try_recv() {
+                if let from_agent::Message::Join(join) = message {
+                    names.push(join.communicator);
+                }
+            }
+            names
+        };
+        assert!(joins(&mut messages).is_empty(), "nothing passed the queue's reserve");
+        run_until_empty(&mut wiring, &requests).await;
+        assert_eq!(joins(&mut messages), ["late"]);
+        assert!(wiring.is_idle());
+        wiring.agent.stop();
+        thread.join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn joins_beyond_a_tenant_s_share_are_refused() {
+        let (agent, _messages, thread, counters) = agent();
+        let limits = TenantLimits::of(Quota::default(), &counters);
+        let (_notices, heard) = mpsc::unbounded_channel();
+        let (requests, incoming) = mpsc::channel(2048);
+        let (_control, events) = mpsc::channel(8);
+        let mut wiring = Wiring::new(agent, heard, incoming, events);
+        attach(&mut wiring.agent, AttachmentId(1), &limits);
+        while wiring.agent.has_room() {
+            wiring.agent.tenants_served(v1::TenantsServed::default());
+        }
+        let mut answers = Vec::new();
+        for _ in 0..300 {
+            let (request, answer) = join_request(AttachmentId(1), "many");
+            requests.try_send(request).unwrap();
+            answers.push(answer);
+        }
+        run_until_empty(&mut wiring, &requests).await;
+        let replies = answers.iter_mut().map(oneshot::Receiver::try_recv);
+        let refused: Vec<_> = replies.filter_map(|reply| Some(reply.ok()?.unwrap_err().kind)).collect();
+        assert_eq!(refused, [JoinRefusal::Unavailable; 300 - 256]);
+        wiring.agent.stop();
+        thread.join().unwrap();
+    }
+
+    /// Bytes that the links of a recipe of four hosts land in, and its staging where tensors are mapped.
+    fn memory_of(recipe: &v1::Recipe) -> (u64, u64) {
+        let expanded = expand(recipe, &mut VerifiedPlans::default()).unwrap();
+        (3 * landing_bytes(&expanded.plan), expanded.staging.bytes(true))
+    }
+
+    #[test]
+    fn staging_beyond_the_quota_is_refused_with_the_limit() {
+        let (links, staging) = memory_of(&recipe(4, 1));
+        assert!(staging > 0);
+        let limit = links + staging - 1;
+        let (mut agent, mut messages, thread, counters) = agent();
+        let limits = TenantLimits::of(Quota { landing_bytes: limit, ..Quota::default() }, &counters);
+        attach(&mut agent, AttachmentId(1), &limits);
+        let mut answer = join(&mut agent, AttachmentId(1), "job");
+        let from_agent::Message::Join(v1::Join { request, .. }) = messages.try_recv().unwrap() else {
+            panic!()
+        };
+        let local_ranks = vec![v1::LocalRank { rank: 0, request }];
+        let check = agent.handle_control(Event::Form(v1::Recipe { local_ranks, ..recipe(4, 1) }));
+        agent.handle_checked(Some(check.unwrap().run()));
+        let refused = answer.try_recv().unwrap().unwrap_err();
+        assert_eq!((refused.kind, counters.get(Counted::LandingRefused)), (JoinRefusal::Quota, 1));
+        for word in [links + staging, links, staging, limit].map(|bytes| bytes.to_string()) {
+            assert!(refused.text.contains(&word), "{word} in {}", refused.text);
+        }
+        assert!(refused.text.contains("leave communicators") && refused.text.contains("`landing`"));
+        agent.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_change_of_plan_takes_no_staging_twice() {
+        let (links, staging) = memory_of(&recipe(4, 1));
+        let (mut agent, mut messages, thread, counters) = agent();
+        let quota = Quota { landing_bytes: 2 * links + staging, ..Quota::default() };
+        let limits = TenantLimits::of(quota, &counters);
+        attach(&mut agent, AttachmentId(1), &limits);
+        let _answer = join(&mut agent, AttachmentId(1), "job");
+        let from_agent::Message::Join(v1::Join { request, .. }) = messages.try_recv().unwrap() else {
+            panic!()
+        };
+        let local_ranks = vec![v1::LocalRank { rank: 0, request }];
+        let check = agent.handle_control(Event::Form(v1::Recipe { local_ranks, ..recipe(4, 1) }));
+        agent.handle_checked(Some(check.unwrap().run()));
+        let check = agent.handle_control(Event::Change(v1::Recipe { epoch: 2, ..recipe(4, 1) }));
+        agent.handle_checked(Some(check.unwrap().run()));
+        assert!(messages.try_recv().is_err(), "both are within the quota");
+        let granted = |agent: &Agent| agent.communicators[&7].granted.as_ref().unwrap().needs();
+        assert_eq!((granted(&agent).landing_bytes, granted(&agent).staging_bytes), (2 * links, staging));
+        agent.keep_one_epoch(7);
+        assert_eq!((granted(&agent).landing_bytes, granted(&agent).staging_bytes), (links, staging));
+        agent.stop();
+        thread.join().unwrap();
     }
 
     /// Of two communicators the second is not within a quota, for these reasons; with the end of the first `all` is free.

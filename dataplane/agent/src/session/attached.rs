@@ -10,7 +10,7 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     ALL_EVENTS, AddedRegion, Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal,
     JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, RefusalKind, Refused, RegionRefused,
-    Regrouping, Request, RequestError, decode, encode, full_name, length,
+    Regrouping, Request, RequestError, decode, encode, full_name, is_name, length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -589,7 +589,9 @@ fn refused(kind: JoinRefusal, text: String) -> Result<(), JoinRefused> {
 
 fn check_name(name: &str) -> Result<(), JoinRefused> {
     if !is_name(name) {
-        let text = format!("a name has 1 to {MAX_NAME} bytes and no control characters");
+        let text = format!(
+            "a name has 1 to {MAX_NAME} bytes, no control characters, and none that are not seen or change how text runs"
+        );
         return refused(JoinRefusal::Name, text);
     }
     Ok(())
@@ -598,10 +600,6 @@ fn check_name(name: &str) -> Result<(), JoinRefused> {
 /// Fails where no communicator can have this name.
 fn check_communicator(name: &str) -> Result<(), RequestError> {
     if is_name(name) { Ok(()) } else { Err("no communicator can have this name".into()) }
-}
-
-fn is_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control)
 }
 
 /// Why constraints make no sense, if they do not.

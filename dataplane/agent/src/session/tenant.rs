@@ -34,6 +34,8 @@ struct Usage {
     operations: u32,
     descriptors: u32,
     landing_bytes: u64,
+    /// Of the same quota as what links receive into.
+    staging_bytes: u64,
 }
 
 /// Whether a tenant's connections go on.
@@ -83,6 +85,7 @@ impl Drop for Grant {
         held.operations -= self.part.operations;
         held.descriptors -= self.part.descriptors;
         held.landing_bytes -= self.part.landing_bytes;
+        held.staging_bytes -= self.part.staging_bytes;
     }
 }
 
@@ -242,6 +245,7 @@ impl Tenant {
         held.operations += part.operations;
         held.descriptors += part.descriptors;
         held.landing_bytes += part.landing_bytes;
+        held.staging_bytes += part.staging_bytes;
         Grant { tenant: Arc::clone(self), part }
     }
 
@@ -335,13 +339,15 @@ impl TenantLimits {
     }
 }
 
-/// What links to other agents take.
+/// What links to other agents take, and operations between their steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LinkNeeds {
     /// One a path.
     pub descriptors: u32,
     /// What they receive into.
     pub landing_bytes: u64,
+    /// What operations keep between their steps at most.
+    pub staging_bytes: u64,
 }
 
 impl LinkNeeds {
@@ -350,7 +356,14 @@ impl LinkNeeds {
         Self {
             descriptors: self.descriptors.max(other.descriptors),
             landing_bytes: self.landing_bytes.max(other.landing_bytes),
+            staging_bytes: self.staging_bytes.max(other.staging_bytes),
         }
+    }
+
+    /// What they are of a tenant's usage.
+    fn part(self) -> Usage {
+        let Self { descriptors, landing_bytes, staging_bytes } = self;
+        Usage { descriptors, landing_bytes, staging_bytes, ..Usage::default() }
     }
 }
 
@@ -370,38 +383,41 @@ impl TenantLimits {
     }
 
     /// What another process of the agent's took for links.
-    pub(crate) fn inherit_links(&self, LinkNeeds { descriptors, landing_bytes }: LinkNeeds) -> LinkGrant {
-        LinkGrant(self.0.grant(Usage { descriptors, landing_bytes, ..Usage::default() }))
+    pub(crate) fn inherit_links(&self, needs: LinkNeeds) -> LinkGrant {
+        LinkGrant(self.0.grant(needs.part()))
     }
 
-    /// Takes what links need of the tenant's quota.
+    /// Takes what links and staging need of the tenant's quota.
     ///
     /// # Errors
     /// Where so much is not left: limit, what is left, and the remedy, for the tenant.
     pub fn links(&self, needs: LinkNeeds) -> Result<LinkGrant, String> {
-        let LinkNeeds { descriptors, landing_bytes } = needs;
+        let LinkNeeds { descriptors, landing_bytes, staging_bytes } = needs;
         let mut held = self.0.usage();
         self.0.room_for_descriptors(&held, descriptors, "leave communicators")?;
         let most = self.0.rules().quota.landing_bytes;
-        let left = most.saturating_sub(held.landing_bytes);
-        if landing_bytes > left {
+        let left = most.saturating_sub(held.landing_bytes).saturating_sub(held.staging_bytes);
+        let bytes = landing_bytes.saturating_add(staging_bytes);
+        if bytes > left {
             self.0.counters.add(Counted::LandingRefused);
             return Err(format!(
-                "{landing_bytes} bytes of the agent's memory are needed for links to other hosts; {left} are left of the {most} that this \
-                 tenant may have here; leave communicators, or have the provider raise `landing`"
+                "{bytes} bytes of the agent's memory are needed, {landing_bytes} for links to other hosts and {staging_bytes} for what \
+                 operations keep between their steps; {left} are left of the {most} that this tenant may have here; leave communicators, \
+                 or have the provider raise `landing`"
             ));
         }
         held.descriptors += descriptors;
         held.landing_bytes += landing_bytes;
-        let part = Usage { descriptors, landing_bytes, ..Usage::default() };
-        Ok(LinkGrant(Grant { tenant: Arc::clone(&self.0), part }))
+        held.staging_bytes += staging_bytes;
+        Ok(LinkGrant(Grant { tenant: Arc::clone(&self.0), part: needs.part() }))
     }
 }
 
 impl LinkGrant {
     /// What it holds.
     pub(crate) fn needs(&self) -> LinkNeeds {
-        LinkNeeds { descriptors: self.0.part.descriptors, landing_bytes: self.0.part.landing_bytes }
+        let Usage { descriptors, landing_bytes, staging_bytes, .. } = self.0.part;
+        LinkNeeds { descriptors, landing_bytes, staging_bytes }
     }
 
     /// Holds another's, too.
@@ -409,6 +425,7 @@ impl LinkGrant {
         let more = std::mem::take(&mut other.0.part);
         self.0.part.descriptors += more.descriptors;
         self.0.part.landing_bytes += more.landing_bytes;
+        self.0.part.staging_bytes += more.staging_bytes;
     }
 
     /// Keeps so much at most, and gives the rest back.
@@ -417,10 +434,13 @@ impl LinkGrant {
         let descriptors = part.descriptors.saturating_sub(needs.descriptors);
         let landing_bytes = part.landing_bytes.saturating_sub(needs.landing_bytes);
         part.descriptors -= descriptors;
+        let staging_bytes = part.staging_bytes.saturating_sub(needs.staging_bytes);
         part.landing_bytes -= landing_bytes;
+        part.staging_bytes -= staging_bytes;
         let mut held = self.0.tenant.usage();
         held.descriptors -= descriptors;
         held.landing_bytes -= landing_bytes;
+        held.staging_bytes -= staging_bytes;
     }
 }
 
@@ -435,7 +455,7 @@ mod tests {
     }
 
     fn paths_of(descriptors: u32) -> LinkNeeds {
-        LinkNeeds { descriptors, landing_bytes: 0 }
+        LinkNeeds { descriptors, ..LinkNeeds::default() }
     }
 
     #[test]

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
     use crate::counters::Counted;
     use crate::telemetry::own_flows::{EpochLinks, OwnFlows};
-    use crate::telemetry::series::COMMUNICATORS;
+    use crate::telemetry::series::{COMMUNICATORS, TENANT_COMMUNICATORS};
     use harmonaize_abi::{Nanos, OperationId};
     use harmonaize_analysis::marks::{Operation, RankCall};
     use harmonaize_events::{Mark, MarkKind};
@@ -358,7 +358,7 @@ mod tests {
     fn those_beyond_the_room_are_summed_up() {
         let mut own = OwnFlows::default();
         let all = COMMUNICATORS as u64 + 10;
-        (0..all).for_each(|number| come(&mut own, number, 1));
+        (0..all).for_each(|number| come(&mut own, number, number % 5));
         let text = scrape(&own);
         let other = "tenant=\"other\",communicator=\"other\"}";
         for (name, sum) in [
@@ -375,6 +375,21 @@ mod tests {
         own.ended(0, Nanos(2), &[], &mut Vec::new());
         own.ended(all - 1, Nanos(2), &[], &mut Vec::new());
         assert_eq!(series(&scrape(&own), "tensor_saved_bytes_total")[other], 50);
+    }
+
+    #[test]
+    fn one_tenant_has_its_share_of_series_alone() {
+        let mut own = OwnFlows::default();
+        (0..COMMUNICATORS as u64).for_each(|number| come(&mut own, number, 1));
+        (5_000..5_500).for_each(|number| come(&mut own, number, number % 2 + 2));
+        let saved = series(&scrape(&own), "tensor_saved_bytes_total");
+        let of = |tenant: u32| {
+            let label = format!("tenant=\"tenant-{tenant}\",");
+            saved.keys().filter(|known| known.starts_with(&label)).count()
+        };
+        assert_eq!([of(1), of(2), of(3)], [TENANT_COMMUNICATORS, 250, 250]);
+        let other = saved["tenant=\"other\",communicator=\"other\"}"];
+        assert_eq!(other, 5 * (COMMUNICATORS - TENANT_COMMUNICATORS) as u64, "all others are summed up");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Communicators with series of their own: all that live, up to this number, and those that ended last.
 pub(crate) const COMMUNICATORS: usize = 1280;
+/// Those of one tenant among them at most: a quarter, so that no tenant has all.
+pub(crate) const TENANT_COMMUNICATORS: usize = COMMUNICATORS / 4;
 /// Tenants, likewise.
 const TENANTS: usize = 512;
 /// The label of those that live beyond.
@@ -102,9 +104,11 @@ pub(crate) struct Named {
 }
 
 impl Series {
-    /// A communicator begins: it has series of its own if there is room.
+    /// A communicator begins: it has series of its own if there is room, and its tenant has not its share already.
     pub(crate) fn begun(&mut self, tenant: &str, name: &str) -> Named {
-        let communicator = self.communicators.begin(&(tenant.to_owned(), name.to_owned()));
+        let key = (tenant.to_owned(), name.to_owned());
+        let communicator =
+            self.communicators.begin_within(&key, TENANT_COMMUNICATORS, |(of, _)| of == tenant);
         Named { communicator, tenant: self.tenants.begin(&tenant.to_owned()) }
     }
 

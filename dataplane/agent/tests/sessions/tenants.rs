@@ -554,6 +554,8 @@ fn joining_fails_with_reasons() {
     for (name, rank, ranks, kind) in [
         ("", 0, 1, JoinRefusal::Name),
         ("a\nb", 0, 1, JoinRefusal::Name),
+        ("a\u{202e}b", 0, 1, JoinRefusal::Name),
+        ("a\u{200b}", 0, 1, JoinRefusal::Name),
         (&"x".repeat(129), 0, 1, JoinRefusal::Name),
         ("job", 1, 1, JoinRefusal::Rank),
         ("job", 0, 0, JoinRefusal::Rank),

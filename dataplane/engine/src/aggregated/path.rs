@@ -9,7 +9,9 @@ use harmonaize_aggregator::{Codes, PayloadFormat, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
 use harmonaize_core::{Aggregation, EpochPlan, Nanos};
 use harmonaize_plan::{MAX_SOURCES, Participant};
+use harmonaize_transport::TrafficClass;
 use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaPort};
+use harmonaize_transport::tcp::Dscp;
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -33,6 +35,8 @@ pub(crate) struct AggregatorPath {
     pub(super) datagrams: Endpoint,
     pub(super) reconnect: Reconnect,
     pub(crate) coder: Coder,
+    /// The class that packets are marked with, once they are.
+    marked: Option<TrafficClass>,
     pub(super) idle_polls: u32,
     pub(crate) session: Session,
 }
@@ -118,9 +122,20 @@ impl AggregatorPath {
             datagrams,
             reconnect: Reconnect::default(),
             coder,
+            marked: None,
             idle_polls: 0,
             session: Session::default(),
         })))
+    }
+
+    /// From now on packets carry the code point of a class. Cheap where they do already.
+    pub(crate) fn mark(&mut self, class: TrafficClass, dscp: Dscp) {
+        if self.marked.replace(class) == Some(class) {
+            return;
+        }
+        if let Err(error) = self.datagrams.set_dscp(dscp.of(class)) {
+            tracing::warn!(epoch = %self.epoch, %error, "packets to the aggregator cannot be marked");
+        }
     }
 
     /// To be called before the loop sleeps; false if something is there already.

@@ -14,6 +14,7 @@ use harmonaize_abi::{AggregatorTask, ChannelId, Epoch};
 use harmonaize_aggregator::{PayloadFormat, Task};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_events::MarkKind;
+use harmonaize_transport::tcp::Dscp;
 
 impl Engine {
     /// Begins a session with the aggregator of an epoch, or one that only probes whether it answers.
@@ -76,21 +77,33 @@ impl Engine {
         }
     }
 
-    /// Packets of all aggregators.
+    /// Packets of all aggregators, of each tenant's communicators the most urgent first.
     ///
-    /// Cost: a look at each communicator that does not rest to count, and one to work.
+    /// Cost: a look at each communicator that does not rest to count, and one to work, and a sort.
     pub(super) fn poll_aggregators(&mut self, now: Nanos) -> usize {
         let members = self.turns.iter().filter_map(|key| self.communicators.get(key));
         let busy = members.flat_map(|member| {
             let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref());
-            paths.filter(|path| path.worker.is_busy()).map(|_| member.tenant)
+            paths.filter(|path| path.worker.is_busy()).map(|_| (member.tenant, member.class))
         });
         self.sharing.count(busy);
         let mut worked = 0;
-        let Self { communicators: members, aftermath, sharing, attachments, marks, turns, .. } = self;
-        for key in turns.iter() {
-            let done = contain(members, aftermath, (key, Work::Packets), |member| {
-                packets(now, member, sharing.of(member.tenant), attachments, marks)
+        let Self {
+            communicators: members,
+            aftermath,
+            sharing,
+            attachments,
+            marks,
+            turns,
+            packet_order,
+            dscp,
+            ..
+        } = self;
+        turns.sort(packet_order, |key| members.get(key).map(CommunicatorState::urgency));
+        for (_, _, key) in packet_order.iter() {
+            let done = contain(members, aftermath, (*key, Work::Packets), |member| {
+                let sharers = sharing.of(member.tenant, member.class);
+                packets(now, member, (sharers, *dscp), attachments, marks)
             });
             worked += done.unwrap_or(1);
         }
@@ -102,7 +115,7 @@ impl Engine {
 fn packets(
     now: Nanos,
     member: &mut CommunicatorState,
-    sharers: u16,
+    (sharers, dscp): (u16, Option<Dscp>),
     attachments: &Table<Attachment>,
     marks: &MarkWriter,
 ) -> usize {
@@ -111,6 +124,9 @@ fn packets(
         let taken = member.epochs.get_mut(at).and_then(|links| links.aggregator.take());
         let Some(mut path) = taken else { continue };
         path.worker.share_window(sharers);
+        if let Some(dscp) = dscp {
+            path.mark(member.class, dscp);
+        }
         worked += progress(&mut path, now, member, attachments);
         if std::mem::take(&mut path.session.abandoned) {
             marks.write(MarkKind::GivenUp, || member.mark());

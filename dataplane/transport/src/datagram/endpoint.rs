@@ -73,6 +73,17 @@ impl Endpoint {
         }
     }
 
+    /// As [`Datagrams::set_dscp`]; over RDMA datagrams keep the traffic class of their port.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_dscp(&self, dscp: u8) -> io::Result<()> {
+        match self {
+            Self::Udp(datagrams) => datagrams.set_dscp(dscp),
+            Self::Rdma(_) => Ok(()),
+        }
+    }
+
     /// Datagrams that wait to be sent; over RDMA they leave at once.
     pub fn waiting(&self) -> usize {
         match self {

@@ -209,6 +209,18 @@ impl Datagrams {
         SocketAddr::new(any, 0)
     }
 
+    /// From now on its datagrams carry this code point of differentiated services, from 0 to 63.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn set_dscp(&self, dscp: u8) -> io::Result<()> {
+        let field = u32::from(dscp) << 2;
+        match self.address.ip().to_canonical() {
+            IpAddr::V4(_) => self.socket.set_tos_v4(field),
+            IpAddr::V6(_) => self.socket.set_tclass_v6(field),
+        }
+    }
+
     /// Where it is bound.
     pub fn local_address(&self) -> SocketAddr {
         self.address

@@ -152,7 +152,8 @@ impl Config {
 pub struct Dscp(pub [u8; TrafficClass::ALL.len()]);
 
 impl Dscp {
-    pub(crate) fn of(&self, class: TrafficClass) -> u8 {
+    /// Returns the code point of a class.
+    pub fn of(&self, class: TrafficClass) -> u8 {
         self.0.get(class as usize).copied().unwrap_or(0)
     }
 }
