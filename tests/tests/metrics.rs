@@ -43,6 +43,13 @@ fn rules_pass_promtool_and_each_alert_fires() {
         assert!(tests.contains(&format!("  - name: {alert}\n")), "no test of {alert}");
         assert!(runbook.contains(&format!("`{alert}`")), "no entry of {alert} in docs/operators.md");
     }
+    // So has each recorded series.
+    let recorded: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- record: ")).collect();
+    assert!(recorded.len() > 4, "{recorded:?}");
+    for series in recorded {
+        assert!(tests.contains(&format!("      - expr: '{series}'\n")), "no test of {series}");
+    }
 }
 
 /// What a scrape has: the labels of each metric, `le` included.

@@ -95,6 +95,9 @@ pub struct Args {
 
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
+    // Before anything is installed or built, which takes minutes.
+    let topology = fabric_topology()?;
+    Fabric::check(&topology)?;
     let needed = [packages::EMULATION, packages::BUILDING].concat();
     packages::require(&needed, Consent::from_flag(args.yes))?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -107,7 +110,7 @@ pub fn run(args: &Args) -> Result<()> {
     eprintln!("Building agent, control and the tenants' programs (minutes, the first time)");
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
     let began = Instant::now();
-    let demo = Demo { args, logs, stop, binaries };
+    let demo = Demo { args, logs, stop, binaries, topology };
     let Ran { mut printed, seen, requests, changes } = demo.tenants()?;
     eprintln!("The same training in one process");
     printed.reference = demo.reference(printed.steps())?;
@@ -146,19 +149,30 @@ struct Demo<'a> {
     logs: PathBuf,
     stop: Arc<AtomicBool>,
     binaries: Binaries,
+    topology: Topology,
+}
+
+/// The rates of links between switches and of those of hosts, as a topology file has them.
+fn rates() -> [String; 2] {
+    [RATE, HOST_RATE].map(|rate| format!("{}Mbit/s", rate / 1_000_000))
+}
+
+/// The fabric of the demo.
+fn fabric_topology() -> Result<Topology> {
+    let [rate, host_rate] = rates();
+    let topology = topology::racks_with_unmanaged_hosts(RACKS, HOSTS_A_RACK, SPINES, &rate);
+    Topology::parse(&topology::with_host_rate(&topology, &host_rate)?)
 }
 
 impl Demo<'_> {
     /// Runs all tenants on a fabric until the trainings have ended.
     fn tenants(&self) -> Result<Ran> {
-        let [rate, host_rate] = [RATE, HOST_RATE].map(|rate| format!("{}Mbit/s", rate / 1_000_000));
+        let [rate, host_rate] = rates();
         eprintln!(
             "{RACKS} racks of {HOSTS_A_RACK} hosts with agents and one without, {SPINES} spines, links of {rate}, {host_rate} to \
              hosts, control"
         );
-        let topology = topology::racks_with_unmanaged_hosts(RACKS, HOSTS_A_RACK, SPINES, &rate);
-        let topology = topology::with_host_rate(&topology, &host_rate)?;
-        let fabric = Fabric::build(&Topology::parse(&topology)?)?;
+        let fabric = Fabric::build(&self.topology)?;
         let tenants =
             [("a", 3001), ("b", 3002), ("c", 3003)].map(|(name, user)| Tenant { name: name.into(), user });
         let mut setup = Setup::new(self.binaries.clone(), &tenants);

@@ -1,20 +1,25 @@
 //! `cargo xtask emulate FILE`: the fabric of a topology file, with control and agents, until Ctrl-C.
 
 use anyhow::{Context, Result, bail};
-use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
+use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket, telemetry_socket};
 use harmonaize_testkit::fabric::{self, Fabric};
+use harmonaize_testkit::job::Programs;
 use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::topology::Topology;
 use harmonaize_testkit::workspace::{Binaries, Profile};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// The program that runs a tenant's AllReduce, and the name of its package.
+const PERF: &str = "harmonaize-perf";
+
 /// What `cargo xtask emulate` takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask emulate fabric.toml                      control, agents, two tenants, until Ctrl-C
+  cargo xtask emulate docs/examples/two-hosts.toml     control, agents, two tenants, until Ctrl-C
   cargo xtask emulate fabric.toml --tenant a=3001      one tenant, whose processes run as user 3001
   cargo xtask emulate fabric.toml --bare --keep        namespaces and links alone, left up
   cargo xtask emulate --list                           fabrics that are up
@@ -63,14 +68,17 @@ pub fn run(args: &Args) -> Result<()> {
         return fabric::down(name);
     }
     let file = args.file.as_deref().context("name a topology file")?;
+    // Before anything is installed or built, which takes minutes.
+    let topology = Topology::read(file)?;
+    Fabric::check(&topology)?;
     let building: &[&str] = if args.bare { &[] } else { packages::BUILDING };
     packages::require(&[packages::EMULATION, building].concat(), Consent::from_flag(args.yes))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
-    let binaries = if args.bare { None } else { Some(Binaries::build(Profile::Dev)?) };
-    let fabric = Fabric::from_file(file)?;
+    let binaries = if args.bare { None } else { Some(Binaries::build_with(Profile::Dev, &[PERF])?) };
+    let fabric = Fabric::build(&topology)?;
     describe(&fabric);
     let Some(binaries) = binaries else {
         if args.keep {
@@ -82,9 +90,13 @@ pub fn run(args: &Args) -> Result<()> {
         wait(&stop, || Ok(()))?;
         return Ok(());
     };
-    let mut deployment = Deployment::start(fabric, Setup::new(binaries.clone(), &args.tenant))?;
+    let mut setup = Setup::new(binaries.clone(), &args.tenant);
+    setup.measure_links();
+    let mut deployment = Deployment::start(fabric, setup)?;
     describe_programs(&deployment, &binaries)?;
-    println!("Ctrl-C ends them and removes it.");
+    let programs = Programs::publish(binaries.folder(), &[PERF])?;
+    describe_tenants(&deployment, &programs.path(PERF));
+    println!("\nCtrl-C ends them and removes it.");
     wait(&stop, || deployment.check())?;
     if args.keep {
         let name = deployment.end()?.keep()?;
@@ -124,26 +136,80 @@ fn describe(fabric: &Fabric) {
     }
 }
 
+/// Prints how operators reach control, its page and an agent's telemetry.
 fn describe_programs(deployment: &Deployment, binaries: &Binaries) -> Result<()> {
     let (fabric, control) = (deployment.fabric(), deployment.operators_address());
-    let cli = binaries.path("harmonaize")?;
+    let (cli, namespace) = (binaries.path("harmonaize")?, fabric.control());
+    let (enter, tls) = (format!("ip netns exec {}", namespace.name()), deployment.operator());
     println!("\nControl listens at {control} on the management network:");
-    println!(
-        "  ip netns exec {} {} --control {control} --tls {} status",
-        fabric.control().name(),
-        cli.display(),
-        deployment.operator().display()
-    );
-    println!("Logs and configurations: {}", fabric.folder().display());
-    for tenant in deployment.tenants() {
-        if let Some(host) = fabric.hosts().first() {
-            println!(
-                "Tenant {} (user {}): {} and so on each host",
-                tenant.name,
-                tenant.user,
-                socket(host, &tenant.name).display()
-            );
-        }
+    println!("  {enter} {} --control {control} --tls {} status", cli.display(), tls.display());
+    println!("Its page, for who has the operator's certificate: {}", page_url(deployment));
+    println!("  {enter} {}", page_command(deployment));
+    if let Some(host) = fabric.hosts().first() {
+        println!("What crosses the links of {}:", host.name);
+        println!("  {} top --agent unix:{}", cli.display(), telemetry_socket(host).display());
     }
+    println!("Logs and configurations: {}", fabric.folder().display());
     Ok(())
+}
+
+/// The page's address. Control's certificate has the name `control`.
+fn page_url(deployment: &Deployment) -> String {
+    format!("https://control:{}", deployment.page_address().port())
+}
+
+/// A command that reads the page in control's namespace, as an operator.
+fn page_command(deployment: &Deployment) -> String {
+    let (page, tls) = (deployment.page_address(), deployment.operator());
+    let file = |name: &str| tls.join(name).display().to_string();
+    format!(
+        "curl --cacert {} --cert {} --key {} --resolve control:{}:{} {}/",
+        file("ca.crt"),
+        file("tls.crt"),
+        file("tls.key"),
+        page.port(),
+        page.ip(),
+        page_url(deployment)
+    )
+}
+
+/// Prints each tenant's sockets, and commands that open a shell and run an AllReduce as the tenant.
+fn describe_tenants(deployment: &Deployment, perf: &Path) {
+    let hosts = deployment.hosts();
+    for tenant in deployment.tenants() {
+        let sockets: Vec<PathBuf> = hosts.iter().map(|host| socket(host, &tenant.name)).collect();
+        let Some(first) = sockets.first() else { continue };
+        println!("\nTenant {} (user {}): {} and so on each host", tenant.name, tenant.user, first.display());
+        println!("  HARMONAIZE_SOCKET={} {} sh", first.display(), becomes(tenant));
+        println!("  {}", hello(perf, tenant, &sockets));
+    }
+}
+
+/// A command that has a tenant run an AllReduce, which is checked, between two of its agents, or at its one.
+fn hello(perf: &Path, tenant: &Tenant, sockets: &[PathBuf]) -> String {
+    let agents = sockets.iter().take(2).map(|socket| format!(" --agent {}", socket.display()));
+    let agents = agents.collect::<String>();
+    format!("{} {} all_reduce{agents} --ranks 2 -b 1M -e 1M", becomes(tenant), perf.display())
+}
+
+/// What runs the command behind it as the tenant.
+fn becomes(tenant: &Tenant) -> String {
+    let user = tenant.user;
+    format!("setpriv --reuid {user} --regid {user} --clear-groups")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_says_hello_between_two_hosts() {
+        let (perf, tenant) = (Path::new("/t/harmonaize-perf"), Tenant { name: "a".to_owned(), user: 3001 });
+        let sockets = ["/r/h0/a", "/r/h1/a", "/r/h2/a"].map(PathBuf::from);
+        let words = "setpriv --reuid 3001 --regid 3001 --clear-groups /t/harmonaize-perf all_reduce";
+        let expected = format!("{words} --agent /r/h0/a --agent /r/h1/a --ranks 2 -b 1M -e 1M");
+        assert_eq!(hello(perf, &tenant, &sockets), expected);
+        let alone = format!("{words} --agent /r/h0/a --ranks 2 -b 1M -e 1M");
+        assert_eq!(hello(perf, &tenant, &sockets[..1]), alone);
+    }
 }

@@ -27,6 +27,50 @@ fn emulate(folder: &Path, more: &[&str]) -> Option<(Child, String)> {
     Some((child, name.to_owned()))
 }
 
+#[test]
+fn a_wrong_file_is_refused_before_anything_is_built() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("wrong.toml");
+    for (text, expected) in
+        [("host = 3\n", "is not a topology"), ("[[host]]\nname = 'h0'\n", "host h0 has no link")]
+    {
+        std::fs::write(&file, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.arg("emulate").arg(&file).stdin(Stdio::null());
+        // What builds calls this, and says so.
+        command.env("CARGO", folder.path().join("no-cargo")).env_remove("HARMONAIZE_BINARIES");
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(expected), "{said}");
+        assert!(!said.contains("cargo"), "{said}");
+    }
+}
+
+#[test]
+fn printed_commands_run_as_they_are() {
+    if !harmonaize_testkit::strict::can_make_namespaces() {
+        return;
+    }
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/two-hosts.toml");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.arg("emulate").arg(&file).env("CI", "true").stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let printed: Vec<String> = lines.by_ref().take_while(|line| !line.starts_with("Ctrl-C")).collect();
+    let run = |word: &str| {
+        let line = printed.iter().find(|line| line.contains(word)).cloned().unwrap_or_default();
+        let output = Command::new("sh").args(["-c", &format!("set -e; {line}")]).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success() && !line.is_empty(), String::from_utf8_lossy(&said).into_owned())
+    };
+    let (status, hello) = (run(" status"), run("all_reduce"));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    lines.for_each(drop);
+    assert!(child.wait().unwrap().success());
+    assert!(status.0 && status.1.contains("2 of 2 agents connected"), "{}\n{printed:?}", status.1);
+    assert!(hello.0, "{}\n{printed:?}", hello.1);
+}
+
 fn gone(name: &str) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while harmonaize_testkit::fabric::standing().unwrap().contains(name) {

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const CONTROL_PORT: u16 = 7100;
 /// Where operators' tools connect to control, likewise.
 const OPERATORS_PORT: u16 = 7101;
+/// Where control serves its page, in its own namespace: on loopback, as it does by default.
+const PAGE_PORT: u16 = 9479;
 /// Where an agent listens for other agents, in its host's namespace.
 const AGENT_PORT: u16 = 7200;
 /// Where an aggregator takes datagrams, on its machine.
@@ -57,6 +59,8 @@ pub struct Setup {
     pub tenant: String,
     /// Tenants, and the algorithm that an operator chose for AllReduces of each.
     pub algorithms: Vec<(String, Algorithm)>,
+    /// Whether each agent measures all links of its host: see [`Setup::measure_links`].
+    measures_links: bool,
     /// How many hosts at the end of the topology have no agent.
     pub unmanaged_hosts: usize,
     /// Each of those has a control and a member of etcd, in place of the one control.
@@ -77,6 +81,7 @@ impl Setup {
             aggregator,
             tenant,
             algorithms: Vec::new(),
+            measures_links: false,
             unmanaged_hosts: 0,
             replicated: false,
         }
@@ -86,12 +91,21 @@ impl Setup {
 impl Setup {
     /// Has the agents measure what links of `rate` carry (the driver of an emulated device knows none), and control plan by it.
     pub fn measure(&mut self, rate: &str) {
-        self.control += "source_ports = \"20000-29999\"\n";
+        self.control += SOURCE_PORTS;
         self.agent += &format!(
             "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n[telemetry.rate]\neth0 = \"{rate}\"\n"
         );
     }
+
+    /// The same for all links of a host, each of its own rate. Tools reach each agent's telemetry at [`telemetry_socket`].
+    pub fn measure_links(&mut self) {
+        self.control += SOURCE_PORTS;
+        self.measures_links = true;
+    }
 }
+
+/// Source ports for links, by which control chooses the routes of their connections.
+const SOURCE_PORTS: &str = "source_ports = \"20000-29999\"\n";
 
 /// Control and agents that run until this is dropped; the fabric goes with them.
 #[derive(Debug)]
@@ -319,7 +333,8 @@ impl Deployment {
             remove(&socket(host, &tenant.name))?;
         }
         let config = host.folder.join("agent.toml");
-        write(&config, &agent_config(&self.control_list(CONTROL_PORT), host, &self.setup)?)?;
+        let telemetry = self.telemetry_config(host);
+        write(&config, &agent_config(&self.control_list(CONTROL_PORT), host, &self.setup, &telemetry)?)?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
         command.arg("--config").arg(&config).env("NO_COLOR", "1");
         let name = format!("agent of {}", host.name);
@@ -444,6 +459,24 @@ impl Deployment {
     /// Where operators' tools connect to control, on the management network.
     pub fn operators_address(&self) -> SocketAddr {
         SocketAddr::from((self.fabric.control_address(), OPERATORS_PORT))
+    }
+
+    /// Where control serves its page, in its own namespace.
+    pub fn page_address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, PAGE_PORT))
+    }
+
+    /// What an agent's configuration says of the links of its host, where it is to measure them.
+    fn telemetry_config(&self, host: &Host) -> String {
+        if !self.setup.measures_links {
+            return String::new();
+        }
+        let (topology, layout) = (self.fabric.topology(), self.fabric.layout());
+        let named = |node: &usize| topology.nodes.get(*node).is_some_and(|node| node.name == host.name);
+        let own = topology.hosts().find(named).into_iter().flat_map(|node| layout.ends_of(node));
+        let links =
+            own.filter_map(|(cable, end, _)| Some((end.device.as_str(), layout.cables.get(cable)?.rate)));
+        telemetry_config(&telemetry_socket(host), &links.collect::<Vec<_>>())
     }
 
     /// The management addresses of machines with a control.
@@ -604,6 +637,22 @@ pub fn socket(host: &Host, tenant: &str) -> PathBuf {
     tenant_folder(host, tenant).join("agent.sock")
 }
 
+/// The socket by which operators' tools reach an agent's telemetry, where it [measures its links](Setup::measure_links).
+pub fn telemetry_socket(host: &Host) -> PathBuf {
+    host.folder.join("telemetry.sock")
+}
+
+/// Telemetry of an agent: its interfaces with the bits a second of their links, whose drivers know none.
+fn telemetry_config(socket: &Path, links: &[(&str, u64)]) -> String {
+    let interfaces: Vec<&str> = links.iter().map(|(interface, _)| *interface).collect();
+    let mut text = format!("[telemetry]\ninterfaces = {interfaces:?}\nsocket = {}\n", quoted(socket));
+    text += "[telemetry.rate]\n";
+    for (interface, rate) in links {
+        text += &format!("{interface} = \"{rate}bit/s\"\n");
+    }
+    text
+}
+
 fn control_folder(fabric: &Fabric) -> PathBuf {
     fabric.folder().join("_control")
 }
@@ -677,10 +726,10 @@ fn control_config(address: Ipv4Addr, setup: &Setup, store: &str) -> String {
     text
 }
 
-fn agent_config(controls: &[String], host: &Host, setup: &Setup) -> Result<String> {
+fn agent_config(controls: &[String], host: &Host, setup: &Setup, telemetry: &str) -> Result<String> {
     let address = host.addresses.first().with_context(|| format!("{} has no address", host.name))?;
     let mut text = format!(
-        "host = \"{}\"\ncontrol = {controls:?}\ntls = \"tls\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
+        "host = \"{}\"\ncontrol = {controls:?}\ntls = \"tls\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n{telemetry}",
         host.name,
         setup.agent.replace("{folder}", &host.folder.to_string_lossy())
     );
@@ -707,4 +756,20 @@ fn aggregator_config(fabric: &Fabric, controls: &[String], machine: &Host, setup
 /// A path as a TOML string.
 fn quoted(path: &Path) -> String {
     toml::Value::String(path.to_string_lossy().into_owned()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_link_has_its_rate() {
+        let links = [("eth0", 1_000_000_000), ("eth1", 25_000_000)];
+        let text = telemetry_config(Path::new("/run/h0/telemetry.sock"), &links);
+        let table: toml::Table = text.parse().unwrap();
+        let telemetry = &table["telemetry"];
+        assert_eq!(telemetry["interfaces"].as_array().unwrap().len(), 2);
+        assert_eq!(telemetry["socket"].as_str(), Some("/run/h0/telemetry.sock"));
+        assert_eq!(telemetry["rate"]["eth1"].as_str(), Some("25000000bit/s"));
+    }
 }

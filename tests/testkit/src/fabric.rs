@@ -70,20 +70,24 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// Builds the fabric of a topology file. Needs root and Debian's package iproute2.
-    pub fn from_file(path: &Path) -> Result<Self> {
-        Self::build(&Topology::read(path)?)
-    }
-
-    /// Builds the fabric of a topology. Needs root and Debian's package iproute2.
-    pub fn build(topology: &Topology) -> Result<Self> {
+    /// Lays the fabric of a topology out, as [`Fabric::build`] does before it changes anything.
+    ///
+    /// # Errors
+    /// What is wrong with the topology, or that this process may not make namespaces.
+    pub fn check(topology: &Topology) -> Result<Layout> {
+        let layout = Layout::of(topology)?;
+        topology.nodes.iter().try_for_each(|node| check_name(&node.name))?;
         if !privileged() {
             bail!(
                 "an emulated fabric needs root, to make network namespaces; run this as root or under sudo"
             );
         }
-        let layout = Layout::of(topology)?;
-        topology.nodes.iter().try_for_each(|node| check_name(&node.name))?;
+        Ok(layout)
+    }
+
+    /// Builds the fabric of a topology. Needs root and Debian's package iproute2.
+    pub fn build(topology: &Topology) -> Result<Self> {
+        let layout = Self::check(topology)?;
         sweep_stale()?;
         let (name, folder, lock) = reserve()?;
         let reaper = Reaper::start(&name, &folder)?;
@@ -585,6 +589,17 @@ mod tests {
         assert_eq!(fabric_of("hz-12-3"), Some("hz-12-3"));
         for other in ["hz-", "hz-a-1-h", "hz-12", "hz-12-x", "xhz-1-1", "hz-1-"] {
             assert_eq!(fabric_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_topology_is_checked_before_anything_is_built() {
+        let check = |text: &str| Fabric::check(&Topology::parse(text).unwrap()).unwrap_err().to_string();
+        assert_eq!(check("[[host]]\nname = 'h0'\n"), "host h0 has no link");
+        let star = crate::topology::star(2, "1Gbit/s");
+        match privileged() {
+            true => assert_eq!(Fabric::check(&Topology::parse(&star).unwrap()).unwrap().cables.len(), 2),
+            false => assert!(check(&star).contains("needs root")),
         }
     }
 

@@ -96,7 +96,7 @@ pub const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", default_featur
 /// Whether to ask before installing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consent {
-    /// Ask on the terminal.
+    /// Ask on the terminal. Where there is none, say what is missing and install it.
     Ask,
     /// Install without asking.
     Given,
@@ -109,15 +109,20 @@ impl Consent {
         if yes || on_ci { Self::Given } else { Self::Ask }
     }
 
-    /// An error where `what` may not be installed; asks for it where that is to be asked.
+    /// Whether somebody is asked, by whether a terminal can answer.
+    fn asks(self, terminal: bool) -> bool {
+        self == Self::Ask && terminal
+    }
+
+    /// Says that `what` is missing, and asks for it where a terminal can answer.
+    ///
+    /// # Errors
+    /// If the answer is no.
     pub fn obtain(self, what: &str) -> Result<()> {
         eprintln!("This needs {what}, which is not installed.");
-        if self == Self::Given {
+        if !self.asks(std::io::stdin().is_terminal()) {
             eprintln!("Installing it.");
             return Ok(());
-        }
-        if !std::io::stdin().is_terminal() {
-            bail!("{what} is not installed; run again with --yes to install it");
         }
         eprint!("Install it now? [y/N] ");
         std::io::stderr().flush()?;
@@ -216,4 +221,15 @@ pub fn tool(tool: Tool, consent: Consent) -> Result<PathBuf> {
     // Hundreds of megabytes that nothing reads again; what is left of them does no harm.
     let _ = std::fs::remove_dir_all(folder.join("build"));
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_alone_is_asked() {
+        assert!(Consent::Ask.asks(true) && !Consent::Ask.asks(false));
+        assert!(!Consent::Given.asks(true) && !Consent::Given.asks(false));
+    }
 }
