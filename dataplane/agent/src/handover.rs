@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// The version of all that is said here, and of the state that it carries. Raise it with every change of these, of
 /// `harmonaize_core::Communicator`, or of the engine's image: a successor of another version is refused, and the agent goes on.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 1;
 
 /// How long the other process may take for anything but its start.
 const PATIENCE: Duration = Duration::from_secs(2);

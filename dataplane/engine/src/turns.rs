@@ -32,8 +32,14 @@ pub(crate) struct Urgency {
     pub(crate) priority: Reverse<u8>,
     /// When it is to end; the last of all times where it does not say.
     pub(crate) deadline: Nanos,
-    /// The step of the tenant's job that it belongs to; the last of all where it does not say.
+    /// The step of the tenant's job that it belongs to; the last of all where it does not say, and after a hand-over.
+    #[serde(skip, default = "no_iteration")]
     pub(crate) iteration: u64,
+}
+
+/// Of an operation that does not say its iteration.
+fn no_iteration() -> u64 {
+    u64::MAX
 }
 
 impl Default for Urgency {

@@ -26,7 +26,6 @@ struct AttachedImage {
     attachment: AttachmentId,
     tenant: String,
     thread: Thread,
-    mapped: bool,
     joined: Vec<(u32, u64, Rank)>,
     next_handle: u32,
 }
@@ -76,7 +75,6 @@ impl Agent {
             attachment: *id,
             tenant: attached.tenant.clone(),
             thread: attached.thread,
-            mapped: attached.mapped,
             joined: attached.joined.iter().map(|(handle, (id, rank))| (*handle, *id, *rank)).collect(),
             next_handle: attached.next_handle,
         };
@@ -113,10 +111,12 @@ impl Agent {
     ) -> Result<(), String> {
         let AgentImage { attachments, communicators, next_request, tenants, errors, recent } = image;
         (self.next_request, self.tenants, self.errors, self.recent) = (next_request, tenants, errors, recent);
-        for AttachedImage { attachment, tenant, thread, mapped, joined, next_handle } in attachments {
+        for AttachedImage { attachment, tenant, thread, joined, next_handle } in attachments {
             let limits = limits.get(&attachment).ok_or("an attachment without a session")?.clone();
             self.engines.place_on(&tenant, thread);
             let joined = joined.into_iter().map(|(handle, id, rank)| (handle, (id, rank))).collect();
+            // Others are not handed over.
+            let mapped = true;
             let attached = Attachment { tenant, limits, thread, mapped, joined, next_handle };
             self.attachments.insert(attachment, attached);
         }

@@ -346,7 +346,8 @@ pub struct LinkNeeds {
     pub descriptors: u32,
     /// What they receive into.
     pub landing_bytes: u64,
-    /// What operations keep between their steps at most.
+    /// What operations keep between their steps at most; none of communicators that a predecessor had.
+    #[serde(skip)]
     pub staging_bytes: u64,
 }
 
