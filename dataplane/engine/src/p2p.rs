@@ -7,7 +7,7 @@ use crate::communicator_state::{CommunicatorState, Pending};
 use crate::context::Context;
 use crate::engine::{refusal, transfer};
 use crate::execute::send_all;
-use crate::passes::{Kernel, Pass, PassSharing};
+use crate::passes::{Kernel, Pass, PassSharing, located};
 use crate::step::ExecuteError;
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
@@ -87,13 +87,11 @@ fn end_of(
 
 /// Copies a piece of a message of `whole` bytes.
 fn copy(passes: &mut PassSharing, whole: u64, from: &Span, to: &Span) -> Result<(), ExecuteError> {
-    let located = |span: &Span| (span.offset() as u64, span.bytes() as u64);
-    let ((at, bytes), (there, to_bytes)) = (located(from), located(to));
     passes.run(&Pass {
         kernel: &Kernel::Copy,
         whole: usize::try_from(whole).unwrap_or(usize::MAX),
-        sources: &[(from.memory(), at, bytes)],
-        destinations: &[(to.memory(), there, to_bytes)],
+        sources: &[located(from)],
+        destinations: &[located(to)],
     })
 }
 

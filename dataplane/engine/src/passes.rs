@@ -1,8 +1,8 @@
 //! Long passes over memory, which threads of one agent share: whose pass it is offers its pieces, who idles takes some of them.
 //!
 //! A large operation within a host is passes over memory and nothing else, and one core moves less than the memory can. A pass of an
-//! operation that moves more than [`SHARE_ABOVE`] bytes is cut into pieces. The thread whose pass it is takes one after the other; threads without work of their own
-//! for [`QUIET`] take pieces too. A sleeping one is woken by its bell, at most one a pass. The pass is over when every piece is done.
+//! operation that moves more than [`SHARE_ABOVE`] bytes is cut into pieces. The thread whose pass it is takes one after the other;
+//! threads without work of their own for [`QUIET`] take pieces too. A sleeping one is woken by its bell, at most one a pass. The pass is over when every piece is done.
 //!
 //! A thread that serves a tenant's small operations is never quiet, so that nobody's large tensors hold those up. One that helps looks
 //! for work of its own after [`LONGEST`]. Spans keep the memory mapped until the last piece is done, whatever becomes of the tenant.
@@ -30,8 +30,8 @@ const GRAIN: usize = 4096;
 const QUIET: Duration = Duration::from_millis(1);
 /// For how long a thread helps before it looks for work of its own.
 const LONGEST: Duration = Duration::from_micros(200);
-/// Looks at whether the last piece of another thread is done before the processor is given away.
-const LOOKS: u32 = 2000;
+/// How often it is looked whether the last piece of another thread is done before the processor is given away.
+const SPINS: u32 = 2000;
 /// Of a thread that has work of its own.
 const BUSY: u64 = u64::MAX;
 
@@ -94,9 +94,13 @@ impl Pass<'_, '_> {
         for (memory, at, _) in self.destinations.iter().take(MAX_DESTINATIONS) {
             destinations.push(memory.view_mut(at.saturating_add(offset), bytes)?);
         }
-        let options = PassOptions::part_of(self.whole.max(self.bytes()));
-        self.kernel.run(options, &sources, &destinations)
+        self.kernel.run(PassOptions::part_of(self.whole), &sources, &destinations)
     }
+}
+
+/// Where a span lies.
+pub(crate) fn located(span: &Span) -> Located<'_> {
+    (span.memory(), span.offset() as u64, span.bytes() as u64)
 }
 
 /// A pass that any thread may do pieces of.
@@ -105,7 +109,8 @@ struct Shared {
     /// The number among its thread's passes.
     number: u64,
     kernel: Kernel,
-    options: PassOptions,
+    /// Of the tensors, or of the pass if it has more: a piece streams where the pass would.
+    whole: usize,
     bytes: usize,
     /// Bytes of a piece.
     piece: usize,
@@ -117,15 +122,11 @@ impl Shared {
     fn run(&self, piece: usize) -> Result<(), ExecuteError> {
         let from = piece.saturating_mul(self.piece);
         let bytes = self.piece.min(self.bytes.saturating_sub(from));
-        let mut sources = ArrayVec::<View<'_>, MAX_SOURCES>::new();
-        for span in &self.sources {
-            sources.push(span.view().range(from, bytes).ok_or(ExecuteError::NoSource)?);
-        }
-        let mut destinations = ArrayVec::<ViewMut<'_>, MAX_DESTINATIONS>::new();
-        for span in &self.destinations {
-            destinations.push(span.view_mut().range(from, bytes).ok_or(ExecuteError::NoSource)?);
-        }
-        self.kernel.run(self.options, &sources, &destinations)
+        let sources: ArrayVec<_, MAX_SOURCES> = self.sources.iter().map(located).collect();
+        let destinations: ArrayVec<_, MAX_DESTINATIONS> = self.destinations.iter().map(located).collect();
+        let (kernel, whole) = (&self.kernel, self.whole);
+        let pass = Pass { kernel, whole, sources: &sources, destinations: &destinations };
+        pass.run(from as u64, bytes as u64)
     }
 }
 
@@ -136,6 +137,17 @@ struct Offer {
     /// The first piece that nobody has taken, and how many there are.
     next: usize,
     pieces: usize,
+}
+
+impl Offer {
+    /// The next piece, if one is left.
+    fn take(&mut self) -> Option<usize> {
+        let piece = self.next;
+        (piece < self.pieces).then(|| {
+            self.next += 1;
+            piece
+        })
+    }
 }
 
 /// One thread's place among the others.
@@ -153,8 +165,6 @@ struct Place {
     helping: AtomicUsize,
     /// Whether a piece of the offer failed on another thread.
     failed: AtomicBool,
-    /// Pieces that this thread has done of others' passes.
-    helped: AtomicU64,
 }
 
 impl Place {
@@ -167,7 +177,6 @@ impl Place {
             offer: Mutex::new(None),
             helping: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
-            helped: AtomicU64::new(0),
         }
     }
 
@@ -184,24 +193,18 @@ impl Place {
 
     /// The next piece of the owner's own pass.
     fn take(&self) -> Option<usize> {
-        let mut offer = self.offer();
-        let offer = offer.as_mut()?;
-        let piece = offer.next;
-        (piece < offer.pieces).then(|| {
-            offer.next += 1;
-            piece
-        })
+        self.offer().as_mut()?.take()
     }
 
     /// A piece for another thread, which knows the pass already or gets it; it counts as helping until it says that it is done.
     fn take_for_other(&self, known: Option<Shared>) -> Option<(Shared, usize)> {
         let mut offer = self.offer();
-        let offer = offer.as_mut().filter(|offer| offer.next < offer.pieces)?;
+        let offer = offer.as_mut()?;
+        let piece = offer.take()?;
         let pass = known.filter(|known| known.number == offer.pass.number);
         let pass = pass.unwrap_or_else(|| offer.pass.clone());
-        offer.next += 1;
         self.helping.fetch_add(1, Ordering::AcqRel);
-        Some((pass, offer.next - 1))
+        Some((pass, piece))
     }
 }
 
@@ -212,10 +215,10 @@ impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.offered.store(false, Ordering::Release);
         let offer = self.0.offer().take();
-        let mut looks = 0;
+        let mut spins = 0;
         while self.0.helping.load(Ordering::Acquire) != 0 {
-            looks += 1;
-            if looks < LOOKS {
+            spins += 1;
+            if spins < SPINS {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();
@@ -318,13 +321,7 @@ impl PassSharing {
                 done += 1;
             }
         }
-        own.helped.fetch_add(done, Ordering::Relaxed);
         done
-    }
-
-    /// Pieces that this thread has done of others' passes.
-    pub fn helped(&self) -> u64 {
-        self.own().map_or(0, |own| own.helped.load(Ordering::Relaxed))
     }
 
     /// Runs a pass: alone if it is short or nobody is quiet, else with who is. Nothing is allocated.
@@ -370,10 +367,11 @@ impl PassSharing {
     fn share(&mut self, pass: &Pass<'_, '_>, bytes: usize, piece: usize) -> Result<(), ExecuteError> {
         let spans = |located: &Located<'_>| Span::new(located.0, located.1, located.2);
         self.passes += 1;
+        let whole = pass.whole.max(bytes);
         let mut shared = Shared {
             number: self.passes,
             kernel: pass.kernel.clone(),
-            options: PassOptions::part_of(pass.whole.max(bytes)),
+            whole,
             bytes,
             piece,
             sources: ArrayVec::new(),
@@ -390,10 +388,11 @@ impl PassSharing {
         *own.offer() = Some(Offer { pass: shared, next: 1, pieces: bytes.div_ceil(piece) });
         let closing = Closing(own);
         own.offered.store(true, Ordering::SeqCst);
+        let part = Pass { whole, ..*pass };
         let mut next = Some(0);
         while let Some(number) = next {
             let from = number * piece;
-            pass.run(from as u64, piece.min(bytes.saturating_sub(from)) as u64)?;
+            part.run(from as u64, piece.min(bytes.saturating_sub(from)) as u64)?;
             next = own.take();
         }
         drop(closing);
@@ -441,15 +440,17 @@ mod tests {
         let (end, ended) = channel::<()>();
         let (begin, begun) = channel();
         let helping = std::thread::spawn(move || {
+            let mut pieces = 0;
             helper.quiet();
             std::thread::sleep(2 * QUIET);
             begin.send(()).unwrap();
             while ended.try_recv().is_err() {
-                if helper.help() == 0 {
-                    std::thread::yield_now();
+                match helper.help() {
+                    0 => std::thread::yield_now(),
+                    some => pieces += some,
                 }
             }
-            helper.helped()
+            pieces
         });
         begun.recv().unwrap();
         run(&mut owner);
