@@ -83,6 +83,15 @@ mod tests {
         Actor::new(config.settings, [7; 32], Stored::default(), keeper)
     }
 
+    fn hello() -> v1::Hello {
+        v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            host: "h0".to_owned(),
+            listen: "192.0.2.1:7200".to_owned(),
+            ..v1::Hello::default()
+        }
+    }
+
     #[tokio::test]
     async fn others_go_on_while_the_state_computes() {
         let (running, commands) = start();
@@ -111,13 +120,7 @@ mod tests {
             assert!(commands.send(Command::Message(session, Box::new(message.into()))).await.is_ok());
         };
         assert!(commands.send(Command::Open { session, agent, ended }).await.is_ok());
-        let hello = v1::Hello {
-            protocol_version: PROTOCOL_VERSION,
-            host: "h0".to_owned(),
-            listen: "192.0.2.1:7200".to_owned(),
-            ..v1::Hello::default()
-        };
-        say(from_agent::Message::Hello(hello)).await;
+        say(from_agent::Message::Hello(hello())).await;
         // One host's agent speaks for both; each of these is answered at once, with a refusal.
         let join = |tenant: &str, request, rank| {
             let (tenant, communicator) = (tenant.to_owned(), "c".to_owned());
@@ -169,18 +172,12 @@ mod tests {
         let (agent, mut answers) = mpsc::channel(64);
         let (ended, _ends) = oneshot::channel();
         assert!(commands.send(Command::Open { session, agent, ended }).await.is_ok());
-        let hello = v1::Hello {
-            protocol_version: PROTOCOL_VERSION,
-            host: "h0".to_owned(),
-            listen: "192.0.2.1:7200".to_owned(),
-            ..v1::Hello::default()
-        };
         let (tenant, communicator) = ("a".to_owned(), "c".to_owned());
         let timeout_ns = 50_000_000;
         let join = v1::Join { request: 1, tenant, communicator, ranks: 2, timeout_ns, ..v1::Join::default() };
         // A rank waits for another, and then a host has a session that is not there: whatever plans panics.
         let broken = move |state: &mut Controller, now| {
-            state.message(now, session, from_agent::Message::Hello(hello).into());
+            state.message(now, session, from_agent::Message::Hello(hello()).into());
             state.message(now, session, from_agent::Message::Join(join).into());
             state.hosts.insert(HostId(9), SessionId(9));
         };
