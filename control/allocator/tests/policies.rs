@@ -31,9 +31,8 @@ impl<P: Policy> Policy for Watched<'_, P> {
     }
 }
 
-/// Gavel's rounds take six minutes, as in its paper. Where one is over before a job has restarted, two that take turns never train.
-fn settings(adapts_batch: bool, policy: &str) -> Settings {
-    Settings { round: if policy == "Gavel" { 360 } else { 60 }, adapts_batch, rounds: 50_000 }
+fn settings(adapts_batch: bool) -> Settings {
+    Settings { round: 60, adapts_batch, rounds: 50_000 }
 }
 
 fn run(
@@ -42,7 +41,9 @@ fn run(
     adapts_batch: bool,
     rule: &mut dyn FnMut(&Round<'_>, &[Option<Allocation>]),
 ) -> Outcome {
-    let settings = settings(adapts_batch, policy.name());
+    // Gavel's rounds take six minutes, as in its paper. Where one is over before a job has restarted, two that take turns never train.
+    let round = if policy.name() == "Gavel" { 360 } else { 60 };
+    let settings = Settings { round, ..settings(adapts_batch) };
     let mut watched = Watched { policy, rule };
     simulate(&world.inventory, &world.models, &world.jobs, &mut watched, settings).unwrap()
 }
@@ -197,7 +198,7 @@ fn lone(accelerators: u32) -> (Inventory, Vec<Model>, Job) {
 #[test]
 fn a_lone_job_takes_its_start_and_its_epochs() {
     let (inventory, models, job) = lone(4);
-    let outcome = simulate(&inventory, &models, &[job], &mut Fifo, settings(false, "")).unwrap();
+    let outcome = simulate(&inventory, &models, &[job], &mut Fifo, settings(false)).unwrap();
     let ended = &outcome.jobs[0];
     // It arrives before the first round's end, is given two accelerators there, and starts for 30 s.
     assert_eq!((ended.started, ended.restarts), (60.0, 0));
@@ -214,7 +215,7 @@ fn who_had_least_preempts_and_a_restart_is_counted() {
     let short = Job { name: "short".to_owned(), arrival: 600.0, ..job };
     let run = |policy: &mut dyn Policy| {
         let jobs = [long.clone(), short.clone()];
-        simulate(&inventory, &models, &jobs, policy, settings(false, "")).unwrap()
+        simulate(&inventory, &models, &jobs, policy, settings(false)).unwrap()
     };
     let (fifo, las) = (run(&mut Fifo), run(&mut LeastAttained));
     assert!(fifo.jobs[1].started >= fifo.jobs[0].ended);
@@ -230,7 +231,7 @@ fn ranges(model: &Model) -> harmonaize_allocator::Ranges {
 fn a_range_that_nothing_meets_names_the_nearest() {
     let (inventory, models, job) = lone(4);
     let refused = |job: Job| {
-        let error = simulate(&inventory, &models, &[job], &mut Fifo, settings(false, "")).unwrap_err();
+        let error = simulate(&inventory, &models, &[job], &mut Fifo, settings(false)).unwrap_err();
         assert!(matches!(error, SimulationError::Range(_)), "{error}");
         error.to_string()
     };
@@ -278,7 +279,7 @@ impl Policy for Wrong {
 fn what_a_policy_gives_must_be_there() {
     let (inventory, models, job) = lone(4);
     let refused = |given: Vec<Option<Allocation>>| {
-        simulate(&inventory, &models, std::slice::from_ref(&job), &mut Wrong(given), settings(false, ""))
+        simulate(&inventory, &models, std::slice::from_ref(&job), &mut Wrong(given), settings(false))
             .unwrap_err()
     };
     let given = |kind, accelerators| Some(Allocation { kind: KindId(kind), accelerators });
@@ -287,7 +288,7 @@ fn what_a_policy_gives_must_be_there() {
     assert!(refused(Vec::new()).to_string().contains("0 decisions for 1 jobs"));
     let endless = SimulationError::Endless { unfinished: 1, jobs: 1, rounds: 50_000 };
     assert_eq!(refused(vec![None]), endless);
-    let no_time = Settings { round: 0, ..settings(false, "") };
+    let no_time = Settings { round: 0, ..settings(false) };
     assert_eq!(simulate(&inventory, &models, &[job], &mut Fifo, no_time), Err(SimulationError::Round));
 }
 
