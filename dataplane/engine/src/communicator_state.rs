@@ -9,7 +9,8 @@ use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Urgency};
 use harmonaize_abi::{
-    ChannelId, CommunicatorId, Cookie, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, Token,
+    ChannelId, CommunicatorId, Cookie, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, StepId,
+    Token,
 };
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
@@ -118,6 +119,9 @@ pub(crate) struct CommunicatorState {
     pub(crate) ended: bool,
     /// By channel: the segment that was last marked as begun.
     begun: Vec<Option<u64>>,
+    /// By channel: the segment, and the first of its steps whose blocks are not copied yet. Where it is forgotten they are copied again.
+    #[serde(skip)]
+    copied: Vec<Option<(SegmentId, Epoch, StepId)>>,
     /// Whether something has happened to it since it last had nothing to do.
     #[serde(skip)]
     pub(crate) pending: bool,
@@ -174,6 +178,7 @@ impl CommunicatorState {
             detail: String::new(),
             ended: false,
             begun: vec![None; usize::from(parts.channels)],
+            copied: vec![None; usize::from(parts.channels)],
             pending: true,
             resting: None,
         }
@@ -225,6 +230,7 @@ impl CommunicatorState {
         let channels = self.begun.len();
         self.staging.resize(channels, None);
         self.residual_staging.resize(channels, None);
+        self.copied.resize(channels, None);
         for links in &mut self.epochs {
             links.landing.resize(links.links.len(), None);
         }
@@ -393,6 +399,23 @@ impl CommunicatorState {
     pub(crate) fn segment_and_size(&self, channel: ChannelId) -> Option<(&Segment, u64)> {
         let segment = self.core.segment(channel)?;
         Some((segment, segment.signature.dtype.size() as u64))
+    }
+
+    /// The blocks of so many steps from this one on are copied.
+    pub(crate) fn set_copied(&mut self, channel: ChannelId, step: StepId, steps: u32) {
+        let Some(segment) = self.core.segment(channel) else { return };
+        let copied = (segment.number, segment.epoch, StepId(step.0.saturating_add(steps)));
+        if let Some(place) = self.copied.get_mut(usize::from(channel.0)) {
+            *place = Some(copied);
+        }
+    }
+
+    /// Whether the blocks of a step of the channel's segment are copied.
+    pub(crate) fn is_copied(&self, channel: ChannelId, step: StepId) -> bool {
+        let copied = self.copied.get(usize::from(channel.0)).copied().flatten();
+        let Some((copied, segment)) = copied.zip(self.core.segment(channel)) else { return false };
+        let (number, epoch, next) = copied;
+        (number, epoch) == (segment.number, segment.epoch) && step < next
     }
 
     /// Where an operand in a staging slot of the channel's segment starts.

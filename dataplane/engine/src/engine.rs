@@ -487,6 +487,9 @@ impl Engine {
         }
         let tag = tag(key, channel, step);
         member.bytes_touched += touched(member, channel, step);
+        if member.is_copied(channel, step) {
+            return;
+        }
         let context = Context { member, attachments: &self.attachments, channel, sources };
         let result = run_step(&context, &mut self.passes, key, (step, tag), &mut self.pending_transfers);
         for pending in self.pending_transfers.drain(..) {
@@ -500,6 +503,7 @@ impl Engine {
                 sends.iter_mut().for_each(|message| message.bytes = bytes);
                 outcome.from
             }
+            Ok(StepResult::Copied { steps }) => return member.set_copied(channel, step, steps),
             Ok(StepResult::Transfer(pending)) if pending.span.bytes() == 0 => {
                 return member.core.handle_completion(now, channel, step);
             }

@@ -9,12 +9,15 @@ use crate::step::{
 };
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ChannelId, ReduceOp, Signature, StepId};
+use harmonaize_abi::{ChannelId, Collective, ReduceOp, Signature, StepId};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
 use harmonaize_transport::{Landing, Transport};
 use zerocopy::IntoBytes;
+
+/// Steps whose blocks are copied at once, at most: an AllToAll of four ranks has as many.
+const MAX_BLOCKS: usize = 16;
 
 /// Executes a step's memory operands. Cost: one pass over each source and destination; no allocation.
 pub(crate) fn run(
@@ -25,7 +28,8 @@ pub(crate) fn run(
 ) -> Result<StepResult, ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let signature = segment.signature;
-    let step = segment.program.steps.get(step.0 as usize).ok_or(ExecuteError::NoSource)?;
+    let number = step.0 as usize;
+    let step = segment.program.steps.get(number).ok_or(ExecuteError::NoSource)?;
     let place = |operand: &Operand| context.place(segment, size, operand);
     if is_coded(step) {
         return coded::run(context, segment, size, &signature, step).map(StepResult::Coded);
@@ -33,6 +37,10 @@ pub(crate) fn run(
     match step.kind {
         StepKind::Fetch | StepKind::Store => transfer(context, step, tag, &place),
         StepKind::Move | StepKind::Reduce { .. } => {
+            let steps = copy_blocks(context, passes, (segment, size), number)?;
+            if steps > 0 {
+                return Ok(StepResult::Copied { steps });
+            }
             let posted = context.sources.iter().any(|message| message.posted);
             let aliased = |operand: &Operand| context.is_aliased(segment, operand);
             let factors = factors(context, segment, step)?;
@@ -183,13 +191,61 @@ fn compute<'a>(
         for operand in remaining.by_ref().take(MAX_DESTINATIONS) {
             destinations.push(place(operand)?);
         }
-        passes.run(&Pass { kernel: &kernel, whole, sources: &sources, destinations: &destinations })?;
+        passes.run(&[Pass { kernel: &kernel, whole, sources: &sources, destinations: &destinations }])?;
         if let (false, Some(first)) = (result, destinations.first()) {
             sources = ArrayVec::from_iter([*first]);
             (kernel, result) = (Kernel::Copy, true);
         }
     }
     Ok(())
+}
+
+/// Copies the blocks of a step and of those after it, if they are of an operation within this host of which each block goes as it is to
+/// a place of its own: then their order is nobody's concern, and threads that share them wait once for each other. Returns how many steps
+/// are done so; none where fewer than two can be.
+fn copy_blocks(
+    context: &Context<'_>,
+    passes: &mut PassSharing,
+    (segment, size): (&Segment, u64),
+    first: usize,
+) -> Result<u32, ExecuteError> {
+    use Collective::{AllGather, AllToAll, Gather, Scatter};
+    let collective = segment.signature.collective;
+    let within = context.member.participants == 1 && segment.resume.is_none();
+    if !within || !matches!(collective, AllGather | AllToAll | Gather | Scatter) {
+        return Ok(0);
+    }
+    let place = |operand: &Operand| match operand.buffer {
+        Buffer::Input(_) | Buffer::Output(_) => context.place(segment, size, operand).ok(),
+        Buffer::Staging(_) | Buffer::Peer(_) => None,
+    };
+    let mut blocks = ArrayVec::<(Located<'_>, ArrayVec<Located<'_>, MAX_DESTINATIONS>), MAX_BLOCKS>::new();
+    for step in segment.program.steps.iter().skip(first).take(MAX_BLOCKS) {
+        let ([source], StepKind::Move) = (step.sources.as_slice(), &step.kind) else { break };
+        if step.destinations.len() > MAX_DESTINATIONS {
+            break;
+        }
+        let destinations: ArrayVec<_, MAX_DESTINATIONS> = step.destinations.iter().map_while(place).collect();
+        let Some(source) = place(source).filter(|_| destinations.len() == step.destinations.len()) else {
+            break;
+        };
+        blocks.push((source, destinations));
+    }
+    if blocks.len() < 2 {
+        return Ok(0);
+    }
+    let whole = whole_bytes(context.member, &segment.signature);
+    let copies: ArrayVec<_, MAX_BLOCKS> = blocks
+        .iter()
+        .map(|(source, destinations)| Pass {
+            kernel: &Kernel::Copy,
+            whole,
+            sources: std::slice::from_ref(source),
+            destinations,
+        })
+        .collect();
+    passes.run(&copies)?;
+    Ok(copies.len() as u32)
 }
 
 fn transfer<'a>(

@@ -87,12 +87,12 @@ fn end_of(
 
 /// Copies a piece of a message of `whole` bytes.
 fn copy(passes: &mut PassSharing, whole: u64, from: &Span, to: &Span) -> Result<(), ExecuteError> {
-    passes.run(&Pass {
+    passes.run(&[Pass {
         kernel: &Kernel::Copy,
         whole: usize::try_from(whole).unwrap_or(usize::MAX),
         sources: &[located(from)],
         destinations: &[located(to)],
-    })
+    }])
 }
 
 impl Engine {

@@ -1,7 +1,7 @@
 //! Long passes over memory, which threads of one agent share: whose pass it is offers its pieces, who idles takes some of them.
 //!
 //! A large operation within a host is passes over memory and nothing else, and one core moves less than the memory can. A pass of an
-//! operation that moves more than [`SHARE_ABOVE`] bytes is cut into pieces. The thread whose pass it is takes one after the other;
+//! operation that moves [`SHARE_FROM`] bytes or more is cut into pieces. The thread whose pass it is takes one after the other;
 //! threads without work of their own for [`QUIET`] take pieces too. A sleeping one is woken by its bell, at most one a pass. The pass is over when every piece is done.
 //!
 //! A thread that serves a tenant's small operations is never quiet, so that nobody's large tensors hold those up. One that helps looks
@@ -12,16 +12,17 @@ use arrayvec::ArrayVec;
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use harmonaize_kernels::{KernelError, PassOptions};
 use harmonaize_plan::MAX_SOURCES;
-use harmonaize_shm::Span;
+use harmonaize_shm::{MemoryError, Span};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Operations that read and write more bytes than this share their passes: some 60 us of one core, of which waking another takes half.
-/// AllReduces of 4 ranks are level at 2 MiB, and take 0.7 of the time from 4 MiB on.
-const SHARE_ABOVE: usize = 2 << 20;
+/// Operations that read and write as many bytes share their passes: as much as the second-level cache of a core has. Two cores keep in
+/// theirs what one can't, so that an AllToAll of 4 ranks of 256 KiB takes 0.55 of the time.
+const SHARE_FROM: usize = 2 << 20;
 /// Bytes that a piece reads and writes, about: some 5 us. It bounds how long one thread waits for another's last piece.
 const PIECE: usize = 64 << 10;
 /// Pieces begin at multiples of this many bytes: whole elements of any type, whole pages of most tensors.
@@ -84,6 +85,22 @@ impl Pass<'_, '_> {
         self.sources.first().map_or(0, |(.., bytes)| usize::try_from(*bytes).unwrap_or(usize::MAX))
     }
 
+    /// Whether its operands have the same length.
+    fn is_even(&self) -> bool {
+        let mut operands = self.sources.iter().chain(self.destinations);
+        operands.all(|(.., bytes)| *bytes == self.bytes() as u64)
+    }
+
+    /// How many operands there are, at least one.
+    fn operands(&self) -> usize {
+        (self.sources.len() + self.destinations.len()).max(1)
+    }
+
+    /// Bytes that it reads and writes.
+    fn touched(&self) -> usize {
+        self.bytes().saturating_mul(self.operands())
+    }
+
     /// A part of it, of so many bytes from an offset.
     fn run(&self, offset: u64, bytes: u64) -> Result<(), ExecuteError> {
         let mut sources = ArrayVec::<View<'_>, MAX_SOURCES>::new();
@@ -94,7 +111,7 @@ impl Pass<'_, '_> {
         for (memory, at, _) in self.destinations.iter().take(MAX_DESTINATIONS) {
             destinations.push(memory.view_mut(at.saturating_add(offset), bytes)?);
         }
-        self.kernel.run(PassOptions::part_of(self.whole), &sources, &destinations)
+        self.kernel.run(PassOptions::part_of(self.whole.max(self.bytes())), &sources, &destinations)
     }
 }
 
@@ -109,44 +126,69 @@ struct Shared {
     /// The number among its thread's passes.
     number: u64,
     kernel: Kernel,
-    /// Of the tensors, or of the pass if it has more: a piece streams where the pass would.
+    /// Of the tensors.
     whole: usize,
+    /// Of each operand.
     bytes: usize,
     /// Bytes of a piece.
     piece: usize,
+    /// The number of its first piece among those of the offer.
+    first: usize,
     sources: ArrayVec<Span, MAX_SOURCES>,
     destinations: ArrayVec<Span, MAX_DESTINATIONS>,
 }
 
 impl Shared {
+    /// A pass by its number, and that of its first piece.
+    fn new(pass: &Pass<'_, '_>, number: u64, first: usize) -> Result<Self, MemoryError> {
+        let mut shared = Self {
+            number,
+            kernel: pass.kernel.clone(),
+            whole: pass.whole,
+            bytes: pass.bytes(),
+            piece: (PIECE / pass.operands()).next_multiple_of(GRAIN),
+            first,
+            sources: ArrayVec::new(),
+            destinations: ArrayVec::new(),
+        };
+        for (memory, at, bytes) in pass.sources.iter().take(MAX_SOURCES) {
+            shared.sources.push(Span::new(memory, *at, *bytes)?);
+        }
+        for (memory, at, bytes) in pass.destinations.iter().take(MAX_DESTINATIONS) {
+            shared.destinations.push(Span::new(memory, *at, *bytes)?);
+        }
+        Ok(shared)
+    }
+
+    /// Where a piece of the offer lies in each operand, and how many bytes it has there.
+    fn range(&self, piece: usize) -> (u64, u64) {
+        let from = piece.saturating_sub(self.first).saturating_mul(self.piece);
+        (from as u64, self.piece.min(self.bytes.saturating_sub(from)) as u64)
+    }
+
     fn run(&self, piece: usize) -> Result<(), ExecuteError> {
-        let from = piece.saturating_mul(self.piece);
-        let bytes = self.piece.min(self.bytes.saturating_sub(from));
         let sources: ArrayVec<_, MAX_SOURCES> = self.sources.iter().map(located).collect();
         let destinations: ArrayVec<_, MAX_DESTINATIONS> = self.destinations.iter().map(located).collect();
         let (kernel, whole) = (&self.kernel, self.whole);
         let pass = Pass { kernel, whole, sources: &sources, destinations: &destinations };
-        pass.run(from as u64, bytes as u64)
+        let (from, bytes) = self.range(piece);
+        pass.run(from, bytes)
     }
 }
 
-/// A pass with pieces to take.
-#[derive(Debug)]
+/// Passes with pieces to take: whose they are takes from the front and others from the back, so that what one core has touched it touches
+/// again in the next operation on the same tensors.
+#[derive(Debug, Default)]
 struct Offer {
-    pass: Shared,
-    /// The first piece that nobody has taken, and how many there are.
-    next: usize,
-    pieces: usize,
+    passes: Vec<Shared>,
+    /// The pieces that nobody has taken, numbered over all passes.
+    open: Range<usize>,
 }
 
 impl Offer {
-    /// The next piece, if one is left.
-    fn take(&mut self) -> Option<usize> {
-        let piece = self.next;
-        (piece < self.pieces).then(|| {
-            self.next += 1;
-            piece
-        })
+    /// Of which pass a piece is.
+    fn pass_of(&self, piece: usize) -> Option<usize> {
+        self.passes.partition_point(|pass| pass.first <= piece).checked_sub(1)
     }
 }
 
@@ -160,7 +202,7 @@ struct Place {
     bell: OnceLock<Arc<OwnedFd>>,
     /// Whether `offer` is worth a look.
     offered: AtomicBool,
-    offer: Mutex<Option<Offer>>,
+    offer: Mutex<Offer>,
     /// Threads that do a piece of the offer.
     helping: AtomicUsize,
     /// Whether a piece of the offer failed on another thread.
@@ -174,7 +216,7 @@ impl Place {
             sleeps: AtomicBool::new(false),
             bell: OnceLock::new(),
             offered: AtomicBool::new(false),
-            offer: Mutex::new(None),
+            offer: Mutex::default(),
             helping: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         }
@@ -187,22 +229,24 @@ impl Place {
         quiet.is_some_and(|ns| Duration::from_nanos(ns) >= QUIET)
     }
 
-    fn offer(&self) -> MutexGuard<'_, Option<Offer>> {
+    fn offer(&self) -> MutexGuard<'_, Offer> {
         self.offer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next piece of the owner's own pass.
-    fn take(&self) -> Option<usize> {
-        self.offer().as_mut()?.take()
+    /// The next piece for the owner: the number of its pass, and where it lies in each operand.
+    fn take(&self) -> Option<(usize, (u64, u64))> {
+        let mut offer = self.offer();
+        let piece = offer.open.next()?;
+        let pass = offer.pass_of(piece)?;
+        Some((pass, offer.passes.get(pass)?.range(piece)))
     }
 
-    /// A piece for another thread, which knows the pass already or gets it; it counts as helping until it says that it is done.
-    fn take_for_other(&self, known: Option<Shared>) -> Option<(Shared, usize)> {
+    /// A piece for another thread, which has its pass already or gets it; it counts as helping until it says that it is done.
+    fn take_for_other(&self, last: Option<Shared>) -> Option<(Shared, usize)> {
         let mut offer = self.offer();
-        let offer = offer.as_mut()?;
-        let piece = offer.take()?;
-        let pass = known.filter(|known| known.number == offer.pass.number);
-        let pass = pass.unwrap_or_else(|| offer.pass.clone());
+        let piece = offer.open.next_back()?;
+        let pass = offer.passes.get(offer.pass_of(piece)?)?;
+        let pass = last.filter(|last| last.number == pass.number).unwrap_or_else(|| pass.clone());
         self.helping.fetch_add(1, Ordering::AcqRel);
         Some((pass, piece))
     }
@@ -214,7 +258,7 @@ struct Closing<'a>(&'a Place);
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.offered.store(false, Ordering::Release);
-        let offer = self.0.offer().take();
+        self.0.offer().open = 0..0;
         let mut spins = 0;
         while self.0.helping.load(Ordering::Acquire) != 0 {
             spins += 1;
@@ -224,7 +268,7 @@ impl Drop for Closing<'_> {
                 std::thread::yield_now();
             }
         }
-        drop(offer);
+        self.0.offer().passes.clear();
     }
 }
 
@@ -308,37 +352,36 @@ impl PassSharing {
         }
         let (begun, mut done) = (Instant::now(), 0);
         for place in open {
-            let mut known = None;
+            let mut last = None;
             while begun.elapsed() < LONGEST
-                && let Some((pass, piece)) = place.take_for_other(known.take())
+                && let Some((pass, piece)) = place.take_for_other(last.take())
             {
                 let result = catch_unwind(AssertUnwindSafe(|| pass.run(piece)));
                 if !matches!(result, Ok(Ok(()))) {
                     place.failed.store(true, Ordering::Relaxed);
                 }
                 place.helping.fetch_sub(1, Ordering::Release);
-                known = Some(pass);
+                last = Some(pass);
                 done += 1;
             }
         }
         done
     }
 
-    /// Runs a pass: alone if it is short or nobody is quiet, else with who is. Nothing is allocated.
-    pub(crate) fn run(&mut self, pass: &Pass<'_, '_>) -> Result<(), ExecuteError> {
-        let bytes = pass.bytes();
-        let mut operands = pass.sources.iter().chain(pass.destinations);
-        if operands.any(|(.., other)| *other != bytes as u64) {
+    /// Runs passes of which none reads what another writes: alone if they are short or nobody is quiet, else with who is. Nothing is
+    /// allocated once as many have been shared at a time.
+    pub(crate) fn run(&mut self, passes: &[Pass<'_, '_>]) -> Result<(), ExecuteError> {
+        if passes.iter().any(|pass| !pass.is_even()) {
             return Err(ExecuteError::Kernel("its operands differ in length".to_owned()));
         }
-        let operands = (pass.sources.len() + pass.destinations.len()).max(1);
-        let touched = bytes.saturating_mul(operands);
-        // A pass may be one block of many: four ranks read and write the eightfold of what each has.
-        let long = touched.max(pass.whole.saturating_mul(8)) > SHARE_ABOVE && touched >= 2 * PIECE;
+        let touched: usize = passes.iter().map(Pass::touched).sum();
+        let whole = passes.iter().map(|pass| pass.whole).max().unwrap_or(0);
+        // They may be one block of many: four ranks read and write the eightfold of what each has.
+        let long = touched.max(whole.saturating_mul(8)) >= SHARE_FROM && touched >= 2 * PIECE;
         if !long || !self.wake_one() {
-            return pass.run(0, bytes as u64);
+            return passes.iter().try_for_each(|pass| pass.run(0, pass.bytes() as u64));
         }
-        self.share(pass, bytes, (PIECE / operands).next_multiple_of(GRAIN))
+        self.share(passes)
     }
 
     /// Whether a thread is there that helps; one that sleeps is woken if all that help do.
@@ -364,36 +407,24 @@ impl PassSharing {
         true
     }
 
-    fn share(&mut self, pass: &Pass<'_, '_>, bytes: usize, piece: usize) -> Result<(), ExecuteError> {
-        let spans = |located: &Located<'_>| Span::new(located.0, located.1, located.2);
-        self.passes += 1;
-        let whole = pass.whole.max(bytes);
-        let mut shared = Shared {
-            number: self.passes,
-            kernel: pass.kernel.clone(),
-            whole,
-            bytes,
-            piece,
-            sources: ArrayVec::new(),
-            destinations: ArrayVec::new(),
-        };
-        for source in pass.sources.iter().take(MAX_SOURCES) {
-            shared.sources.push(spans(source)?);
-        }
-        for destination in pass.destinations.iter().take(MAX_DESTINATIONS) {
-            shared.destinations.push(spans(destination)?);
-        }
-        let Some(own) = self.own() else { return pass.run(0, bytes as u64) };
+    fn share(&mut self, passes: &[Pass<'_, '_>]) -> Result<(), ExecuteError> {
+        let Some(own) = self.places.get(self.number) else { return Err(ExecuteError::NoSource) };
         own.failed.store(false, Ordering::Relaxed);
-        *own.offer() = Some(Offer { pass: shared, next: 1, pieces: bytes.div_ceil(piece) });
         let closing = Closing(own);
+        let mut offer = own.offer();
+        offer.passes.clear();
+        let mut first = 0;
+        for pass in passes {
+            self.passes += 1;
+            let shared = Shared::new(pass, self.passes, first)?;
+            first += shared.bytes.div_ceil(shared.piece);
+            offer.passes.push(shared);
+        }
+        offer.open = 0..first;
+        drop(offer);
         own.offered.store(true, Ordering::SeqCst);
-        let part = Pass { whole, ..*pass };
-        let mut next = Some(0);
-        while let Some(number) = next {
-            let from = number * piece;
-            part.run(from as u64, piece.min(bytes.saturating_sub(from)) as u64)?;
-            next = own.take();
+        while let Some((number, (from, bytes))) = own.take() {
+            passes.get(number).map_or(Err(ExecuteError::NoSource), |pass| pass.run(from, bytes))?;
         }
         drop(closing);
         match own.failed.load(Ordering::Relaxed) {
@@ -472,10 +503,50 @@ mod tests {
             for _ in 0..200 {
                 outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
                 let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-                owner.run(&pass).unwrap();
+                owner.run(&[pass]).unwrap();
                 assert!(contents(&outputs[0]) == expected && contents(&outputs[1]) == expected);
                 if owner.passes > 20 {
                     break;
+                }
+            }
+        });
+        assert!(helped > 0, "the other thread did nothing");
+    }
+
+    #[test]
+    fn passes_shared_at_once_are_all_done() {
+        // An AllToAll of three, with a block of nothing.
+        let inputs: Vec<_> = (0..3).map(|seed| memory(&numbers(seed))).collect();
+        let outputs: Vec<_> = (0..3).map(|_| Memory::private(BYTES).unwrap()).collect();
+        let block = (BYTES / 12 * 4) as u64;
+        let spans = |of: usize| -> Vec<[Located<'_>; 2]> {
+            let at = |from: usize, to: usize| {
+                let bytes = if (from, to) == (1, 2) { 0 } else { block };
+                [(&inputs[from], to as u64 * block, bytes), (&outputs[to], from as u64 * block, bytes)]
+            };
+            (0..3).map(|to| at(of, to)).collect()
+        };
+        let spans: Vec<_> = (0..3).flat_map(spans).collect();
+        let helped = beside_a_helper(|owner| {
+            for _ in 0..50 {
+                outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
+                let passes: Vec<_> = spans
+                    .iter()
+                    .map(|[from, to]| Pass {
+                        kernel: &Kernel::Copy,
+                        whole: BYTES,
+                        sources: std::slice::from_ref(from),
+                        destinations: std::slice::from_ref(to),
+                    })
+                    .collect();
+                owner.run(&passes).unwrap();
+                for (to, output) in outputs.iter().enumerate() {
+                    let written = contents(output);
+                    for from in (0..3).filter(|from| (*from, to) != (1, 2)) {
+                        let (words, at) = (block as usize / 4, from * block as usize / 4);
+                        let expected = &numbers(from)[to * words..(to + 1) * words];
+                        assert!(written[at..at + words] == *expected, "from {from} to {to}");
+                    }
                 }
             }
         });
@@ -491,13 +562,13 @@ mod tests {
             for _ in 0..20 {
                 let (sources, destinations) = ([(&from, 0, bytes)], [(&to, 0, bytes)]);
                 let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-                assert!(matches!(owner.run(&pass), Err(ExecuteError::Kernel(_))));
+                assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
                 let short = [(&to, 0, bytes - 4)];
                 let pass = Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &short };
-                assert!(matches!(owner.run(&pass), Err(ExecuteError::Kernel(_))));
+                assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
             }
-            let offered = owner.own().map(|own| own.offer().is_some());
-            assert_eq!(offered, Some(false), "nothing is left open");
+            let left = owner.own().map(|own| own.offer().passes.len());
+            assert_eq!(left, Some(0), "nothing is left open");
         });
     }
 
@@ -517,7 +588,7 @@ mod tests {
         let bytes = BYTES as u64;
         let (sources, destinations) = ([(&from, 0, bytes)], [(&to, 0, bytes)]);
         owner
-            .run(&Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &destinations })
+            .run(&[Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &destinations }])
             .unwrap();
         assert!(owner.passes == 0 && contents(&to) == numbers(1), "alone");
     }

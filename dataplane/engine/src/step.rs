@@ -40,6 +40,8 @@ pub(crate) enum StepResult {
     Sends(Option<Span>),
     /// The same of a coded step.
     Coded(CodedStep),
+    /// So many steps, this one the first, have copied their blocks. Nothing is sent.
+    Copied { steps: u32 },
     /// A fetch or store to start.
     Transfer(PendingTransfer),
 }
