@@ -1,6 +1,6 @@
 """One rank of torch.distributed with Gloo: a collective of f32, checked and timed over sizes; rank 0 prints a line of JSON a size.
 
-AllReduce and Broadcast are in place, for torch has no other way. Its time is the greatest of the ranks' medians of single operations.
+AllReduce, Reduce and Broadcast are in place, for torch has no other way. Its time is the greatest of the ranks' medians of single operations.
 
 Usage: gloo.py STORE RANK RANKS COLLECTIVE BUDGET_US BYTES:ITERATIONS... (STORE: a file that does not exist yet, the same for all ranks;
 COLLECTIVE as harmonaize-perf names it, BYTES of the larger tensor, ITERATIONS at most: at least three, and fewer than that where they
@@ -25,6 +25,9 @@ RUN = {
     "alltoallv": lambda input, output: dist.all_to_all_single(output, input, *skewed(input)),
     "sendrecv": lambda input, output: around(input, output),
     "broadcast": lambda input, output: dist.broadcast(output, 0),
+    "reduce": lambda input, output: dist.reduce(output, 0),
+    "gather": lambda input, output: dist.gather(input, blocks_at_root(output), 0),
+    "scatter": lambda input, output: dist.scatter(output, blocks_at_root(input), 0),
 }
 
 
@@ -37,6 +40,11 @@ def skewed(input):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     block = input.numel() // (SKEW + ranks - 1)
     return [block * (SKEW if rank == 0 else 1)] * ranks, [block * SKEW] + [block] * (ranks - 1)
+
+
+def blocks_at_root(tensor):
+    """A tensor's blocks by rank, which the root alone has."""
+    return list(tensor.chunk(dist.get_world_size())) if dist.get_rank() == 0 else None
 
 
 def around(input, output):
@@ -55,12 +63,14 @@ def values(rank, first, count):
 
 def expected(collective, rank, ranks, block):
     match collective:
-        case "all_gather":
+        case "all_gather" | "gather":
             return torch.cat([values(other, 0, block) for other in range(ranks)])
         case "alltoall":
             return torch.cat([values(other, rank * block, block) for other in range(ranks)])
         case "broadcast":
             return values(0, 0, block)
+        case "scatter":
+            return values(0, rank * block, block)
         case "alltoallv" if rank == 0:
             return torch.cat([values(other, 0, SKEW * block) for other in range(ranks)])
         case "alltoallv":
@@ -74,15 +84,16 @@ def expected(collective, rank, ranks, block):
 
 def measure(collective, rank, ranks, budget_us, size, iterations):
     run = RUN[collective]
-    whole = collective in ("all_reduce", "broadcast", "sendrecv")
+    whole = collective in ("all_reduce", "broadcast", "sendrecv", "reduce")
     # As nccl-tests: several blocks are multiples of 16 bytes each.
     block = size // 4 if whole else size // 4 // (ranks * (SKEW if collective == "alltoallv" else 1)) // 4 * 4
-    blocks = {"reduce_scatter": ranks, "alltoall": ranks, "alltoallv": SKEW + ranks - 1}
+    blocks = {"reduce_scatter": ranks, "alltoall": ranks, "alltoallv": SKEW + ranks - 1, "scatter": ranks}
     input = values(rank, 0, block * blocks.get(collective, 1))
-    received = {"reduce_scatter": 1, "alltoallv": ranks * (SKEW if rank == 0 else 1)}
+    received = {"reduce_scatter": 1, "scatter": 1, "alltoallv": ranks * (SKEW if rank == 0 else 1)}
     output = input.clone() if whole else torch.empty(block * received.get(collective, ranks))
     run(input, output)
-    wrong = torch.tensor([(output != expected(collective, rank, ranks, block)).sum()])
+    unspecified = collective in ("reduce", "gather") and rank != 0
+    wrong = torch.tensor([0 if unspecified else int((output != expected(collective, rank, ranks, block)).sum())])
     # Zeros stay zeros, however often they are added.
     output.fill_(0.0)
     dist.barrier()

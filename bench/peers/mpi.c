@@ -13,10 +13,11 @@
 #include <vector>
 #endif
 
-enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, ALLTOALLV, SENDRECV, KINDS };
+enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, ALLTOALLV, SENDRECV, REDUCE, GATHER, SCATTER, KINDS };
 /* Of ALLTOALLV: rank 0 gets so many times what each other rank gets. */
 enum { SKEW = 4 };
-static const char *const names[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "alltoallv", "sendrecv"};
+static const char *const names[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast",
+                                         "alltoallv", "sendrecv", "reduce", "gather", "scatter"};
 static int rank, ranks;
 
 /* Of ALLTOALLV: elements to each and from each, and where they begin. */
@@ -34,6 +35,22 @@ static void skew(int count)
         received[r] = count * (rank == 0 ? SKEW : 1);
         sent_at[r] = r == 0 ? 0 : count * (SKEW + r - 1);
         received_at[r] = r * received[r];
+    }
+}
+
+/* What oneCCL has no call for goes by MPI. */
+static void run_by_mpi(int kind, float *input, float *output, int count)
+{
+    switch (kind) {
+    case SENDRECV:
+        MPI_Sendrecv(input, count, MPI_FLOAT, (rank + 1) % ranks, 0, output, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
+                     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        break;
+    case GATHER:
+        MPI_Gather(input, count, MPI_FLOAT, output, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+        break;
+    default:
+        MPI_Scatter(input, count, MPI_FLOAT, output, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
     }
 }
 
@@ -76,12 +93,14 @@ static void run(int kind, float *input, float *output, int count)
                        *communicator)
             .wait();
         break;
-    case SENDRECV:
-        MPI_Sendrecv(input, count, MPI_FLOAT, (rank + 1) % ranks, 0, output, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
-                     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    case REDUCE:
+        ccl::reduce(input, output, block, ccl::reduction::sum, 0, *communicator).wait();
+        break;
+    case BROADCAST:
+        ccl::broadcast(output, block, 0, *communicator).wait();
         break;
     default:
-        ccl::broadcast(output, block, 0, *communicator).wait();
+        run_by_mpi(kind, input, output, count);
     }
 }
 #else
@@ -105,12 +124,14 @@ static void run(int kind, float *input, float *output, int count)
     case ALLTOALLV:
         MPI_Alltoallv(input, sent, sent_at, MPI_FLOAT, output, received, received_at, MPI_FLOAT, MPI_COMM_WORLD);
         break;
-    case SENDRECV:
-        MPI_Sendrecv(input, count, MPI_FLOAT, (rank + 1) % ranks, 0, output, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
-                     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    case REDUCE:
+        MPI_Reduce(input, output, count, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+        break;
+    case BROADCAST:
+        MPI_Bcast(output, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
         break;
     default:
-        MPI_Bcast(output, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+        run_by_mpi(kind, input, output, count);
     }
 }
 #endif
@@ -126,7 +147,10 @@ static float expected(int kind, long block, long element)
     long of = element / block, within = element % block;
     switch (kind) {
     case ALL_GATHER:
+    case GATHER:
         return value((int)of, within);
+    case SCATTER:
+        return value(0, rank * block + element);
     case ALLTOALL:
         return value((int)of, rank * block + within);
     case ALLTOALLV:
@@ -141,6 +165,12 @@ static float expected(int kind, long block, long element)
         return sum;
     }
 }
+
+/* Whether each rank has the whole tensor, and not a block of each other rank. */
+static int is_whole(int kind) { return kind == ALL_REDUCE || kind == BROADCAST || kind == SENDRECV || kind == REDUCE; }
+
+/* Whether rank 0 alone has a result. */
+static int is_gathered(int kind) { return kind == REDUCE || kind == GATHER; }
 
 static int order(const void *a, const void *b)
 {
@@ -158,10 +188,11 @@ static float *room(long elements)
 
 static void measure(int kind, double budget_us, long bytes, int iterations)
 {
-    int blocks = kind == ALL_REDUCE || kind == BROADCAST || kind == SENDRECV ? 1 : kind == ALLTOALLV ? SKEW * ranks : ranks;
+    int blocks = is_whole(kind) ? 1 : kind == ALLTOALLV ? SKEW * ranks : ranks;
     /* As nccl-tests: several blocks are multiples of 16 bytes each. */
     long block = blocks == 1 ? bytes / 4 : bytes / 4 / blocks / 4 * 4, wrong = 0;
-    long of_input = block * (kind == ALL_GATHER ? 1 : blocks), of_output = block * (kind == REDUCE_SCATTER ? 1 : blocks);
+    long of_input = block * (kind == ALL_GATHER || kind == GATHER ? 1 : blocks);
+    long of_output = block * (kind == REDUCE_SCATTER || kind == SCATTER ? 1 : blocks);
     if (kind == ALLTOALLV) {
         of_input = block * (SKEW + ranks - 1), of_output = block * (rank == 0 ? SKEW * ranks : ranks);
         skew((int)block);
@@ -172,7 +203,7 @@ static void measure(int kind, double budget_us, long bytes, int iterations)
     for (long i = 0; i < of_output; i++)
         output[i] = kind == BROADCAST ? value(rank, i) : -1.0f;
     run(kind, input, output, (int)block);
-    for (long i = 0; i < of_output; i++)
+    for (long i = 0; i < of_output && (rank == 0 || !is_gathered(kind)); i++)
         wrong += output[i] != expected(kind, block, i);
     MPI_Barrier(MPI_COMM_WORLD);
     double began = MPI_Wtime();

@@ -48,7 +48,7 @@ pub struct Collective {
 }
 
 /// What is swept.
-pub const COLLECTIVES: [Collective; 7] = [
+pub const COLLECTIVES: [Collective; 10] = [
     Collective { name: "all_reduce", bus: |part| 2.0 * part, rounds: Some(2), blocks: 0 },
     Collective { name: "all_gather", bus: |part| part, rounds: Some(1), blocks: 1 },
     Collective { name: "reduce_scatter", bus: |part| part, rounds: Some(1), blocks: 1 },
@@ -56,6 +56,9 @@ pub const COLLECTIVES: [Collective; 7] = [
     Collective { name: "broadcast", bus: |_| 1.0, rounds: None, blocks: 0 },
     Collective { name: "alltoallv", bus: |part| part, rounds: None, blocks: 4 },
     Collective { name: "sendrecv", bus: |_| 1.0, rounds: None, blocks: 0 },
+    Collective { name: "reduce", bus: |_| 1.0, rounds: None, blocks: 0 },
+    Collective { name: "gather", bus: |part| part, rounds: None, blocks: 1 },
+    Collective { name: "scatter", bus: |part| part, rounds: None, blocks: 1 },
 ];
 
 impl Collective {
