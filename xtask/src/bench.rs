@@ -50,7 +50,7 @@ pub struct Args {
     /// Suite codec: float32 files of NumPy to code besides
     #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
-    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation and codec show besides;
+    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation, codec and sharing show besides;
     /// suite sweep writes its page and its runs there, and into target/sweep without it
     #[arg(long, value_name = "FOLDER")]
     pub figures: Option<PathBuf>,

@@ -4,10 +4,12 @@ mod idle;
 
 use crate::lab::{Lab, Measured, options};
 use crate::part::{self, Outcome, Part};
+use crate::pictures::{chart, shares};
 use crate::row::{Case, Row};
 use crate::steady::{Steady, common, finish, nanos};
 use crate::suite::Request;
 use anyhow::{Context, Result};
+use harmonaize_plot::{Axes, Chart, Series};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::deployment::Tenant;
 use harmonaize_testkit::job::{self, Programs};
@@ -47,9 +49,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// The suite's parts.
 pub(crate) const PARTS: &[Part<Sharing>] = &[
-    ("host", |suite| suite.beside(&ON_A_HOST)),
-    ("links", |suite| suite.beside(&ON_LINKS)),
-    ("classes", |suite| suite.within(&ON_A_HOST)),
+    ("host", |suite| suite.small_beside("host", &ON_A_HOST, 1)),
+    ("links", |suite| suite.small_beside("links", &ON_LINKS, 1)),
+    ("classes", |suite| suite.small_beside("classes", &ON_A_HOST, 0)),
     ("engine-weights", |suite| suite.weights(&ON_A_HOST)),
     ("link-weights", |suite| suite.weights(&ON_LINKS)),
     ("hostile", Sharing::hostile),
@@ -92,6 +94,18 @@ fn percentiles(measured: &[Measured]) -> Result<[f64; 2]> {
     at(50).zip(at(99)).map(|(p50, p99)| [p50, p99]).context("nothing was timed")
 }
 
+/// How long operations took, the quickest first: alone, and beside each number of others' communicators.
+fn times_taken(place: &Place, whose: &str, alone: Vec<f64>, beside: &[Vec<f64>]) -> Chart {
+    let cases = OTHERS.iter().zip(beside).map(|(others, took)| (format!("beside {others}"), took.clone()));
+    let series = std::iter::once(("alone".to_owned(), alone)).chain(cases).map(|(name, took)| {
+        let points = shares(&name, &took).points.into_iter().map(|(us, share)| (share, us)).collect();
+        Series { name, points }
+    });
+    let title =
+        format!("AllReduce of 32 KiB, {}: alone, and beside {whose} communicators of 64 MiB", place.what);
+    Chart { axes: Axes::LogY, ..chart(title, ("percentile", "us"), series.collect(), Vec::new()) }
+}
+
 impl Sharing {
     /// A lab with two more tenants, `b` and `c`.
     fn lab(&self, place: &Place, weights: &[u32]) -> Result<Lab> {
@@ -105,31 +119,28 @@ impl Sharing {
         })
     }
 
-    /// A tenant's small operations alone and beside another's large ones.
-    fn beside(&self, place: &Place) -> Result<Vec<Row>> {
-        self.small_beside(place, 1, "another tenant's")
-    }
-
-    /// The same beside large ones of the tenant's own.
-    fn within(&self, place: &Place) -> Result<Vec<Row>> {
-        self.small_beside(place, 0, "its own tenant's")
-    }
-
-    fn small_beside(&self, place: &Place, other: usize, whose: &str) -> Result<Vec<Row>> {
+    /// A tenant's small operations alone, and beside large ones of another tenant's, or of its own where `other` is 0.
+    fn small_beside(&self, part: &str, place: &Place, other: usize) -> Result<Vec<Row>> {
+        let whose = if other == 0 { "its own tenant's" } else { "another tenant's" };
         let rounds = self.request.rounds();
         let window = Duration::from_secs(if self.request.smoke { 2 } else { 10 });
         let mut lab = self.lab(place, &[])?;
         let mut alone = [const { Vec::new() }; 2];
         let mut beside = [const { [const { Vec::new() }; 2] }; OTHERS.len()];
+        let (mut took_alone, mut took_beside) = (Vec::new(), [const { Vec::new() }; OTHERS.len()]);
         for round in 1..=rounds {
-            let [p50, p99] = percentiles(&self.small(&mut lab, place)?)?;
+            let small = self.small(&mut lab, place)?;
+            let [p50, p99] = percentiles(&small)?;
+            took_alone.extend(small.into_iter().flat_map(|measured| measured.times_us));
             eprint!("run {round}/{rounds}, {}: alone p50 {p50:.1} us, p99 {p99:.1} us", place.what);
             alone.iter_mut().zip([p50, p99]).for_each(|(figures, figure)| figures.push(figure));
-            for (others, figures) in OTHERS.iter().zip(&mut beside) {
+            for ((others, figures), took) in OTHERS.iter().zip(&mut beside).zip(&mut took_beside) {
                 let until = monotonic_ns()? + nanos(JOIN + window);
                 let jobs = self.endless(&mut lab, other, place, *others, (LARGE, 1), until)?;
                 std::thread::sleep(JOIN);
-                let [p50, p99] = percentiles(&self.small(&mut lab, place)?)?;
+                let small = self.small(&mut lab, place)?;
+                let [p50, p99] = percentiles(&small)?;
+                took.extend(small.into_iter().flat_map(|measured| measured.times_us));
                 let large = finish(&mut lab, jobs, LIMIT)?;
                 let rate = common(&large, until, WARM_UP)
                     .map_or(f64::NAN, |interval| large.iter().map(|one| one.rate(interval)).sum());
@@ -142,6 +153,9 @@ impl Sharing {
             eprintln!();
         }
         lab.end().context("the lab did not end in order")?;
+        if let Some(folder) = &self.request.figures {
+            times_taken(place, whose, took_alone, &took_beside).write(folder, &format!("sharing-{part}"))?;
+        }
         let [alone_p50, alone_p99] = &alone;
         let rows = OTHERS.iter().zip(&beside).flat_map(|(others, [p50, p99])| {
             let case = |figure: &str| {
@@ -332,5 +346,16 @@ mod tests {
         let measured = [Measured { bytes: SMALL, times_us, busy: 0.0 }];
         assert_eq!(percentiles(&measured).unwrap(), [50.0, 99.0]);
         assert!(percentiles(&[]).is_err());
+    }
+
+    #[test]
+    fn a_picture_has_times_by_percentile() {
+        let beside = [30.0, 40.0, 50.0].map(|us| vec![us]);
+        let picture = times_taken(&ON_A_HOST, "another tenant's", vec![20.0, 10.0], &beside);
+        let names: Vec<&str> = picture.series.iter().map(|series| series.name.as_str()).collect();
+        assert_eq!(names, ["alone", "beside 1", "beside 2", "beside 4"]);
+        let alone = [(0.0, 0.0), (0.0, 10.0), (50.0, 10.0), (50.0, 20.0), (100.0, 20.0)];
+        assert_eq!(picture.series[0].points, alone);
+        assert!(picture.svg().unwrap().contains("beside 4"));
     }
 }

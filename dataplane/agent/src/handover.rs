@@ -381,3 +381,42 @@ impl Peer {
         message.map(|message| (message, descriptors)).map_err(HandOverError::Refused)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_testkit::strict;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Connects as this user, of a thread that then ends.
+    fn connect_as(user: u32, path: &Path) -> std::io::Result<UnixStream> {
+        let connect = || {
+            let user = rustix::thread::Uid::from_raw(user);
+            rustix::thread::set_thread_res_uid(user, user, user)?;
+            UnixStream::connect(path)
+        };
+        std::thread::scope(|scope| scope.spawn(connect).join().unwrap())
+    }
+
+    #[tokio::test]
+    async fn another_user_gets_no_agents_place() {
+        if !rustix::process::geteuid().is_root() {
+            return strict::skip_test("it connects as another user, which needs root");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().join("handover.sock");
+        let place = Place::bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let refused = connect_as(65_534, &path).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+        // Where the file lets him connect, the kernel says who he is.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let mut other = connect_as(65_534, &path).unwrap();
+        let _own = UnixStream::connect(&path).unwrap();
+        let _successor = place.next().await;
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.read(&mut [0]).unwrap(), 0, "he is not closed");
+    }
+}

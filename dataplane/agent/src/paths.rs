@@ -344,7 +344,7 @@ mod tests {
         let mut paths = Paths::begin(SocketAddr::from((HERE, 0)), true);
         let abilities = other.abilities(false, false);
         if !abilities.probe {
-            return eprintln!("left out, for it needs CAP_NET_RAW");
+            return harmonaize_testkit::strict::skip_test("it needs CAP_NET_RAW");
         }
         let (to, mut answers) = mpsc::channel(8);
         paths.answer_into(to.downgrade()).unwrap();

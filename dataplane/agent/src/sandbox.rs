@@ -413,7 +413,7 @@ mod tests {
         let sandbox = Sandbox { write: vec![named.clone()], ..Sandbox::default() };
         let check = || {
             if restrict_files(&sandbox, false).unwrap().ruleset == RulesetStatus::NotEnforced {
-                return eprintln!("skipped: this kernel has no Landlock");
+                return harmonaize_testkit::strict::skip_test("this kernel has no Landlock");
             }
             let error = std::fs::read(&other).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);

@@ -9,8 +9,9 @@ use harmonaize_testkit::strict::can_make_namespaces;
 use harmonaize_testkit::topology::{Topology, racks};
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
-use std::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const LISTEN: u16 = 7100;
@@ -194,4 +195,35 @@ fn a_train_takes_the_way_that_is_asked_for() {
     fabric.set_switch("spine1", false).unwrap();
     assert!(matches!(over(&["leaf0", "spine1", "leaf1"]), Err(ProbeError::Unreachable { .. })));
     assert!(over(&["leaf0", "spine0", "leaf1"]).is_ok());
+}
+
+/// The agent computes one hash of each datagram that it takes in, with a key that it asks for then. However much comes, it takes
+/// 5,000 in a tenth of a second.
+#[test]
+fn a_flood_of_trains_is_taken_in_part() {
+    const MOST: usize = 5_000;
+    const SENT: usize = 100_000;
+    let hashed = Arc::new(Mutex::new(Vec::new()));
+    let keys = {
+        let hashed = Arc::clone(&hashed);
+        move |_| {
+            hashed.lock().unwrap().push(Instant::now());
+            KEY
+        }
+    };
+    let answerer = Answerer::bind(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), false, keys).unwrap();
+    let flood = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    // The head of a train's datagram, with a tag by nobody's key.
+    let mut datagram = [0; 56];
+    datagram[..8].copy_from_slice(b"HZtr\x01\0\x01\0");
+    for _ in 0..SENT {
+        let _ = flood.send_to(&datagram, answerer.address());
+    }
+    drop(answerer);
+    let hashed = hashed.lock().unwrap();
+    assert!((1..=SENT).contains(&hashed.len()), "{} hashes", hashed.len());
+    // Among more than twice as many hashes lies a whole tenth of a second, at any speed of the machine.
+    for some in hashed.windows(2 * MOST + 1) {
+        assert!(some[2 * MOST] - some[0] >= Duration::from_millis(100));
+    }
 }

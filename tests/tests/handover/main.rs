@@ -19,30 +19,27 @@ fn with_place(setup: &mut Setup) {
     setup.agent += "handover = \"{folder}/handover.sock\"\n";
 }
 
-/// Sums in a row until `over`, on two ranks a host: how many, and the longest that one took.
-fn sums(worker: &Worker, rounds: &AtomicU64, over: &AtomicBool) -> anyhow::Result<(u64, Duration)> {
-    let mut longest = Duration::ZERO;
+/// Sums in a row until `over`, on two ranks a host: how long each took.
+fn sums(worker: &Worker, rounds: &AtomicU64, over: &AtomicBool) -> anyhow::Result<Vec<Duration>> {
+    let mut took = Vec::new();
     for round in 0.. {
         let begun = Instant::now();
         worker.sum(round, if round % 3 == 0 { 300_000 } else { 2_000 }, round % 2 == 0, STEP)?;
-        longest = longest.max(begun.elapsed());
+        took.push(begun.elapsed());
         let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
         worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
         if worker.rank == 0 {
             rounds.fetch_add(1, Ordering::SeqCst);
         }
         if worker.contents(&stop)? == [1] {
-            return Ok((round, longest));
+            return Ok(took);
         }
     }
     unreachable!("the range has no end")
 }
 
 /// Runs sums on all hosts while `scenario` does something to their agents: what each rank had.
-fn under_load(
-    deployment: &mut Deployment,
-    mut scenario: impl FnMut(&mut Deployment),
-) -> Vec<(u64, Duration)> {
+fn under_load(deployment: &mut Deployment, mut scenario: impl FnMut(&mut Deployment)) -> Vec<Vec<Duration>> {
     let (rounds, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let sockets = sockets(deployment, "a");
     std::thread::scope(|scope| {
@@ -71,6 +68,17 @@ fn under_load(
     })
 }
 
+/// Prints, as rows, how long all ranks' operations took, none of which failed. Those that an upgrade held up are the longest.
+fn print_pauses(what: &str, ranks: &[Vec<Duration>]) {
+    let mut took = ranks.concat();
+    took.sort_unstable();
+    println!("{what} under load: {} operations, 0 failed", took.len());
+    for (name, percent) in [("median", 50), ("p99", 99), ("longest", 100)] {
+        let of = took[(took.len() * percent / 100).min(took.len() - 1)];
+        println!("| {name} operation, ms | {:.1} |", of.as_secs_f64() * 1e3);
+    }
+}
+
 /// Who comes anew finds the agents, and is given the right sums.
 fn sums_go_on(deployment: &Deployment, ranks_each: u32) {
     for result in
@@ -88,8 +96,7 @@ fn a_host_s_operations_go_on_with_its_next_agent() {
             deployment.upgrade_agent(0).unwrap();
         }
     });
-    let longest = ranks.iter().map(|(_, longest)| *longest).max().unwrap();
-    println!("{} rounds, the longest operation {longest:?}", ranks[0].0);
+    print_pauses("one host's agent upgraded three times", &ranks);
     // Who comes anew finds the agent, and control has it.
     deployment.wait_until_ready().unwrap();
     sums_go_on(&deployment, 2);
@@ -103,8 +110,7 @@ fn four_hosts_are_upgraded_in_turn_under_load() {
             deployment.upgrade_agent(position).unwrap();
         }
     });
-    let longest = ranks.iter().map(|(_, longest)| *longest).max().unwrap();
-    println!("{} rounds, 0 failed operations, the longest operation {longest:?}", ranks[0].0);
+    print_pauses("four hosts' agents upgraded in turn", &ranks);
     deployment.wait_until_ready().unwrap();
     sums_go_on(&deployment, 1);
 }

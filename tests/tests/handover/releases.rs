@@ -1,11 +1,16 @@
 //! Programs of this tree and of the release before work together, in every pairing of agent, control, client and command line.
 
 use super::{sums_go_on, under_load, with_place};
+use harmonaize_abi::session::{
+    Answer, Hello, Refused, Request, Welcome, decode, decode_first, encode, encode_first,
+};
+use harmonaize_core::{MAX_MESSAGE, Message};
 use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::release::Release;
-use harmonaize_testkit::workspace::{Binaries, Profile};
+use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::star;
+use std::collections::BTreeMap;
 use std::process::Command;
 
 /// Tenants and operators of both releases use what runs: AllReduces are right, and the status names all hosts.
@@ -74,4 +79,46 @@ fn pairings(old: &Binaries) {
 #[ignore = "builds the programs of the release before: cargo xtask soak --suite release"]
 fn programs_of_two_releases_work_together() {
     pairings(&Release::before().unwrap().build().unwrap());
+}
+
+/// What programs of a release encode, by the locked schema of that name.
+fn recorded(schema: &str) -> BTreeMap<String, Vec<u8>> {
+    let file = workspace::root().join("tests/schemas/released").join(schema);
+    let text = std::fs::read_to_string(file).unwrap();
+    let examples = text.lines().filter_map(|line| line.rsplit_once(" = "));
+    let byte = |byte: &str| u8::from_str_radix(byte, 16).unwrap();
+    examples.map(|(name, bytes)| (name.to_owned(), bytes.split(' ').map(byte).collect())).collect()
+}
+
+#[test]
+fn recorded_messages_of_agents_are_read() {
+    let messages = recorded("messages.txt");
+    assert!(!messages.is_empty());
+    for (name, bytes) in messages {
+        let (header, control) = Message::decode(&bytes).unwrap_or_else(|| panic!("{name} is not read"));
+        if let Some(control) = &control {
+            assert_eq!(format!("{control:?}"), name);
+        }
+        let mut again = [0; MAX_MESSAGE];
+        let length = Message { header, control: control.map(Box::new) }.encode(&mut again);
+        assert_eq!(again[..length], bytes, "{name}");
+    }
+}
+
+#[test]
+fn recorded_messages_of_a_session_are_read() {
+    let recorded = recorded("tenants-numbers.txt");
+    let body = |name: &str| &recorded[name][4..];
+    let hello: Hello = decode_first(body("Hello")).unwrap();
+    assert_eq!(encode_first(&hello).unwrap(), recorded["Hello"]);
+    let welcome: Result<Welcome, Refused> = decode_first(body("Welcome")).unwrap();
+    assert_eq!(encode_first(&welcome).unwrap(), recorded["Welcome"]);
+    for name in ["Request::Leave", "Request::Events"] {
+        let request: Request = decode(body(name)).unwrap();
+        assert_eq!(encode(&request).unwrap(), recorded[name]);
+    }
+    for name in ["Answer::Left", "Answer::AllEvents"] {
+        let answer: Answer = decode(body(name)).unwrap();
+        assert_eq!(encode(&answer).unwrap(), recorded[name]);
+    }
 }
