@@ -152,20 +152,8 @@ impl Controller {
         Ok(())
     }
 
-    pub(crate) fn switched(
-        &mut self,
-        now: Duration,
-        from: SessionId,
-        id: CommunicatorId,
-        epoch: Epoch,
-    ) -> Result<(), &'static str> {
-        let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
-        self.note_switched(now, id, index, epoch);
-        Ok(())
-    }
-
     /// A participant uses an epoch, if that is under way.
-    pub(crate) fn note_switched(&mut self, now: Duration, id: CommunicatorId, index: usize, epoch: Epoch) {
+    pub(crate) fn switched(&mut self, now: Duration, id: CommunicatorId, index: usize, epoch: Epoch) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let in_use = !communicator.is_forming();
         let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);

@@ -2,6 +2,7 @@
 
 use super::Controller;
 use crate::state::ctx::ctx;
+use crate::state::job::coding::set_budget;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
 use crate::state::tenants::elsewhere::for_a_tenant;
@@ -88,12 +89,10 @@ impl Controller {
             }
             Message::PrepareFailed(failed) => return self.prepare_failed(now, from, &failed),
             Message::Switched(switched) => {
-                return self.switched(
-                    now,
-                    from,
-                    CommunicatorId(switched.communicator),
-                    epoch_of(switched.epoch)?,
-                );
+                let (id, epoch) = (CommunicatorId(switched.communicator), epoch_of(switched.epoch)?);
+                if let Some((_, index)) = ctx.part(from, id)? {
+                    self.switched(now, id, index, epoch);
+                }
             }
             Message::Failed(failed) => return self.failed(now, from, failed),
             Message::Closed(closed) => return self.closed(now, from, CommunicatorId(closed.communicator)),
@@ -111,7 +110,9 @@ impl Controller {
             }
             Message::PathsTraced(answer) => self.link_state.traced(ctx, &mut self.outbox, from, &answer),
             Message::PathProbed(answer) => self.link_state.probed(ctx, &mut self.outbox, from, &answer),
-            Message::SetBudget(said) => return self.set_budget(from, &said),
+            Message::SetBudget(said) => {
+                return set_budget(&mut self.communicators, &mut self.outbox, from, &said);
+            }
             Message::ReadEvents(asked) => return self.events.read(ctx, &mut self.outbox, from, asked),
             Message::CancelRead(gone) => self.events.cancel(from, gone.request),
             Message::Negotiate(asked) => {

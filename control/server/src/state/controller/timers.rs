@@ -35,9 +35,9 @@ impl Controller {
         self.joins.expire(now, &mut self.outbox);
         self.splits.expire(&ctx!(self, now), &mut self.outbox);
         let groups = self.regroups.expire_past(&ctx!(self, now), &mut self.outbox);
-        groups.into_iter().for_each(|group| self.form(now, group));
+        groups.into_iter().for_each(|group| self.form(now, vec![group]));
         let groups = self.regroups.expire(&ctx!(self, now), &mut self.outbox);
-        groups.into_iter().for_each(|group| self.form(now, group));
+        groups.into_iter().for_each(|group| self.form(now, vec![group]));
         self.expire_communicators(now);
         self.answer_questions(now);
         let mut again = self.aggregators.expire(&ctx!(self, now), &mut self.outbox);
