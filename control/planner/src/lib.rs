@@ -41,7 +41,7 @@ pub use plan::{
     Assignment, CheckError, Current, Job, Plan, Policy, Request, RingEdge, Routes, Score, Task,
     apply_priorities, check, off_ring_paths, plan,
 };
-pub use policy::algorithm::{AlgorithmChoice, AlgorithmOverride, AlgorithmStatus};
+pub use policy::algorithm::{AlgorithmChoice, AlgorithmOverride, AlgorithmReason, AlgorithmStatus};
 pub use policy::codec::{
     CodecChoice, CodecRates, CodecReason, CodecRequest, coded_ratio, common_levels, nonzero_ratio,
 };

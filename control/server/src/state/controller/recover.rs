@@ -14,7 +14,9 @@ use crate::state::output::SessionId;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
-use harmonaize_planner::{AlgorithmChoice, Bytes, CongestionChoices, HostId, RateLimits, Tuning};
+use harmonaize_planner::{
+    AlgorithmChoice, AlgorithmReason, Bytes, CongestionChoices, HostId, RateLimits, Tuning,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -293,7 +295,7 @@ fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
         Some(AlgorithmRange { collective, up_to: range.up_to_bytes, algorithm })
     });
     let table = AlgorithmTable::new(ranges).unwrap_or_default();
-    AlgorithmChoice { table, ..AlgorithmChoice::ring("as before control restarted") }
+    AlgorithmChoice { table, ..AlgorithmChoice::ring(AlgorithmReason::Recovered) }
 }
 
 /// What a communicator runs by, as far as an agent's recipe says it.
