@@ -19,7 +19,8 @@ mod ring_order;
 mod tuning;
 
 pub use aggregation::{
-    AggregationDecision, AggregationPlan, AggregatorOffer, LeafAggregator, decide_aggregation,
+    AggregationDecision, AggregationPlan, AggregationReason, AggregationTimes, AggregatorOffer, Drawback,
+    LeafAggregator, decide_aggregation,
 };
 pub use algorithm::{GroupCosts, HostCosts, delays, hop_delay, max_delay};
 pub use all_to_all::{exchange_rate, exchange_usage, line_rate};

@@ -9,6 +9,7 @@ use crate::state::tenants::elsewhere::for_a_tenant;
 use crate::state::view::view;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, from_agent};
+use harmonaize_planner::AggregationReason;
 use std::time::Duration;
 
 impl Controller {
@@ -45,7 +46,7 @@ impl Controller {
             known.refused.refuse(now, refused.by, &refused.reason);
             for chosen in known.lifecycle.configs_mut().map(|config| &mut config.aggregation) {
                 if chosen.grant == Some(refused.grant) {
-                    chosen.reason.clone_from(&refused.reason);
+                    chosen.reason = AggregationReason::Refused(refused.reason.clone());
                 }
             }
         }

@@ -247,7 +247,7 @@ impl Queries<'_> {
             algorithm_reason: algorithm.reason.to_string(),
             congestion_controls: congestion.iter().map(congestion_status).collect(),
             aggregator: self.aggregators.names_of(&self.ctx.settings.topology, aggregation),
-            aggregation_reason: aggregation.reason.clone(),
+            aggregation_reason: aggregation.reason.to_string(),
             ..status
         };
         match plan {
