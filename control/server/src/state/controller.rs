@@ -16,7 +16,7 @@ mod timers;
 
 use crate::state::ctx::ctx;
 use crate::state::effects::{Effects, LearnedPort};
-use crate::state::job::communicator::Communicator;
+use crate::state::job::communicators::Communicators;
 use crate::state::job::decisions::{Decisions, Trigger};
 use crate::state::job::ended::History;
 use crate::state::job::planning::PlanRequest;
@@ -58,7 +58,7 @@ pub struct Controller {
     pub(crate) aggregators: Aggregators,
     pub(crate) telemetry: Telemetry,
     // Jobs.
-    pub(crate) communicators: BTreeMap<CommunicatorId, Communicator>,
+    pub(crate) communicators: Communicators,
     pub(crate) decisions: Decisions,
     pub(crate) plan_request: PlanRequest,
     pub(crate) history: History,
@@ -99,7 +99,7 @@ impl Controller {
             link_state,
             aggregators: Aggregators::default(),
             telemetry: Telemetry::default(),
-            communicators: BTreeMap::new(),
+            communicators: Communicators::default(),
             decisions: Decisions::default(),
             plan_request: PlanRequest::default(),
             history: History::default(),

@@ -20,6 +20,7 @@ impl Controller {
         self.settle(now);
         self.plan(now);
         self.settle(now);
+        self.communicators.refresh();
         check_invariants(&ctx!(self, now));
     }
 }

@@ -90,10 +90,11 @@ impl Controller {
     }
 
     pub(crate) fn expire_communicators(&mut self, now: Duration) {
-        let late =
-            self.communicators.iter().filter(|(_, known)| known.deadline().is_some_and(|at| at <= now));
-        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+        for id in self.communicators.due(now) {
             let Some(communicator) = self.communicators.get(&id) else { continue };
+            if communicator.deadline().is_none_or(|at| at > now) {
+                continue;
+            }
             let ranks = communicator.lapsed(now);
             if !ranks.is_empty() {
                 let detail = "agents did not come back within the lease".to_owned();

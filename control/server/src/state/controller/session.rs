@@ -2,7 +2,7 @@
 
 use super::Controller;
 use crate::state::ctx::ctx;
-use crate::state::job::communicator::{EndCause, await_agent};
+use crate::state::job::communicator::EndCause;
 use crate::state::output::{Fact, SessionId};
 use crate::state::world::agents::{Abilities, Session};
 use crate::state::world::link_state::congestion_reports::MOST_A_SECOND;
@@ -103,7 +103,7 @@ impl Controller {
             self.withdraw_join((session, request), join);
         }
         let until = now.saturating_add(self.settings.lease);
-        let (communicators, forming) = await_agent(&mut self.communicators, session, until);
+        let (communicators, forming) = self.communicators.await_agent(session, until);
         self.link_state.active_changed();
         let host = self.settings.host_name(ended.host);
         self.outbox.fact(Fact::AgentGone { host, communicators, lease: self.settings.lease });

@@ -10,11 +10,8 @@ impl Controller {
     /// The next time at which [`Controller::expire`] has something to do.
     pub fn next_deadline(&self) -> Option<Duration> {
         let ctx = ctx!(self, Duration::ZERO);
-        let communicators = self.communicators.values().flat_map(|known| {
-            let until = [known.deadline(), known.backoff_until, known.coding.again, known.refused.due()];
-            until.into_iter().flatten()
-        });
         let parts = [
+            self.communicators.next_timeout(),
             self.joins.next_timeout(),
             self.splits.next_timeout(),
             self.questions.next_timeout(),
@@ -27,7 +24,7 @@ impl Controller {
             self.agreements.next_timeout(&self.settings),
             self.turns.deadline(),
         ];
-        communicators.chain(parts.into_iter().flatten()).min()
+        parts.into_iter().flatten().min()
     }
 
     /// Ends what has waited long enough.
@@ -41,7 +38,13 @@ impl Controller {
         self.expire_communicators(now);
         self.answer_questions(now);
         let mut again = self.aggregators.expire(&ctx!(self, now), &mut self.outbox);
-        self.communicators.values_mut().for_each(|known| again |= known.refused.expire(now));
+        let mut settled = false;
+        for id in self.communicators.due(now) {
+            let Some(known) = self.communicators.get_mut(&id) else { continue };
+            again |= known.refused.expire(now);
+            settled |= known.coding.again.take_if(|at| *at <= now).is_some();
+            settled |= known.backoff_until.take_if(|until| *until <= now).is_some();
+        }
         if again {
             self.outbox.want_plan(Trigger::Aggregators);
         }
@@ -50,11 +53,6 @@ impl Controller {
         }
         self.link_state.expire(&ctx!(self, now), &mut self.outbox);
         self.link_state.fade(&ctx!(self, now), &mut self.outbox);
-        let mut settled = false;
-        for known in self.communicators.values_mut() {
-            settled |= known.coding.again.take_if(|at| *at <= now).is_some();
-            settled |= known.backoff_until.take_if(|until| *until <= now).is_some();
-        }
         if settled {
             self.outbox.want_plan(Trigger::Settled);
         }

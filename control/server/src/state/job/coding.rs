@@ -8,6 +8,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::codec::{CodecState, budget};
 use crate::state::job::communicator::{Communicator, MOST_DIRECT};
+use crate::state::job::communicators::Communicators;
 use crate::state::job::lifecycle::{EpochConfig, Planned};
 use crate::state::output::SessionId;
 use crate::state::reason::Reason;
@@ -123,7 +124,7 @@ pub(crate) fn zeros_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
 
 /// A rank wants another budget. An error is a breach of protocol.
 pub(crate) fn set_budget(
-    communicators: &mut BTreeMap<CommunicatorId, Communicator>,
+    communicators: &mut Communicators,
     effects: &mut Effects,
     from: SessionId,
     said: &v1::SetBudget,

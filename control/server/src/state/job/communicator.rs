@@ -9,7 +9,7 @@ use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::{Budget, Codec};
 use harmonaize_planner::{AlgorithmOverride, DirectedLink, HostId, Topology, Tuning, exchange_usage};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// How many changes of one communicator control makes in a while: what passes nothing, or was withdrawn, is
@@ -231,6 +231,12 @@ impl Communicator {
         self.lease().or_else(|| self.change()?.deadline)
     }
 
+    /// Returns when the next thing of it is due, of all that waits for a time.
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
+        let times = [self.deadline(), self.backoff_until, self.coding.again, self.refused.due()];
+        times.into_iter().flatten().min()
+    }
+
     /// Returns when the first of its agents that have no session is given up; none while all have one.
     pub(crate) fn lease(&self) -> Option<Duration> {
         self.members.iter().filter_map(|member| member.lease).min()
@@ -277,28 +283,6 @@ impl Communicator {
             Lifecycle::Running(_) => v1::Phase::Running,
         }
     }
-}
-
-/// Waits until then for an agent whose session has ended: in communicators that are in use data go on.
-/// Returns how many those are, and the others, which form, with its ranks.
-pub(crate) fn await_agent(
-    communicators: &mut BTreeMap<CommunicatorId, Communicator>,
-    session: SessionId,
-    until: Duration,
-) -> (usize, Vec<(CommunicatorId, Vec<u32>)>) {
-    let (mut in_use, mut forming) = (0, Vec::new());
-    for (id, known) in communicators {
-        let forms = known.is_forming();
-        let member = known.members.iter_mut().find(|member| member.session == Some(session));
-        let Some(member) = member.filter(|member| !member.closed) else { continue };
-        if forms {
-            forming.push((*id, member.ranks.clone()));
-        } else {
-            (member.session, member.lease) = (None, Some(until));
-            in_use += 1;
-        }
-    }
-    (in_use, forming)
 }
 
 /// What an agent is told of an end.

@@ -55,8 +55,8 @@ impl History {
             let detail = "it ended while the agent had no session".to_owned();
             EndCause { kind: FailureKind::RanksLost, ranks: Vec::new(), detail }
         };
-        let known = self.latest.iter().find(same).map(|ended| ended.cause.clone());
-        known.or_else(|| past.then(unknown))
+        let latest = self.latest.iter().find(same).map(|ended| ended.cause.clone());
+        latest.or_else(|| past.then(unknown))
     }
 
     /// Returns the latest, oldest first.

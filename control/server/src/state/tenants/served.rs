@@ -11,8 +11,8 @@ pub(crate) fn announce_tenants(ctx: &Ctx<'_>, effects: &mut Effects, before: &[T
     if ctx.operator.served() == before {
         return;
     }
-    for (session, known) in ctx.sessions {
-        let tenants = ctx.operator.served_at(&ctx.host_name(known.host));
-        effects.send(*session, to_agent::Message::ServeTenants(v1::ServeTenants { tenants }));
+    for (id, session) in ctx.sessions {
+        let tenants = ctx.operator.served_at(&ctx.host_name(session.host));
+        effects.send(*id, to_agent::Message::ServeTenants(v1::ServeTenants { tenants }));
     }
 }
