@@ -12,7 +12,7 @@ const MAX_RANKS: usize = 1000;
 pub enum JoinFailure {
     /// The provider does not know the tenant (any more).
     UnknownTenant,
-    /// The communicator's name is empty or too long.
+    /// The communicator's name is empty, too long, or has characters that are not seen as they are.
     BadName {
         /// Most bytes that it may have.
         max: usize,
@@ -173,7 +173,8 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
     let (ranks, text) = match failure {
         JoinFailure::UnknownTenant => (vec![], "the provider does not know this tenant".to_owned()),
         JoinFailure::BadName { max: most } => {
-            (vec![], format!("a communicator's name has 1 to {most} bytes and no control characters"))
+            let rule = "no control characters, and none that are not seen or change how text runs";
+            (vec![], format!("a communicator's name has 1 to {most} bytes, {rule}"))
         }
         JoinFailure::BadSize { ranks, max: most } => {
             (vec![], format!("a communicator of {ranks} ranks is not possible; 1 to {most} are"))

@@ -14,8 +14,10 @@ use harmonaize_units::{Bytes, Nanos, Rate};
 use std::collections::BTreeMap;
 
 mod ecmp;
+mod reason;
 mod tree;
 
+pub use reason::{AggregationReason, AggregationTimes, Drawback};
 pub use tree::LeafAggregator;
 
 /// Bytes of a packet beside its payload: Ethernet with its gap, IP, UDP, and the aggregation's own header.
@@ -74,8 +76,8 @@ pub struct AggregationPlan {
 pub struct AggregationDecision {
     /// The best aggregator; none where none is worth it.
     pub plan: Option<AggregationPlan>,
-    /// In words.
-    pub reason: String,
+    /// Why.
+    pub reason: AggregationReason,
 }
 
 /// Decides for a group of hosts whose ring carries `ring` from each to the next, who can have so much of a tensor summed in a second by
@@ -88,15 +90,15 @@ pub fn decide_aggregation(
     operation: Bytes,
     offers: &[AggregatorOffer],
 ) -> AggregationDecision {
-    let none = |reason: String| AggregationDecision { plan: None, reason };
+    let none = |reason: AggregationReason| AggregationDecision { plan: None, reason };
     if hosts.len() < 2 {
-        return none("nothing crosses a wire".to_owned());
+        return none(AggregationReason::OneHost);
     }
     if offers.is_empty() {
-        return none("no aggregator is there".to_owned());
+        return none(AggregationReason::NoOffer);
     }
     if ring.0 == 0 {
-        return none("nothing passes now".to_owned());
+        return none(AggregationReason::NothingPasses);
     }
     let size = if operation.0 == 0 { TYPICAL_BYTES } else { operation.0 };
     let by_hosts = |way: &AggregatorPath| HostCosts {
@@ -112,14 +114,14 @@ pub fn decide_aggregation(
             continue;
         };
         let Some(way) = AggregatorPath::to(topology, conditions, hosts, offer) else {
-            refused.push(format!("not all hosts reach {name} over open links"));
+            refused.push(Drawback::Unreachable(name));
             continue;
         };
         let coded = offer.tensor_bytes > offer.payload;
         let candidate =
             Candidate { root: offer.aggregator, leaves: Vec::new(), coded, path: way, size, name };
         if !candidate.is_ever_faster(&by_hosts(&candidate.path)) {
-            refused.push(candidate.describe(&by_hosts(&candidate.path)));
+            refused.push(Drawback::Slower(candidate.times(&by_hosts(&candidate.path))));
         } else if best.as_ref().is_none_or(|best| candidate.time() < best.time()) {
             best = Some(candidate);
         }
@@ -136,7 +138,7 @@ pub fn decide_aggregation(
         if candidate.time() < most && candidate.is_ever_faster(&by_hosts(&candidate.path)) {
             best = Some(candidate);
         } else if best.is_none() {
-            refused.push(candidate.describe(&by_hosts(&candidate.path)));
+            refused.push(Drawback::Slower(candidate.times(&by_hosts(&candidate.path))));
         }
     }
     match best {
@@ -149,7 +151,7 @@ pub fn decide_aggregation(
             let hosts = by_hosts(&candidate.path);
             candidate.into_decision(&hosts, alone)
         }
-        None => none(refused.join("; ")),
+        None => none(AggregationReason::NoneFaster(refused)),
     }
 }
 
@@ -177,15 +179,14 @@ impl Candidate {
         self.is_faster(hosts, 1 << SIZE_EXPONENTS.end())
     }
 
-    fn describe(&self, hosts: &HostCosts) -> String {
-        format!(
-            "{}{} in {} by {}, {} by the hosts",
-            Bytes(self.size),
-            if self.coded { " in codes that add" } else { "" },
-            Nanos((self.time() * 1e9) as u64),
-            self.name,
-            Nanos((hosts.time(self.size as f64) * 1e9) as u64)
-        )
+    fn times(&self, hosts: &HostCosts) -> AggregationTimes {
+        AggregationTimes {
+            bytes: Bytes(self.size),
+            coded: self.coded,
+            aggregator: self.name.clone(),
+            aggregated: Nanos((self.time() * 1e9) as u64),
+            by_hosts: Nanos((hosts.time(self.size as f64) * 1e9) as u64),
+        }
     }
 
     /// Its rate where aggregators, of these offers, serve no others: of one the same, of several the best.
@@ -211,8 +212,11 @@ impl Candidate {
         // From the largest size down, as far as it pays.
         let sizes = SIZE_EXPONENTS.rev().map(|power| 1_u64 << power);
         let least = sizes.take_while(|size| self.is_faster(hosts, *size)).last();
-        let words = self.describe(hosts);
-        let Some(least) = least.map(Bytes) else { return AggregationDecision { plan: None, reason: words } };
+        let times = self.times(hosts);
+        let Some(least) = least.map(Bytes) else {
+            let reason = AggregationReason::NoneFaster(vec![Drawback::Slower(times)]);
+            return AggregationDecision { plan: None, reason };
+        };
         let single = self.leaves.is_empty();
         let aggregated = AggregationPlan {
             aggregator: self.root,
@@ -226,7 +230,7 @@ impl Candidate {
             barriers: single && self.path.barriers(hosts),
             leaves: self.leaves,
         };
-        AggregationDecision { plan: Some(aggregated), reason: format!("{words}; from {least} on") }
+        AggregationDecision { plan: Some(aggregated), reason: AggregationReason::Faster(times, least) }
     }
 }
 
@@ -402,7 +406,11 @@ mod tests {
             let here = |size: f64| size / bytes_per_second(chosen.rate) + 1e-4;
             assert!(here(least) < MAX_TIME_RATIO * by_hosts.time(least));
             assert!(here(least / 2.0) >= MAX_TIME_RATIO * by_hosts.time(least / 2.0) || least <= 1024.0);
-            assert!(decided.reason.contains("by agg0 at s0"), "{}", decided.reason);
+            let named = matches!(
+                &decided.reason,
+                AggregationReason::Faster(times, from) if times.aggregator == "agg0 at s0" && *from == chosen.min_bytes
+            );
+            assert!(named, "{}", decided.reason);
         }
     }
 
@@ -438,7 +446,11 @@ mod tests {
         assert!(beside(4).rate < beside(0).rate && beside(4).exclusive_rate == beside(0).exclusive_rate);
         let narrow = star(4, "50us", "1Gbit/s");
         let decided = decide(&narrow, &Conditions::clear(&narrow), offer(0));
-        assert!(decided.plan.is_none() && decided.reason.contains("by the hosts"), "{}", decided.reason);
+        let slower = matches!(
+            &decided.reason,
+            AggregationReason::NoneFaster(all) if matches!(all.as_slice(), [Drawback::Slower(_), ..])
+        );
+        assert!(decided.plan.is_none() && slower, "{}", decided.reason);
         let two = star(2, "50us", "2Gbit/s");
         assert_eq!(decide(&two, &Conditions::clear(&two), offer(0)).plan, None, "two hosts gain nothing");
     }
@@ -449,7 +461,11 @@ mod tests {
         let mut conditions = Conditions::clear(&topology);
         conditions.restrict(crate::LinkId(2), LinkUse::Failed);
         let decided = decide(&topology, &conditions, offer(0));
-        assert_eq!(decided.reason, "not all hosts reach agg0 at s0 over open links");
+        let unreachable = Drawback::Unreachable("agg0 at s0".to_owned());
+        assert_eq!(decided.reason, AggregationReason::NoneFaster(vec![unreachable.clone()]));
+        let two = AggregationReason::NoneFaster(vec![unreachable; 2]).to_string();
+        let one = "not all hosts reach agg0 at s0 over open links";
+        assert_eq!(two, format!("{one}; {one}"));
         let hosts = [HostId(0), HostId(1), HostId(3)];
         let all = |hosts: &[HostId], offers: &[AggregatorOffer]| {
             decide_aggregation(
@@ -462,8 +478,8 @@ mod tests {
             )
         };
         assert!(all(&hosts, &[offer(0)]).plan.is_some(), "who is not there counts for nothing");
-        assert_eq!(all(&hosts, &[]).reason, "no aggregator is there");
-        assert_eq!(all(&hosts[..1], &[offer(0)]).reason, "nothing crosses a wire");
+        assert_eq!(all(&hosts, &[]).reason, AggregationReason::NoOffer);
+        assert_eq!(all(&hosts[..1], &[offer(0)]).reason, AggregationReason::OneHost);
     }
 
     #[test]

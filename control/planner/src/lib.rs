@@ -19,7 +19,8 @@ mod ring_order;
 mod tuning;
 
 pub use aggregation::{
-    AggregationDecision, AggregationPlan, AggregatorOffer, LeafAggregator, decide_aggregation,
+    AggregationDecision, AggregationPlan, AggregationReason, AggregationTimes, AggregatorOffer, Drawback,
+    LeafAggregator, decide_aggregation,
 };
 pub use algorithm::{GroupCosts, HostCosts, delays, hop_delay, max_delay};
 pub use all_to_all::{exchange_rate, exchange_usage, line_rate};
@@ -41,7 +42,7 @@ pub use plan::{
     Assignment, CheckError, Current, Job, Plan, Policy, Request, RingEdge, Routes, Score, Task,
     apply_priorities, check, off_ring_paths, plan,
 };
-pub use policy::algorithm::{AlgorithmChoice, AlgorithmOverride, AlgorithmStatus};
+pub use policy::algorithm::{AlgorithmChoice, AlgorithmOverride, AlgorithmReason, AlgorithmStatus};
 pub use policy::codec::{
     CodecChoice, CodecRates, CodecReason, CodecRequest, coded_ratio, common_levels, nonzero_ratio,
 };

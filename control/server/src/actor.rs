@@ -4,8 +4,8 @@ use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::metrics::Happened;
 use crate::requests::{Requests, Sorted};
-use crate::state::touched;
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
+use crate::state::{plan_change, touched};
 use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_metrics::Page;
@@ -266,10 +266,10 @@ impl Actor {
     /// Has what is over removed from the store: plans of communicators that did not come back, and windows.
     fn remove_expired(&mut self) {
         let now = self.start.elapsed();
-        let lost = self.state.lost_plans(now);
+        let lost = self.state.operator.lost_plans(now);
         self.plans.changed(lost);
         let waiting = self.waiting.values().flat_map(|waiting| &waiting.changes);
-        let over = self.state.expired_withdrawals(now, waiting);
+        let over = self.state.operator.expired(now, waiting);
         if !over.is_empty() {
             self.state.apply_stored(now, &over);
             self.keeper.keep(over);
@@ -281,7 +281,11 @@ impl Actor {
         self.plans.at = None;
         if self.plans.writing.is_none() && !self.plans.waiting.is_empty() {
             let changed = std::mem::take(&mut self.plans.waiting);
-            let change = |id: &CommunicatorId| self.contain("store", |this| this.state.plan_change(*id));
+            let change = |id: &CommunicatorId| {
+                self.contain("store", |this| {
+                    plan_change(&this.state.settings, &this.state.communicators, *id)
+                })
+            };
             let changes = changed.iter().filter_map(change).collect();
             self.plans.writing = Some((self.keeper.keep(changes), changed));
         }

@@ -1,10 +1,7 @@
 //! What control shows Prometheus. It is the operator's: nothing of it goes to tenants.
 
-use crate::actor::Command;
-use crate::leader::Commands;
 use crate::state::Fact;
 use harmonaize_api::v1::FailureKind;
-use harmonaize_identity::Protection;
 use harmonaize_metrics::{Buckets, Page, label};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -110,15 +107,4 @@ impl StoreWrites {
         page.counter("control_store_write_errors", "", "Of those, the ones that failed")
             .count(Vec::new(), failed);
     }
-}
-
-/// Returns everything as text; of a control that follows, that it does.
-pub(crate) async fn scrape(commands: Commands, protection: Protection) -> Option<String> {
-    let known = commands.ask(Command::Metrics).await.ok();
-    let leads = known.is_some();
-    let mut page = known.unwrap_or_default();
-    page.build("control", harmonaize_program::version());
-    page.gauge("control_leader", "", "Whether this control leads").count(Vec::new(), leads.into());
-    page.certificate(protection.certificate_ends().ok().flatten());
-    page.text().ok()
 }

@@ -229,7 +229,7 @@ impl Server {
             let all = (commands.clone(), access.get().protection.clone());
             let scrape = move || {
                 let (commands, protection) = all.clone();
-                crate::metrics::scrape(commands, protection)
+                scrape_page(commands, protection)
             };
             background.spawn(harmonaize_metrics::serve(scrape, listener, metrics_closed));
         }
@@ -327,6 +327,17 @@ async fn report_life(commands: Commands) {
         watchdog.alive(Instant::now());
         tokio::time::sleep(interval).await;
     }
+}
+
+/// Returns all metrics as text; of a control that follows, that it does.
+async fn scrape_page(commands: Commands, protection: Protection) -> Option<String> {
+    let known = commands.ask(Command::Metrics).await.ok();
+    let leads = known.is_some();
+    let mut page = known.unwrap_or_default();
+    page.build("control", harmonaize_program::version());
+    page.gauge("control_leader", "", "Whether this control leads").count(Vec::new(), leads.into());
+    page.certificate(protection.certificate_ends().ok().flatten());
+    page.text().ok()
 }
 
 /// What it takes to lead.

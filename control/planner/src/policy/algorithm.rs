@@ -4,6 +4,7 @@ use crate::algorithm::GroupCosts;
 use harmonaize_abi::Collective;
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_units::{Bytes, Nanos};
+use std::fmt;
 
 /// The size of an operation that stands for all that are larger than any range, where it is not larger itself.
 const LARGE: u64 = 16 << 20;
@@ -44,8 +45,45 @@ pub struct AlgorithmChoice {
     pub overrides: Vec<AlgorithmOverride>,
     /// What times are predicted from; none where nothing was.
     pub costs: Option<GroupCosts>,
-    /// Why, as text, where no operator decided.
-    pub reason: String,
+    /// Why, where no operator decided.
+    pub reason: AlgorithmReason,
+}
+
+/// Why operations go as they do, where no operator decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum AlgorithmReason {
+    /// Nothing was decided.
+    #[default]
+    Undecided,
+    /// There is one host.
+    OneHost,
+    /// An epoch of an earlier control has it.
+    Recovered,
+    /// Its tenant wants contributions added in one order.
+    Ordered,
+    /// It is predicted to be the fastest, by these costs.
+    Fastest(GroupCosts),
+}
+
+impl fmt::Display for AlgorithmReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Undecided => "",
+            Self::OneHost => "nothing crosses a wire",
+            Self::Recovered => "as before control restarted",
+            Self::Ordered => "contributions are added in one order: its tenant wants that",
+            Self::Fastest(costs) => {
+                let GroupCosts { delay, hop_delay: hop, direct_rate: direct, ring_rate: ring, host, .. } =
+                    costs;
+                let (message, added) = (Nanos((host.message * 1e9) as u64), host.reduced_byte * 1e9);
+                return write!(
+                    f,
+                    "{delay} one way between the farthest, {hop} along the ring; {direct} to all at once, {ring} along the ring; {message} a message, {added:.3} ns a byte that is added"
+                );
+            }
+        };
+        f.write_str(text)
+    }
 }
 
 /// How operations of a range of sizes go.
@@ -67,8 +105,8 @@ pub struct AlgorithmStatus {
 
 impl AlgorithmChoice {
     /// The ring for all sizes, for a reason.
-    pub fn ring(reason: &str) -> Self {
-        Self { reason: reason.to_owned(), ..Self::default() }
+    pub fn ring(reason: AlgorithmReason) -> Self {
+        Self { reason, ..Self::default() }
     }
 
     /// As the first of an operator's choices for a size says, else as is predicted to be the fastest, near the sizes of `before`.
@@ -80,11 +118,8 @@ impl AlgorithmChoice {
         ordered: Option<Bytes>,
     ) -> Self {
         let (chosen, reason) = match ordered {
-            Some(most) => {
-                let reason = "contributions are added in one order: its tenant wants that";
-                (in_order(&costs.choose(before), most.0), reason.to_owned())
-            }
-            None => (costs.choose(before), explain(&costs)),
+            Some(most) => (in_order(&costs.choose(before), most.0), AlgorithmReason::Ordered),
+            None => (costs.choose(before), AlgorithmReason::Fastest(costs)),
         };
         let kept = |one: &&AlgorithmOverride| ordered.is_none() || one.keeps_order();
         let overrides: Vec<AlgorithmOverride> = overrides.iter().filter(kept).copied().collect();
@@ -164,15 +199,6 @@ fn overlay(table: &AlgorithmTable, overrides: &[AlgorithmOverride]) -> Algorithm
     AlgorithmTable::new(ranges).unwrap_or(*table)
 }
 
-fn explain(costs: &GroupCosts) -> String {
-    let GroupCosts { delay, hop_delay: hop, direct_rate: direct, ring_rate: ring, host, .. } = costs;
-    format!(
-        "{delay} one way between the farthest, {hop} along the ring; {direct} to all at once, {ring} along the ring; {} a message, {:.3} ns a byte that is added",
-        Nanos((host.message * 1e9) as u64),
-        host.reduced_byte * 1e9,
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,7 +225,11 @@ mod tests {
     #[test]
     fn an_order_of_contributions_takes_direct_exchanges() {
         let free = choice(&[], None);
-        assert!(free.reason.contains("one way between the farthest"), "{}", free.reason);
+        assert_eq!(free.reason, AlgorithmReason::Fastest(costs()));
+        assert_eq!(
+            free.reason.to_string(),
+            "50us one way between the farthest, 50us along the ring; 1Gbit/s to all at once, 1Gbit/s along the ring; 10us a message, 0.000 ns a byte that is added"
+        );
         assert_eq!(free.table, costs().choose(&AlgorithmTable::RING));
         let ring = AlgorithmOverride {
             collective: Collective::AllReduce,
@@ -207,7 +237,9 @@ mod tests {
             to: Bytes(u64::MAX),
             algorithm: Algorithm::Ring,
         };
-        let ordered = choice(&[ring], Some(1 << 30)).table;
+        let ordered = choice(&[ring], Some(1 << 30));
+        assert_eq!(ordered.reason, AlgorithmReason::Ordered);
+        let ordered = ordered.table;
         assert_eq!(ordered.choose(Collective::AllReduce, 1 << 30), Algorithm::TwoShot);
         assert_eq!(ordered.choose(Collective::ReduceScatter, 1 << 30), Algorithm::OneShot);
         for bytes in [0, 100, 1000, 10_000] {

@@ -1,6 +1,7 @@
 //! The controller: takes messages and the time in, has each part do its own, and hands what one part did on
 //! to the others.
 
+mod act;
 pub(crate) mod change;
 mod end;
 mod form;
@@ -11,10 +12,11 @@ mod operations;
 mod plan;
 mod recover;
 mod session;
+mod timers;
 
 use crate::state::ctx::ctx;
 use crate::state::effects::{Effects, LearnedPort};
-use crate::state::job::communicator::Communicator;
+use crate::state::job::communicators::Communicators;
 use crate::state::job::decisions::{Decisions, Trigger};
 use crate::state::job::ended::History;
 use crate::state::job::planning::PlanRequest;
@@ -24,7 +26,7 @@ use crate::state::queries::questions::Questions;
 use crate::state::settings::Settings;
 use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::budgets::JoinRates;
-use crate::state::tenants::events::{Events, note_maintenance};
+use crate::state::tenants::events::Events;
 use crate::state::tenants::hints::AllHints;
 use crate::state::tenants::joins::Joins;
 use crate::state::tenants::regroup::Regroups;
@@ -56,7 +58,7 @@ pub struct Controller {
     pub(crate) aggregators: Aggregators,
     pub(crate) telemetry: Telemetry,
     // Jobs.
-    pub(crate) communicators: BTreeMap<CommunicatorId, Communicator>,
+    pub(crate) communicators: Communicators,
     pub(crate) decisions: Decisions,
     pub(crate) plan_request: PlanRequest,
     pub(crate) history: History,
@@ -97,7 +99,7 @@ impl Controller {
             link_state,
             aggregators: Aggregators::default(),
             telemetry: Telemetry::default(),
-            communicators: BTreeMap::new(),
+            communicators: Communicators::default(),
             decisions: Decisions::default(),
             plan_request: PlanRequest::default(),
             history: History::default(),
@@ -125,63 +127,6 @@ impl Controller {
             outputs.push(Output::Keep(std::mem::take(&mut self.outbox.to_store)));
         }
         outputs
-    }
-
-    /// The next time at which [`Controller::expire`] has something to do.
-    pub fn next_deadline(&self) -> Option<Duration> {
-        let ctx = ctx!(self, Duration::ZERO);
-        let communicators = self.communicators.values().flat_map(|known| {
-            let until = [known.deadline(), known.backoff_until, known.coding.again, known.refused.due()];
-            until.into_iter().flatten()
-        });
-        let parts = [
-            self.joins.next_timeout(),
-            self.splits.next_timeout(),
-            self.questions.next_timeout(),
-            self.operator.next_timeout(),
-            self.link_state.next_timeout(&ctx),
-            self.plan_request.next_timeout().filter(|_| self.settings.replan),
-            self.aggregators.next_timeout(),
-            self.events.next_timeout(&ctx),
-            self.regroups.next_timeout(&ctx),
-            self.agreements.next_timeout(&self.settings),
-            self.turns.deadline(),
-        ];
-        communicators.chain(parts.into_iter().flatten()).min()
-    }
-
-    /// Ends what has waited long enough.
-    pub fn expire(&mut self, now: Duration) {
-        self.joins.expire(now, &mut self.outbox);
-        self.splits.expire(&ctx!(self, now), &mut self.outbox);
-        let groups = self.regroups.expire_past(&ctx!(self, now), &mut self.outbox);
-        groups.into_iter().for_each(|group| self.form(now, group));
-        let groups = self.regroups.expire(&ctx!(self, now), &mut self.outbox);
-        groups.into_iter().for_each(|group| self.form(now, group));
-        self.expire_communicators(now);
-        self.answer_questions(now);
-        let mut again = self.aggregators.expire(&ctx!(self, now), &mut self.outbox);
-        self.communicators.values_mut().for_each(|known| again |= known.refused.expire(now));
-        if again {
-            self.outbox.want_plan(Trigger::Aggregators);
-        }
-        if self.operator.update_windows(&self.settings, now, &mut self.outbox.trigger) {
-            note_maintenance(&ctx!(self, now), &mut self.outbox, None);
-        }
-        self.link_state.expire(&ctx!(self, now), &mut self.outbox);
-        self.link_state.fade(&ctx!(self, now), &mut self.outbox);
-        let mut settled = false;
-        for known in self.communicators.values_mut() {
-            settled |= known.coding.again.take_if(|at| *at <= now).is_some();
-            settled |= known.backoff_until.take_if(|until| *until <= now).is_some();
-        }
-        if settled {
-            self.outbox.want_plan(Trigger::Settled);
-        }
-        self.agreements.expire(&ctx!(self, now), &mut self.outbox);
-        self.turns.expire(&ctx!(self, now), &mut self.outbox);
-        self.act(now);
-        self.events.expire(&ctx!(self, now), &mut self.outbox);
     }
 
     /// Returns the replies to operators.
@@ -253,35 +198,6 @@ impl Controller {
         }
         if let Some(trigger) = self.outbox.trigger.take() {
             self.plan_request.want(trigger);
-        }
-    }
-
-    /// Forms who regrouped, and plans, if something moved and the last plan is long enough ago.
-    pub(crate) fn act(&mut self, now: Duration) {
-        self.settle(now);
-        loop {
-            let groups = self.regroups.take_complete(&ctx!(self, now), &mut self.outbox);
-            if groups.is_empty() {
-                break;
-            }
-            groups.into_iter().for_each(|group| self.form(now, group));
-        }
-        self.settle(now);
-        self.plan(now);
-        self.settle(now);
-        self.check_invariants();
-    }
-
-    /// Checks what holds between calls, where that is soon done.
-    fn check_invariants(&self) {
-        if cfg!(debug_assertions) && self.communicators.len() <= 64 && self.hosts.len() <= 256 {
-            let topology = &self.settings.topology;
-            self.communicators.values().for_each(|known| known.check_invariants(topology));
-            let agree = |(host, session): (&HostId, &SessionId)| {
-                self.sessions.get(session).is_some_and(|known| known.host == *host)
-            };
-            debug_assert!(self.hosts.iter().all(agree), "a host's session is not the host's");
-            debug_assert_eq!(self.hosts.len(), self.sessions.len(), "each session is of one host");
         }
     }
 }

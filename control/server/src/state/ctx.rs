@@ -7,6 +7,7 @@ use crate::state::world::agents::Session;
 use crate::state::world::iterations::Operations;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::session::{MAX_NAME, is_name};
 use harmonaize_api::v1::JoinRefusedKind;
 use harmonaize_api::{SECRET_BYTES, train_key};
 use harmonaize_disclose::JoinFailure;
@@ -14,9 +15,6 @@ use harmonaize_planner::{HostId, Node, Path, SwitchId};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
-
-/// Most bytes of a communicator's name.
-const NAME_BYTES: usize = 128;
 
 /// What a part reads.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +121,7 @@ impl<'a> Ctx<'a> {
             .ok_or_else(|| format!("no communicator `{name}` of this tenant runs; join it first"))
     }
 
-    /// Whether there is such a tenant, and it can name a communicator so.
+    /// Whether there is such a tenant, and it can name a communicator so, by the rule that agents have too.
     ///
     /// # Errors
     /// Why a join is refused.
@@ -135,8 +133,8 @@ impl<'a> Ctx<'a> {
         if !self.settings.tenants.contains(tenant) {
             return Err((JoinRefusedKind::UnknownTenant, JoinFailure::UnknownTenant));
         }
-        if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
-            return Err((JoinRefusedKind::Invalid, JoinFailure::BadName { max: NAME_BYTES }));
+        if !is_name(name) {
+            return Err((JoinRefusedKind::Invalid, JoinFailure::BadName { max: MAX_NAME }));
         }
         Ok(())
     }

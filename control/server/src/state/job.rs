@@ -5,6 +5,7 @@ pub(crate) mod algorithm;
 pub(crate) mod codec;
 pub(crate) mod coding;
 pub(crate) mod communicator;
+pub(crate) mod communicators;
 pub(crate) mod congestion_control;
 pub(crate) mod datagrams;
 pub(crate) mod decisions;

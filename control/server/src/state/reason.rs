@@ -1,7 +1,7 @@
 //! Why a communicator gets another epoch, or takes no turns any more.
 
 use harmonaize_codec::Codec;
-use harmonaize_planner::{CodecChoice, CodecReason, Rate};
+use harmonaize_planner::{AggregationReason, CodecChoice, CodecReason, Rate};
 use std::fmt;
 
 /// Why a communicator gets another epoch.
@@ -34,7 +34,7 @@ pub enum Reason {
     /// Its tenant was promised another reduction.
     Reduction,
     /// An aggregator serves it, or none does any more; why.
-    Aggregation(String),
+    Aggregation(AggregationReason),
     /// Its connections are held to other rates.
     Rates(RateChange),
 }
@@ -84,7 +84,8 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Planned(why) | Self::Aggregation(why) => f.write_str(why),
+            Self::Planned(why) => f.write_str(why),
+            Self::Aggregation(why) => write!(f, "{why}"),
             Self::Formed => f.write_str("all its ranks have joined"),
             Self::Ordered => f.write_str("an operator chose its order"),
             Self::ClosedPaths => {

@@ -11,6 +11,7 @@ pub(crate) mod limits;
 pub(crate) mod past;
 mod readers;
 pub(crate) mod regroup;
+pub(crate) mod served;
 pub(crate) mod slowdown;
 pub(crate) mod splits;
 pub(crate) mod turns;

@@ -10,7 +10,7 @@ use super::job::lifecycle::EpochConfig;
 use super::job::planning::{checked, jobs};
 use super::job::reconcile::proposer::proposer;
 use super::job::reconcile::reorder;
-use super::job::stored::touched;
+use super::job::stored::{plan_change, touched};
 use super::output::{Output, SessionId};
 use super::settings::Settings;
 use super::view::view;
@@ -23,6 +23,7 @@ use harmonaize_disclose::{Fact, Feed};
 use harmonaize_planner::{
     AlgorithmChoice, Bytes, CodecReason, DirectedLink, Discipline, HostId, LinkId, Rate, RateLimits,
 };
+use harmonaize_store::Change;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -375,6 +376,26 @@ pub trait Testing {
         let outcome = zeros_outcome(&ctx!(control, now), operation);
         control.learn_codec(now, CommunicatorId(operation.communicator), outcome);
         control.settle(now);
+    }
+
+    /// Returns what is to be stored of a communicator's plans now.
+    fn plan_change(&self, id: CommunicatorId) -> Change {
+        let control = self.controller();
+        plan_change(&control.settings, &control.communicators, id)
+    }
+
+    /// Returns plans of communicators that did not come back in time, and forgets them.
+    fn lost_plans(&mut self, now: Duration) -> Vec<CommunicatorId> {
+        self.controller_mut().operator.lost_plans(now)
+    }
+
+    /// Returns what is to be removed from the store of windows that are over.
+    fn expired_withdrawals<'a>(
+        &self,
+        now: Duration,
+        waiting: impl Iterator<Item = &'a Change>,
+    ) -> Vec<Change> {
+        self.controller().operator.expired(now, waiting)
     }
 
     /// Makes a plan, if the last is long enough ago.

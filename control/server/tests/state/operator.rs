@@ -3,6 +3,7 @@
 use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Instruction, InstructionError, SessionId, Settings};
 use harmonaize_store::{Change, Stored, Withdrawal, WithdrawalKind};
 use std::time::Duration;

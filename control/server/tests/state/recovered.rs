@@ -3,6 +3,7 @@
 use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind, Phase};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{SessionId, Settings};
 use harmonaize_store::{Change, Stored, Tenant};
 

@@ -118,7 +118,9 @@ fn joins_that_are_refused() {
     assert_eq!(kind(refusal("c", "world", 0, 4)), JoinRefusedKind::UnknownTenant);
     assert_eq!(kind(refusal("a", "", 0, 4)), JoinRefusedKind::Invalid);
     assert_eq!(kind(refusal("a", &"x".repeat(129), 0, 4)), JoinRefusedKind::Invalid);
-    assert_eq!(kind(refusal("a", "a\nb", 0, 4)), JoinRefusedKind::Invalid);
+    for c in ['\n', '\u{200b}', '\u{202e}'] {
+        assert_eq!(kind(refusal("a", &format!("a{c}b"), 0, 4)), JoinRefusedKind::Invalid, "{c:?}");
+    }
     assert_eq!(kind(refusal("a", "world", 0, 0)), JoinRefusedKind::Invalid);
     assert_eq!(kind(refusal("a", "world", 0, 65)), JoinRefusedKind::Invalid);
     assert_eq!(kind(refusal("a", "world", 0, u32::MAX)), JoinRefusedKind::Invalid);

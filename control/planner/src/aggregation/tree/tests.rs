@@ -233,7 +233,7 @@ fn narrow_uplinks_get_leaves_and_a_root() {
     assert!(chosen.delay.0.abs_diff(20_000) <= 1, "{chosen:?}");
     assert_eq!((chosen.broadcasts, chosen.barriers), (None, false));
     let words = "by at-spine at spine above at-leaf0 at leaf0, at-leaf1 at leaf1";
-    assert!(decided.reason.contains(words), "{}", decided.reason);
+    assert!(decided.reason.to_string().contains(words), "{}", decided.reason);
     // By the spine alone four parts cross each uplink, which is worse than the ring.
     assert_eq!(decide(&topology, &ALL, 64 << 20, &offers[2..]).plan, None);
     // Without one at the spine one in a rack is above the other, and its own rack sends to it.

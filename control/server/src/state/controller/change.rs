@@ -90,10 +90,11 @@ impl Controller {
     }
 
     pub(crate) fn expire_communicators(&mut self, now: Duration) {
-        let late =
-            self.communicators.iter().filter(|(_, known)| known.deadline().is_some_and(|at| at <= now));
-        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+        for id in self.communicators.due(now) {
             let Some(communicator) = self.communicators.get(&id) else { continue };
+            if communicator.deadline().is_none_or(|at| at > now) {
+                continue;
+            }
             let ranks = communicator.lapsed(now);
             if !ranks.is_empty() {
                 let detail = "agents did not come back within the lease".to_owned();
@@ -152,20 +153,8 @@ impl Controller {
         Ok(())
     }
 
-    pub(crate) fn switched(
-        &mut self,
-        now: Duration,
-        from: SessionId,
-        id: CommunicatorId,
-        epoch: Epoch,
-    ) -> Result<(), &'static str> {
-        let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
-        self.note_switched(now, id, index, epoch);
-        Ok(())
-    }
-
     /// A participant uses an epoch, if that is under way.
-    pub(crate) fn note_switched(&mut self, now: Duration, id: CommunicatorId, index: usize, epoch: Epoch) {
+    pub(crate) fn switched(&mut self, now: Duration, id: CommunicatorId, index: usize, epoch: Epoch) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let in_use = !communicator.is_forming();
         let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);

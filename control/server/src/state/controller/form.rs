@@ -14,13 +14,8 @@ use harmonaize_planner::{Conditions, HostId, Job, Plan};
 use std::time::Duration;
 
 impl Controller {
-    /// All ranks have joined.
-    pub(crate) fn form(&mut self, now: Duration, group: Group) {
-        self.form_all(now, vec![group]);
-    }
-
     /// All ranks of several communicators have joined: one plan for all of them.
-    pub(crate) fn form_all(&mut self, now: Duration, groups: Vec<Group>) {
+    pub(crate) fn form(&mut self, now: Duration, groups: Vec<Group>) {
         let (mut formed, mut planned) = (Vec::new(), Vec::new());
         for group in groups {
             self.formed = self.formed.wrapping_add(1);

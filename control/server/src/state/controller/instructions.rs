@@ -4,16 +4,16 @@ use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::job::decisions::Trigger;
-use crate::state::job::stored::plan_change;
 use crate::state::settings::Settings;
 use crate::state::tenants::events::note_maintenance;
+use crate::state::tenants::served::announce_tenants;
 use crate::state::world::agents::OpenJoin;
 use crate::state::world::operator::Instruction;
 use crate::state::world::withdrawals::InstructionError;
 use harmonaize_abi::{CommunicatorId, Nanos};
-use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, to_agent};
+use harmonaize_api::v1::{FailureKind, JoinRefusedKind};
 use harmonaize_disclose::JoinFailure;
-use harmonaize_store::{Change, Stored, Tenant};
+use harmonaize_store::{Change, Stored};
 use std::time::Duration;
 
 impl Controller {
@@ -55,7 +55,7 @@ impl Controller {
                 self.forget_tenant(now, &tenant);
             }
         }
-        self.send_tenants(&served);
+        announce_tenants(&ctx!(self, now), &mut self.outbox, &served);
         self.operator.update_windows(&self.settings, now, &mut self.outbox.trigger);
         note_maintenance(&ctx!(self, now), &mut self.outbox, None);
         self.regroups.mark_all_due();
@@ -76,20 +76,9 @@ impl Controller {
             self.settings.terms = terms;
             self.outbox.want_plan(Trigger::Aggregators);
         }
-        self.send_tenants(&served);
+        announce_tenants(&ctx!(self, now), &mut self.outbox, &served);
         self.regroups.mark_all_due();
         self.act(now);
-    }
-
-    /// Tells all agents which tenants they shall serve beside their own, where that was `before` and is another now.
-    fn send_tenants(&mut self, before: &[Tenant]) {
-        if self.operator.served() == before {
-            return;
-        }
-        for (session, known) in &self.sessions {
-            let tenants = self.operator.served_at(&self.settings.host_name(known.host));
-            self.outbox.send(*session, to_agent::Message::ServeTenants(v1::ServeTenants { tenants }));
-        }
     }
 
     /// What was to be stored could not be: it is not in effect.
@@ -105,26 +94,6 @@ impl Controller {
             }
         }
         self.settle(now);
-    }
-
-    /// What is to be stored of a communicator's plans now.
-    pub fn plan_change(&self, id: CommunicatorId) -> Change {
-        plan_change(&self.settings, &self.communicators, id)
-    }
-
-    /// Plans of communicators that did not come back in time; they are to be removed.
-    pub fn lost_plans(&mut self, now: Duration) -> Vec<CommunicatorId> {
-        self.operator.lost_plans(now)
-    }
-
-    /// Windows that are over: what is to be removed from the store. Not those that what is `waiting` to be
-    /// stored goes on with.
-    pub fn expired_withdrawals<'a>(
-        &self,
-        now: Duration,
-        waiting: impl Iterator<Item = &'a Change>,
-    ) -> Vec<Change> {
-        self.operator.expired(now, waiting)
     }
 
     /// A tenant is gone. Whoever joined in its name while that was stored is refused, and what formed

@@ -37,7 +37,7 @@ impl Controller {
             let of_job = self.regroups.communicators_of(ctx, &self.joins, &join.tenant, &join.communicator);
             let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant, from);
             let groups = self.splits.split(ctx, &mut self.outbox, from, (join, asked), (of_job, in_sum))?;
-            self.form_all(now, groups);
+            self.form(now, groups);
             return Ok(());
         }
         let room = self.regroups.check_room(ctx, &self.joins, &join.tenant, &join.communicator);
@@ -46,7 +46,7 @@ impl Controller {
             in_sum.check(&self.settings.terms(&join.tenant), 1, join.ranks.into())
         });
         if let Some(group) = self.joins.join(ctx, &mut self.outbox, from, join, room) {
-            self.form(now, group);
+            self.form(now, vec![group]);
         }
         Ok(())
     }

@@ -2,12 +2,14 @@
 
 use super::Controller;
 use crate::state::ctx::ctx;
+use crate::state::job::coding::set_budget;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
 use crate::state::tenants::elsewhere::for_a_tenant;
 use crate::state::view::view;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, from_agent};
+use harmonaize_planner::AggregationReason;
 use std::time::Duration;
 
 impl Controller {
@@ -44,7 +46,7 @@ impl Controller {
             known.refused.refuse(now, refused.by, &refused.reason);
             for chosen in known.lifecycle.configs_mut().map(|config| &mut config.aggregation) {
                 if chosen.grant == Some(refused.grant) {
-                    chosen.reason.clone_from(&refused.reason);
+                    chosen.reason = AggregationReason::Refused(refused.reason.clone());
                 }
             }
         }
@@ -88,12 +90,10 @@ impl Controller {
             }
             Message::PrepareFailed(failed) => return self.prepare_failed(now, from, &failed),
             Message::Switched(switched) => {
-                return self.switched(
-                    now,
-                    from,
-                    CommunicatorId(switched.communicator),
-                    epoch_of(switched.epoch)?,
-                );
+                let (id, epoch) = (CommunicatorId(switched.communicator), epoch_of(switched.epoch)?);
+                if let Some((_, index)) = ctx.part(from, id)? {
+                    self.switched(now, id, index, epoch);
+                }
             }
             Message::Failed(failed) => return self.failed(now, from, failed),
             Message::Closed(closed) => return self.closed(now, from, CommunicatorId(closed.communicator)),
@@ -111,7 +111,9 @@ impl Controller {
             }
             Message::PathsTraced(answer) => self.link_state.traced(ctx, &mut self.outbox, from, &answer),
             Message::PathProbed(answer) => self.link_state.probed(ctx, &mut self.outbox, from, &answer),
-            Message::SetBudget(said) => return self.set_budget(from, &said),
+            Message::SetBudget(said) => {
+                return set_budget(&mut self.communicators, &mut self.outbox, from, &said);
+            }
             Message::ReadEvents(asked) => return self.events.read(ctx, &mut self.outbox, from, asked),
             Message::CancelRead(gone) => self.events.cancel(from, gone.request),
             Message::Negotiate(asked) => {

@@ -68,20 +68,4 @@ impl Controller {
             self.outbox.want_plan(Trigger::Losses);
         }
     }
-
-    /// A rank wants another budget. An error is a breach of protocol.
-    pub(crate) fn set_budget(&mut self, from: SessionId, said: &v1::SetBudget) -> Result<(), &'static str> {
-        let budget = crate::state::job::codec::budget(said.budget.as_ref());
-        let Ok(budget) = budget else { return Err("a budget that makes no sense") };
-        let id = CommunicatorId(said.communicator);
-        let Some((known, index)) = ctx!(self, Duration::ZERO).part(from, id)? else { return Ok(()) };
-        if !known.members.get(index).is_some_and(|member| member.ranks.contains(&said.rank)) {
-            return Err("a budget for a rank of others");
-        }
-        let Some(known) = self.communicators.get_mut(&id) else { return Ok(()) };
-        if known.coding.want(said.rank, known.ranks, &budget) {
-            self.outbox.budgets.push((id, budget));
-        }
-        Ok(())
-    }
 }

@@ -14,7 +14,9 @@ use crate::state::output::SessionId;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
-use harmonaize_planner::{AlgorithmChoice, Bytes, CongestionChoices, HostId, RateLimits, Tuning};
+use harmonaize_planner::{
+    AlgorithmChoice, AlgorithmReason, Bytes, CongestionChoices, HostId, RateLimits, Tuning,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -115,7 +117,8 @@ impl Controller {
         let (id, me) = (CommunicatorId(recipe.communicator), recipe.me as usize);
         let ours = id.0 >> 32 == u64::from(self.boot);
         let adopted = !self.communicators.contains_key(&id);
-        if adopted && let Some(cause) = self.end_unheard(host, recipe, ours) {
+        let past = ours || self.regroups.past.is_past(id);
+        if adopted && let Some(cause) = self.history.cause(host, recipe, past) {
             self.outbox.send(from, dissolved(id, &cause));
             let here = recipe.local_ranks.iter().map(|local| local.rank);
             self.regroups.past.back(id, (host, from), here);
@@ -133,7 +136,9 @@ impl Controller {
             return Err("a communicator of others in Hello");
         }
         if adopted {
-            if now >= self.settings.lease || !self.is_credible(now, recipe) {
+            let ctx = &ctx!(self, now);
+            let others = || self.regroups.communicators_of(ctx, &self.joins, &recipe.tenant, &recipe.name);
+            if now >= self.settings.lease || !is_credible(ctx, recipe, others) {
                 self.outbox.send(from, disowned(id));
                 return Ok(());
             }
@@ -162,17 +167,6 @@ impl Controller {
         Ok(())
     }
 
-    /// Why a communicator ended that a host's agent says is running; none where nothing is known of its end.
-    fn end_unheard(&self, host: HostId, recipe: &v1::Recipe, ours: bool) -> Option<EndCause> {
-        let unknown = || {
-            let (kind, detail) =
-                (FailureKind::RanksLost, "it ended while the agent had no session".to_owned());
-            EndCause { kind, ranks: Vec::new(), detail }
-        };
-        let past = ours || self.regroups.past.is_past(CommunicatorId(recipe.communicator));
-        self.history.cause(host, recipe).cloned().or_else(|| past.then(unknown))
-    }
-
     /// Takes in by which epoch an agent that has come back runs a communicator. Whether that is one that
     /// control takes up from the agent.
     fn run_by(&mut self, now: Duration, id: CommunicatorId, me: usize, recipe: &v1::Recipe) -> bool {
@@ -182,7 +176,7 @@ impl Controller {
             return false;
         }
         if epoch == pending {
-            self.note_switched(now, id, me, epoch);
+            self.switched(now, id, me, epoch);
             return false;
         }
         if known.change().is_some_and(Change::in_use) {
@@ -262,23 +256,21 @@ impl Controller {
             self.outbox.send_to_members(known, &ready);
         }
     }
+}
 
-    /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its
-    /// tenant could have it now where nothing was. What was stored goes on where its tenant may be no longer,
-    /// as it does where the file changes while control runs.
-    fn is_credible(&self, now: Duration, recipe: &v1::Recipe) -> bool {
-        if let Some(plan) = self.operator.stored_plan(CommunicatorId(recipe.communicator)) {
-            return is_stored_as(plan, recipe);
-        }
-        let ctx = ctx!(self, now);
-        let ranks: usize = recipe.participants.iter().map(|part| part.ranks.len()).sum();
-        let elsewhere = |part: &v1::Participant| ctx.is_elsewhere(&recipe.tenant, &part.host);
-        ranks <= self.settings.most_ranks as usize
-            && !recipe.participants.iter().any(elsewhere)
-            && ctx.check_names(&recipe.tenant, &recipe.name).is_ok()
-            && self.regroups.communicators_of(&ctx, &self.joins, &recipe.tenant, &recipe.name)
-                < self.settings.most_communicators
+/// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its tenant
+/// could have it now where nothing was, beside its others. What was stored goes on where its tenant may be no
+/// longer, as it does where the file changes while control runs.
+fn is_credible(ctx: &Ctx<'_>, recipe: &v1::Recipe, others: impl FnOnce() -> usize) -> bool {
+    if let Some(plan) = ctx.operator.stored_plan(CommunicatorId(recipe.communicator)) {
+        return is_stored_as(plan, recipe);
     }
+    let ranks: usize = recipe.participants.iter().map(|part| part.ranks.len()).sum();
+    let elsewhere = |part: &v1::Participant| ctx.is_elsewhere(&recipe.tenant, &part.host);
+    ranks <= ctx.settings.most_ranks as usize
+        && !recipe.participants.iter().any(elsewhere)
+        && ctx.check_names(&recipe.tenant, &recipe.name).is_ok()
+        && others() < ctx.settings.most_communicators
 }
 
 /// Returns a participant whose agent may come back until then.
@@ -303,7 +295,7 @@ fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
         Some(AlgorithmRange { collective, up_to: range.up_to_bytes, algorithm })
     });
     let table = AlgorithmTable::new(ranges).unwrap_or_default();
-    AlgorithmChoice { table, ..AlgorithmChoice::ring("as before control restarted") }
+    AlgorithmChoice { table, ..AlgorithmChoice::ring(AlgorithmReason::Recovered) }
 }
 
 /// What a communicator runs by, as far as an agent's recipe says it.

@@ -6,10 +6,8 @@ use crate::state::job::communicator::EndCause;
 use crate::state::output::{Fact, SessionId};
 use crate::state::world::agents::{Abilities, Session};
 use crate::state::world::link_state::congestion_reports::MOST_A_SECOND;
-use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, to_agent};
-use harmonaize_planner::HostId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -105,7 +103,10 @@ impl Controller {
             self.withdraw_join((session, request), join);
         }
         let until = now.saturating_add(self.settings.lease);
-        let forming = self.await_agent(ended.host, session, until);
+        let (communicators, forming) = self.communicators.await_agent(session, until);
+        self.link_state.active_changed();
+        let host = self.settings.host_name(ended.host);
+        self.outbox.fact(Fact::AgentGone { host, communicators, lease: self.settings.lease });
         self.regroups.past.session_ended((ended.host, session), until);
         for (id, ranks) in forming {
             let detail = "the session of an agent ended while it formed".to_owned();
@@ -116,32 +117,6 @@ impl Controller {
         self.answer_questions(now);
         self.events.forget_readers(session);
         self.act(now);
-    }
-
-    /// An agent without a session is waited for: in communicators that are in use data go on. Returns those
-    /// that form, with its ranks.
-    fn await_agent(
-        &mut self,
-        host: HostId,
-        session: SessionId,
-        until: Duration,
-    ) -> Vec<(CommunicatorId, Vec<u32>)> {
-        let (mut forming, mut communicators) = (Vec::new(), 0);
-        for (id, known) in &mut self.communicators {
-            let forms = known.is_forming();
-            let member = known.members.iter_mut().find(|member| member.session == Some(session));
-            let Some(member) = member.filter(|member| !member.closed) else { continue };
-            if forms {
-                forming.push((*id, member.ranks.clone()));
-            } else {
-                (member.session, member.lease) = (None, Some(until));
-                communicators += 1;
-            }
-        }
-        self.link_state.active_changed();
-        let host = self.settings.host_name(host);
-        self.outbox.fact(Fact::AgentGone { host, communicators, lease: self.settings.lease });
-        forming
     }
 
     /// Ends a session whose agent broke the protocol.

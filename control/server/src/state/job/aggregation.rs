@@ -11,7 +11,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_aggregator::packet::MAX_WORKERS;
 use harmonaize_codec::Codec;
 use harmonaize_planner::{
-    AggregatorOffer, Bytes, CodeShape, CodecChoice, HostId, Rate, codes_rate, decide_aggregation, line_rate,
+    AggregationReason, AggregatorOffer, Bytes, CodeShape, CodecChoice, HostId, Rate, codes_rate,
+    decide_aggregation, line_rate,
 };
 
 /// Bytes of an element: f32.
@@ -26,24 +27,24 @@ pub(crate) fn weigh(
     planned: Option<&Planned>,
 ) -> Weighed {
     let ctx = &view.ctx;
-    let by_hosts = |reason: &str| Weighed { best: None, reason: reason.to_owned() };
+    let by_hosts = |reason: AggregationReason| Weighed { best: None, reason };
     let topology = &ctx.settings.topology;
     if topology.aggregators().is_empty() {
-        return by_hosts("");
+        return by_hosts(AggregationReason::Undecided);
     }
     let members = communicator.members.len();
     if !ctx.settings.terms(&communicator.tenant).allowed {
-        return by_hosts("the tenant has none");
+        return by_hosts(AggregationReason::NotAllowed);
     }
     let sums = view.agreements.reduction_policy(id);
     if !sums.aggregated {
-        return by_hosts("the tenant wants none");
+        return by_hosts(AggregationReason::NotWanted);
     }
     if !all_aggregate(ctx, communicator) {
-        return by_hosts("not all agents can");
+        return by_hosts(AggregationReason::NotAllAgents);
     }
     if members > usize::from(MAX_WORKERS) {
-        return by_hosts("too many hosts");
+        return by_hosts(AggregationReason::TooManyHosts);
     }
     // Sums of codes are not added in order.
     let (exact, plain) = (coding.codec == Codec::EXACT, !sums.ordered);
@@ -51,7 +52,7 @@ pub(crate) fn weigh(
         .then(|| codes_rate(&coding.budget, members, &levels_of(ctx, communicator)))
         .flatten();
     if !exact && coder.is_none() {
-        return by_hosts("tensors travel in fewer bits");
+        return by_hosts(AggregationReason::Compressed);
     }
     let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
     let offers = offers(view, id, communicator, (exact, coder));
@@ -62,6 +63,7 @@ pub(crate) fn weigh(
     let decided =
         decide_aggregation(topology, &conditions, &hosts, (ring, Rate(coding.speed)), Bytes(told), &offers);
     let refused = communicator.refused.reason().filter(|_| decided.plan.is_none());
+    let refused = refused.map(AggregationReason::Refused);
     Weighed { best: decided.plan, reason: refused.unwrap_or(decided.reason) }
 }
 
@@ -116,5 +118,5 @@ fn all_aggregate(ctx: &Ctx<'_>, known: &Communicator) -> bool {
 /// What the planner says for a communicator.
 pub(crate) struct Weighed {
     pub best: Option<harmonaize_planner::AggregationPlan>,
-    pub reason: String,
+    pub reason: AggregationReason,
 }

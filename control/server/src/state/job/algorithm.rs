@@ -7,8 +7,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::MAX_TARGET_BYTES;
 use harmonaize_plan::AlgorithmTable;
 use harmonaize_planner::{
-    AlgorithmChoice, Bytes, GroupCosts, HostCosts, HostId, Rate, delays, exchange_rate, hop_delay, line_rate,
-    max_delay,
+    AlgorithmChoice, AlgorithmReason, Bytes, GroupCosts, HostCosts, HostId, Rate, delays, exchange_rate,
+    hop_delay, line_rate, max_delay,
 };
 
 /// For the next epoch of a communicator, by this plan and with hosts in this order.
@@ -22,7 +22,7 @@ pub(crate) fn choose_algorithm(
     let Some(known) = ctx.communicators.get(&id) else { return AlgorithmChoice::default() };
     let hosts = known.members.len();
     if hosts < 2 {
-        return AlgorithmChoice::ring("nothing crosses a wire");
+        return AlgorithmChoice::ring(AlgorithmReason::OneHost);
     }
     let overrides = ctx.settings.algorithms_of(&known.tenant);
     let straight = known.indirect().is_none();

@@ -5,9 +5,12 @@
 //! epoch in use, a new epoch follows that goes on with all links.
 
 use crate::state::ctx::Ctx;
-use crate::state::job::codec::CodecState;
+use crate::state::effects::Effects;
+use crate::state::job::codec::{CodecState, budget};
 use crate::state::job::communicator::{Communicator, MOST_DIRECT};
+use crate::state::job::communicators::Communicators;
 use crate::state::job::lifecycle::{EpochConfig, Planned};
+use crate::state::output::SessionId;
 use crate::state::reason::Reason;
 use crate::state::view::View;
 use crate::state::world::iterations::Operations;
@@ -117,6 +120,26 @@ pub(crate) fn zeros_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
     let mut levels = levels_of(ctx, known).into_iter();
     let level = levels.find(|level| level.codec == Codec::NonzeroBlocks)?;
     Some(CodecOutcome { level, loss: 0.0, ratio })
+}
+
+/// A rank wants another budget. An error is a breach of protocol.
+pub(crate) fn set_budget(
+    communicators: &mut Communicators,
+    effects: &mut Effects,
+    from: SessionId,
+    said: &v1::SetBudget,
+) -> Result<(), &'static str> {
+    let Ok(budget) = budget(said.budget.as_ref()) else { return Err("a budget that makes no sense") };
+    let id = CommunicatorId(said.communicator);
+    let Some(known) = communicators.get_mut(&id) else { return Ok(()) };
+    let member = known.member_of(from).ok_or("a message about a communicator of others")?;
+    if !member.ranks.contains(&said.rank) {
+        return Err("a budget for a rank of others");
+    }
+    if known.coding.want(said.rank, known.ranks, &budget) {
+        effects.budgets.push((id, budget));
+    }
+    Ok(())
 }
 
 /// How many other communicators use each link along their rings.

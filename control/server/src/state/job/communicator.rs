@@ -231,6 +231,12 @@ impl Communicator {
         self.lease().or_else(|| self.change()?.deadline)
     }
 
+    /// Returns when the next thing of it is due, of all that waits for a time.
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
+        let times = [self.deadline(), self.backoff_until, self.coding.again, self.refused.due()];
+        times.into_iter().flatten().min()
+    }
+
     /// Returns when the first of its agents that have no session is given up; none while all have one.
     pub(crate) fn lease(&self) -> Option<Duration> {
         self.members.iter().filter_map(|member| member.lease).min()

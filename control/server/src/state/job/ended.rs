@@ -43,15 +43,20 @@ impl History {
         self.latest.push_back(Ended { id, tenant: ended.tenant, name: ended.name, cause, at, hosts });
     }
 
-    /// Why a communicator ended that an agent of it says is running; none where it is none of the latest, or
-    /// of others.
-    pub(crate) fn cause(&self, host: HostId, recipe: &v1::Recipe) -> Option<&EndCause> {
+    /// Returns why a communicator ended that an agent of it says is running. None where it is none of the
+    /// latest, or of others, and not known to be `past` either.
+    pub(crate) fn cause(&self, host: HostId, recipe: &v1::Recipe, past: bool) -> Option<EndCause> {
         let same = |ended: &&Ended| {
             ended.id.0 == recipe.communicator
                 && (&ended.tenant, &ended.name) == (&recipe.tenant, &recipe.name)
                 && ended.hosts.contains(&host)
         };
-        self.latest.iter().find(same).map(|ended| &ended.cause)
+        let unknown = || {
+            let detail = "it ended while the agent had no session".to_owned();
+            EndCause { kind: FailureKind::RanksLost, ranks: Vec::new(), detail }
+        };
+        let latest = self.latest.iter().find(same).map(|ended| ended.cause.clone());
+        latest.or_else(|| past.then(unknown))
     }
 
     /// Returns the latest, oldest first.

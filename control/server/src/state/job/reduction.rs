@@ -4,7 +4,7 @@ use harmonaize_abi::session::Constraints;
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::SECRET_BYTES;
 use harmonaize_api::v1::{self, aggregation_form};
-use harmonaize_planner::AggregatorId;
+use harmonaize_planner::{AggregationReason, AggregatorId};
 use std::net::SocketAddr;
 
 /// What was agreed on for a communicator's reductions.
@@ -37,8 +37,8 @@ impl ReductionPolicy {
 pub(crate) struct AggregationChoice {
     /// The grant; none: by the hosts.
     pub grant: Option<u64>,
-    /// In words.
-    pub reason: String,
+    /// Why.
+    pub reason: AggregationReason,
     /// What its tenant wanted of sums; none where an earlier control chose.
     pub policy: Option<ReductionPolicy>,
     /// For all workers, but for what is one's alone.
@@ -72,7 +72,10 @@ impl AggregationChoice {
     /// Because an agent says so after a restart of control.
     pub(crate) fn from_recipe(recipe: &v1::Recipe) -> Self {
         let grant = recipe.aggregation.as_ref().map(|told| told.communicator);
-        let reason = if grant.is_some() { "as before control restarted".to_owned() } else { String::new() };
+        let reason = match grant {
+            Some(_) => AggregationReason::Recovered,
+            None => AggregationReason::Undecided,
+        };
         Self { grant, reason, ..Self::default() }
     }
 

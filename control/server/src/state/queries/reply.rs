@@ -244,10 +244,10 @@ impl Queries<'_> {
             codec: codec.codec.name().to_owned(),
             codec_reason: codec.reason.to_string(),
             algorithms: algorithm.status().iter().map(algorithm_status).collect(),
-            algorithm_reason: algorithm.reason.clone(),
+            algorithm_reason: algorithm.reason.to_string(),
             congestion_controls: congestion.iter().map(congestion_status).collect(),
             aggregator: self.aggregators.names_of(&self.ctx.settings.topology, aggregation),
-            aggregation_reason: aggregation.reason.clone(),
+            aggregation_reason: aggregation.reason.to_string(),
             ..status
         };
         match plan {

@@ -6,7 +6,8 @@ use crate::state::job::aggregation::weigh;
 use crate::state::job::algorithm::choose_algorithm;
 use crate::state::job::codec::{budget_to_proto, coding};
 use crate::state::job::coding::choose_coding;
-use crate::state::job::communicator::{Communicator, Member};
+use crate::state::job::communicator::Member;
+use crate::state::job::communicators::Communicators;
 use crate::state::job::congestion_control::choose_congestion;
 use crate::state::job::grant::{Grantee, grant_aggregation};
 use crate::state::job::lifecycle::{Change, EpochConfig, Planned};
@@ -64,7 +65,7 @@ pub(crate) struct Proposer<'a> {
     pub operator: &'a Operator,
     pub agreements: &'a Agreements,
     pub hints: &'a AllHints,
-    pub communicators: &'a mut BTreeMap<CommunicatorId, Communicator>,
+    pub communicators: &'a mut Communicators,
     pub link_state: &'a mut LinkState,
     pub aggregators: &'a mut Aggregators,
     pub random: &'a mut ChaCha20Rng,
