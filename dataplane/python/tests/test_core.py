@@ -427,7 +427,7 @@ def without_rights():
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_user_without_rights_is_told_which_to_get(pair):
+def test_a_user_without_rights_gets_the_remedy(pair):
     assert pair.run(without_rights) == [0, 0]
 
 
@@ -511,7 +511,7 @@ def interrupted_join(late):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        join("alone", 0, 2, timeout=WITHIN)
+        harmonaize.Client().join("alone", 0, 2, timeout=WITHIN)
     assert not late.exists(), "the join went on"
     return True
 

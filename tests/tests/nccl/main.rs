@@ -117,7 +117,7 @@ fn declared() -> (BTreeMap<String, String>, BTreeSet<String>) {
 }
 
 #[test]
-fn functions_take_what_nccls_header_says() {
+fn arguments_are_those_of_nccls_header() {
     let (declared, refused) = declared();
     let names: BTreeSet<&str> = declared.keys().chain(&refused).map(String::as_str).collect();
     assert_eq!(names, FUNCTIONS.lines().collect());
