@@ -116,7 +116,7 @@ pub const SUITES: &[Suite] = &[
         ..Suite::whole(
             "torch",
             AGENTS,
-            "Trainings by PyTorch's DDP from the Python wheel, beside Gloo: on one host, and on four at 1 Gbit/s",
+            "Trainings by PyTorch's DDP from the Python wheel, beside Gloo: on one host, and on four at 1 Gbit/s; what a small call adds in C and Python",
             Run::Built(torch::run),
         )
     },

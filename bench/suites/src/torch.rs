@@ -1,18 +1,21 @@
-//! Trainings by PyTorch's DDP over the service, from the wheel, beside Gloo.
+//! Trainings by PyTorch's DDP over the service, from the wheel, beside Gloo; and what a small call takes from C and from Python.
 
 use crate::lab::measured;
 use crate::part::{self, Outcome, Part};
 use crate::row::{Case, Row};
 use crate::suite::Request;
 use anyhow::{Context, Result, ensure};
+use harmonaize_testkit::c_library;
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::fabric::Fabric;
 use harmonaize_testkit::job;
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::python::Environment;
 use harmonaize_testkit::topology::{self, Topology};
-use harmonaize_testkit::workspace::{self, Binaries, root};
+use harmonaize_testkit::workspace::{self, Binaries, Profile, root};
 use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,7 +26,8 @@ const GRADIENTS: u64 = 4 * 6 * (2048 * 2048 + 2048);
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// The suite's parts.
-pub(crate) const PARTS: &[Part<Torch>] = &[("host", on_a_host), ("links", on_links), ("start", start)];
+pub(crate) const PARTS: &[Part<Torch>] =
+    &[("host", on_a_host), ("links", on_links), ("start", start), ("calls", small_calls)];
 
 /// What all parts need.
 pub(crate) struct Torch {
@@ -78,6 +82,30 @@ impl Torch {
         Deployment::start(fabric, Setup::new(self.binaries.clone(), &[tenant]))
     }
 
+    /// Runs a rank per entry of `hosts`, and returns what rank 0 printed.
+    fn run(
+        &self,
+        deployment: &mut Deployment,
+        hosts: &[usize],
+        program: impl Fn(usize) -> Command,
+    ) -> Result<String> {
+        let logs = logs()?;
+        let mut ranks = Vec::new();
+        for (rank, host) in hosts.iter().enumerate() {
+            let host = deployment.hosts().get(*host).context("no such host")?;
+            let mut command = program(rank);
+            command.env("OMP_NUM_THREADS", "1").env("HARMONAIZE_SOCKET", socket(host, "a"));
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.len().to_string());
+            let log = logs.join(format!("torch-{rank}.log"));
+            ranks.push(Process::start(&format!("rank {rank}"), &mut command, &host.namespace, &log)?);
+        }
+        job::wait(&mut ranks, LIMIT, || {
+            ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
+            deployment.check()
+        })?;
+        Ok(std::fs::read_to_string(ranks.first().context("no rank")?.log())?)
+    }
+
     /// One training, a rank per entry of `hosts`.
     fn train(
         &self,
@@ -87,34 +115,17 @@ impl Torch {
         steps: usize,
         seed: usize,
     ) -> Result<Training> {
-        let logs = workspace::target().join("bench-logs");
-        std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
-        let store = logs.join("torch-store");
+        let store = logs()?.join("torch-store");
         let _ = std::fs::remove_file(&store);
         let interface = if hosts.iter().all(|host| *host == 0) { "lo" } else { "eth0" };
-        let mut ranks = Vec::new();
-        for (rank, host) in hosts.iter().enumerate() {
-            let host = deployment.hosts().get(*host).context("no such host")?;
+        let printed = self.run(deployment, hosts, |rank| {
             let mut command = self.environment.python();
             command.arg(root().join("bench/peers/ddp.py")).arg(&store);
             command.args([rank, hosts.len()].map(|number| number.to_string())).args([by.backend, by.budget]);
             command.args([steps, seed].map(|number| number.to_string()));
-            command.env("GLOO_SOCKET_IFNAME", interface).env("OMP_NUM_THREADS", "1");
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.len().to_string());
-            command.env("HARMONAIZE_SOCKET", socket(host, "a"));
-            let log = logs.join(format!("torch-{rank}.log"));
-            ranks.push(Process::start(
-                &format!("rank {rank} of a training"),
-                &mut command,
-                &host.namespace,
-                &log,
-            )?);
-        }
-        job::wait(&mut ranks, LIMIT, || {
-            ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
-            deployment.check()
+            command.env("GLOO_SOCKET_IFNAME", interface);
+            command
         })?;
-        let printed = std::fs::read_to_string(ranks.first().context("no rank")?.log())?;
         measured(&printed)?.into_iter().next().context("nothing was printed")
     }
 
@@ -145,6 +156,13 @@ impl Torch {
         }
         Ok(trained)
     }
+}
+
+/// The folder of what ranks print.
+fn logs() -> Result<PathBuf> {
+    let logs = workspace::target().join("bench-logs");
+    std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+    Ok(logs)
 }
 
 fn figures(trained: &[Training], of: fn(&Training) -> f64) -> Vec<f64> {
@@ -215,4 +233,84 @@ fn start(suite: &Torch) -> Result<Vec<Row>> {
         case(what.to_owned(), 1.0, 8).limit(&ours, 1.0),
         case(what.to_owned(), 1.0, 8).stated().compare(&ours, &gloo, "Gloo"),
     ])
+}
+
+/// Bytes of the small call, and microseconds that it may take longer than in Rust from C, and from Python.
+const SMALL: (u64, f64, f64) = (1024, 1.0, 8.0);
+
+/// What `overhead.py` prints: medians in microseconds.
+#[derive(Deserialize)]
+struct FromPython {
+    module_us: f64,
+    torch_us: f64,
+}
+
+/// A small AllReduce of two processes on one host, in Rust, in C, from Python and by torch.
+fn small_calls(suite: &Torch) -> Result<Vec<Row>> {
+    let (rounds, [calls, turns]) = if suite.request.smoke {
+        (suite.request.rounds_of((1, 1)), ["100", "1"])
+    } else {
+        (suite.request.rounds(), ["10000", "30"])
+    };
+    let (rust, c) = latency_programs()?;
+    let mut deployment = suite.deploy(1)?;
+    let (mut alone, mut added) = (Vec::new(), [const { Vec::new() }; 3]);
+    for round in 1..=rounds {
+        let mut median = |program: &Path| -> Result<f64> {
+            let printed = suite.run(&mut deployment, &[0, 0], |_| {
+                let mut command = Command::new(program);
+                command.arg(calls);
+                command
+            })?;
+            let nanoseconds = printed.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+            Ok(nanoseconds.with_context(|| format!("no figure in: {printed}"))? / 1e3)
+        };
+        let (in_rust, in_c) = (median(&rust)?, median(&c)?);
+        let printed = suite.run(&mut deployment, &[0, 0], |_| {
+            let mut command = suite.environment.python();
+            command.arg(root().join("dataplane/python/tests/overhead.py")).arg(turns);
+            command
+                .env("GLOO_SOCKET_IFNAME", "lo")
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", "29500");
+            command
+        })?;
+        let FromPython { module_us, torch_us } =
+            measured(&printed)?.into_iter().next().context("nothing was printed")?;
+        eprintln!(
+            "run {round}/{rounds}: Rust {in_rust:.2} us, C {in_c:.2}, Python {module_us:.2}, torch {torch_us:.2}"
+        );
+        alone.push(in_rust);
+        for (added, taken) in added.iter_mut().zip([in_c, module_us, torch_us]) {
+            added.push(taken - in_rust);
+        }
+    }
+    deployment.end().context("control or an agent did not end in order")?;
+    let (bytes, by_c, by_python) = SMALL;
+    let case = |figure: &str| {
+        Case::less("torch", format!("AllReduce, 1 KiB, 2 processes on one host, {figure}"), 1.0).of(bytes, 2)
+    };
+    let mut rows = vec![case("in Rust: p50 us").state(&alone)];
+    let limits = [("in C", by_c), ("from Python", by_python), ("by torch.distributed", by_python)];
+    for ((by, limit), added) in limits.into_iter().zip(&added) {
+        rows.push(case(&format!("{by}: us added to Rust's p50")).limit(added, limit));
+    }
+    Ok(rows)
+}
+
+/// The examples that measure the small call, in Rust and in C.
+fn latency_programs() -> Result<(PathBuf, PathBuf)> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["build", "--release", "--package", "harmonaize-c", "--example", "latency"]);
+    let built = workspace::executables(&mut cargo, &["latency"])?;
+    let (_, rust) = built.into_iter().next().context("cargo has built no example latency")?;
+    let folder = workspace::target().join("bench-c");
+    c_library::install(&c_library::build(Profile::Release)?, &folder)?;
+    let (lib, c) = (folder.join("lib"), folder.join("latency"));
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c11", "-O2"]).arg(root().join("dataplane/c/examples/latency.c"));
+    compile.arg("-I").arg(folder.join("include")).arg("-L").arg(&lib).arg("-lharmonaize");
+    compile.arg(format!("-Wl,-rpath,{}", lib.display())).arg("-o").arg(&c);
+    workspace::run(&mut compile)?;
+    Ok((rust, c))
 }

@@ -1,8 +1,9 @@
 //! The collectives and messages from rank to rank.
 
+use crate::config::{check_collective, ncclCollConfig_t};
 use crate::group::{Submission, submit};
 use crate::registry::{Comm, find, lock, ncclComm_t};
-use crate::result::{Failure, entry, give, ncclResult_t};
+use crate::result::{Failure, entry, give, ncclResult_t, ncclSuccess};
 use harmonaize_client::{Collective, Dtype, Rank, ReduceOp};
 use harmonaize_staging::cuda::{Stream, driver};
 use harmonaize_staging::{Call, Kind, Piece};
@@ -10,9 +11,10 @@ use std::ffi::{c_int, c_void};
 
 /// A CUDA stream. Calls on memory that CUDA knows run in its order; nobody looks at it otherwise.
 type cudaStream_t = *mut c_void;
-/// NCCL's element types and reductions, by number.
+/// NCCL's element types, reductions and places of a scalar, by number.
 type ncclDataType_t = c_int;
 type ncclRedOp_t = c_int;
+type ncclScalarResidence_t = c_int;
 
 /// Element types, by NCCL's number.
 const DTYPES: [Dtype; 12] = [
@@ -325,7 +327,7 @@ pub extern "C" fn ncclRedOpCreatePreMulSum(
     op: *mut ncclRedOp_t,
     factor: *mut c_void,
     number: ncclDataType_t,
-    _residence: c_int,
+    _residence: ncclScalarResidence_t,
     comm: ncclComm_t,
 ) -> ncclResult_t {
     entry(|| {
@@ -360,13 +362,16 @@ pub extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclRes
     })
 }
 
-/// Collectives with a configuration, which is not looked at: it tunes NCCL's own kernels.
+/// Collectives with a configuration, which makes no difference where it is taken: it tunes NCCL's own kernels.
 macro_rules! configured {
     ($($name:ident => $plain:ident($($argument:ident: $type:ty),*);)*) => {$(
         /// The same with a configuration for NCCL's kernels.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($argument: $type,)* _config: *const c_void) -> ncclResult_t {
-            $plain($($argument),*)
+        pub extern "C" fn $name($($argument: $type,)* config: *const ncclCollConfig_t) -> ncclResult_t {
+            match entry(|| check_collective(config)) {
+                ncclSuccess => $plain($($argument),*),
+                refused => refused,
+            }
         }
     )*};
 }

@@ -1,11 +1,12 @@
 //! Communicators: how they form, what they are, how they end.
 
+use crate::config::{check, ncclConfig_t};
 use crate::group::{self, Join, rank_without};
 use crate::registry::{Comm, find, lock, ncclComm_t, register, remove};
 use crate::result::{Failure, entry, give, ncclInProgress, ncclResult_t};
 use harmonaize_client::Rank;
 use std::collections::BTreeSet;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -102,16 +103,19 @@ pub extern "C" fn ncclCommInitRank(
     entry(|| create_named(comm, id.name(), (ranks, rank), 0))
 }
 
-/// The same; what the configuration says is not looked at: calls block.
+/// The same with a configuration.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommInitRankConfig(
     comm: *mut ncclComm_t,
     ranks: c_int,
     id: ncclUniqueId,
     rank: c_int,
-    _config: *mut c_void,
+    config: *mut ncclConfig_t,
 ) -> ncclResult_t {
-    ncclCommInitRank(comm, ranks, id, rank)
+    entry(|| {
+        check(config)?;
+        create_named(comm, id.name(), (ranks, rank), 0)
+    })
 }
 
 /// The same by several ids, of which the first is enough.
@@ -122,9 +126,10 @@ pub extern "C" fn ncclCommInitRankScalable(
     rank: c_int,
     ids: c_int,
     all: *mut ncclUniqueId,
-    _config: *mut c_void,
+    config: *mut ncclConfig_t,
 ) -> ncclResult_t {
     entry(|| {
+        check(config)?;
         if ids < 1 || all.is_null() {
             return Err(Failure::argument("there is no id"));
         }
@@ -167,10 +172,11 @@ pub extern "C" fn ncclCommSplit(
     color: c_int,
     key: c_int,
     new: *mut ncclComm_t,
-    _config: *mut c_void,
+    config: *mut ncclConfig_t,
 ) -> ncclResult_t {
     entry(|| {
         let parent = find(comm)?;
+        check(config)?;
         if color < NCCL_SPLIT_NOCOLOR {
             return Err(Failure::argument(format!("a color of {color}")));
         }
@@ -198,11 +204,12 @@ pub extern "C" fn ncclCommShrink(
     excluded: *mut c_int,
     count: c_int,
     new: *mut ncclComm_t,
-    _config: *mut c_void,
+    config: *mut ncclConfig_t,
     flags: c_int,
 ) -> ncclResult_t {
     entry(|| {
         let parent = find(comm)?;
+        check(config)?;
         let members = parent.members()?;
         let (own, all) = parent.place();
         let count = usize::try_from(count).map_err(|_| Failure::argument(format!("{count} ranks")))?;

@@ -253,8 +253,11 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
     entry(end_group)
 }
 
+/// What a simulation of NCCL's finds.
+type ncclSimInfo_t = c_void;
+
 /// As [`ncclGroupEnd`]; nothing is known of how long the group takes, so its estimate stays as the caller has set it.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclGroupSimulateEnd(_simulation: *mut c_void) -> ncclResult_t {
+pub extern "C" fn ncclGroupSimulateEnd(_simulation: *mut ncclSimInfo_t) -> ncclResult_t {
     ncclGroupEnd()
 }

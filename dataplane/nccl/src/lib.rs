@@ -11,6 +11,7 @@
 
 pub mod collectives;
 pub mod communicator;
+pub mod config;
 pub mod group;
 pub mod memory;
 mod registry;

@@ -1,10 +1,11 @@
 //! Results, and the text of the last failure.
 
+use crate::registry::ncclComm_t;
 use harmonaize_client::{Error, Status};
 use harmonaize_staging::cuda::CudaError;
 use harmonaize_staging::stream;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// NCCL's result codes.
@@ -141,6 +142,6 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
 /// The last failure of the calling thread, whatever the communicator; never NULL, and empty where no call of it has failed. Valid
 /// until the thread's next call that fails, or its end.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclGetLastError(_communicator: *mut c_void) -> *const c_char {
+pub extern "C" fn ncclGetLastError(_comm: ncclComm_t) -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }

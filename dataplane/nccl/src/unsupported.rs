@@ -2,6 +2,14 @@
 
 use crate::result::{Failure, entry, ncclResult_t};
 
+/// Nothing: what this library logs is said by `HARMONAIZE_DEBUG` when a process attaches.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclResetDebugInit() {}
+
+/// Nothing: there are no parameters of NCCL.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclParamDumpAll() {}
+
 /// Entries that fail whatever they are given, by what NCCL does there.
 macro_rules! unsupported {
     ($($name:ident: $what:literal;)*) => {

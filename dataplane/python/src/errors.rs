@@ -1,6 +1,6 @@
 //! The client's errors as Python's exceptions, with what to do about them.
 
-use harmonaize_client::{Error, FailureDetail, Rank};
+use harmonaize_client::{Error, FailureDetail, Rank, Status};
 use harmonaize_staging::stream::Failure;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -64,6 +64,11 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
         }
         Error::Aborted { by } => made(py, "AbortedError", &text, by.as_slice(), Some("Aborted")),
         Error::Operation { status: code, detail, .. } => {
+            let remedy = match code {
+                Status::Overlap => "; give each memory of its own, or one tensor for both",
+                _ => "",
+            };
+            let text = text + remedy;
             made(py, "OperationError", &text, &late(detail), Some(&format!("{code:?}")))
         }
         Error::WaitTimeout { .. } => made(py, "WaitTimeout", &text, &[], None),

@@ -1,11 +1,14 @@
 """What a 1 KiB all_reduce of two ranks on one host takes from Python: `cargo xtask wheel --program dataplane/python/tests/overhead.py`.
 
-A round of each kind follows a round of the others, so that what else the machine does falls on all alike. The last lines are what
-Python adds, without the operation: the binding's part of a wait, and torch's call with a core that does nothing.
+A round of each kind follows a round of the others, so that what else the machine does falls on all alike. Then comes what Python
+adds, without the operation: the binding's part of a wait, and torch's call with a core that does nothing. The last line is the medians
+as JSON, for `cargo xtask bench torch --only calls`, which has the same call in Rust and in C. An argument is the number of rounds.
 """
 
+import json
 import os
 import statistics
+import sys
 import time
 import timeit
 
@@ -14,7 +17,8 @@ import torch
 import torch.distributed as dist
 from harmonaize.torch import _backend
 
-ROUNDS, CALLS, ELEMENTS, REPEATS = 30, 200, 256, 10_000
+ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+CALLS, ELEMENTS, REPEATS = 200, 256, 10_000
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
@@ -67,5 +71,7 @@ if rank == 0:
     print(f"{'HarmonaizeBackend.allreduce without its core':44} {least(lambda: backend.allreduce(works, options).wait()):8.2f} us")
     print(f"{'dist.all_reduce(tensor) without its core':44} {least(lambda: dist.all_reduce(owned)):8.2f} us", flush=True)
     backend._communicator = core
+    medians = [1e6 * statistics.median(taken) for taken in times.values()]
+    print(json.dumps(dict(zip(("module_us", "torch_us", "gloo_us"), medians))), flush=True)
 dist.barrier()
 dist.destroy_process_group()

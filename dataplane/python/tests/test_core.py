@@ -391,6 +391,46 @@ def test_wrong_arguments_are_refused_at_the_call(pair):
     assert all(pair.run(wrong_arguments))
 
 
+def aliases():
+    job, tensor = join("aliases"), client().tensor("float32", 8)
+    other = 1 - job.rank
+    first = job.recv(tensor.slice(0, 6), other)
+    with pytest.raises(harmonaize.ArgumentError, match="in use by an operation in flight; wait for it first"):
+        job.recv(tensor.slice(5, 8), other)
+    sent = job.send(filled(mine(job.rank, 6, "float32")), other)
+    first.wait(WITHIN)
+    sent.wait(WITHIN)
+    assert (tensor.numpy()[:6] == mine(other, 6, "float32")).all()
+    with pytest.raises(harmonaize.OperationError, match="overlap; give each memory of its own") as caught:
+        job.all_reduce(tensor.slice(0, 4), tensor.slice(2, 6)).wait(WITHIN)
+    return caught.value.status
+
+
+def test_tensors_that_alias_are_refused(pair):
+    assert pair.run(aliases) == ["Overlap", "Overlap"]
+
+
+def without_rights():
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            harmonaize.Client()
+        except harmonaize.AgentError as error:
+            text = str(error)
+            code = 0 if "runs as user 65534" in text and os.environ["HARMONAIZE_SOCKET"] in text else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_user_without_rights_gets_the_remedy(pair):
+    assert pair.run(without_rights) == [0, 0]
+
+
 def test_a_missing_agent_is_told_with_its_remedy(tmp_path, monkeypatch):
     monkeypatch.delenv("HARMONAIZE_SOCKET", raising=False)
     with pytest.raises(harmonaize.AgentError, match="HARMONAIZE_SOCKET is not set"):
@@ -461,6 +501,23 @@ def interrupted():
 
 def test_ctrl_c_ends_a_wait_and_not_the_operation(pair):
     assert all(pair.run(interrupted))
+
+
+def interrupted_join(late):
+    if world().rank == 1:
+        time.sleep(3.0)
+        late.touch()
+        return True
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        harmonaize.Client().join("alone", 0, 2, timeout=WITHIN)
+    assert not late.exists(), "the join went on"
+    return True
+
+
+def test_ctrl_c_ends_a_join(pair, tmp_path):
+    assert all(pair.run(interrupted_join, tmp_path / "late"))
 
 
 def aborted():

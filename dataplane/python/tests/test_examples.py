@@ -1,13 +1,17 @@
 """Programs as a person runs them: the examples of the documents, and a training that torchrun starts again."""
 
+import ast
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+import harmonaize
 from team import SOCKETS
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+GUIDE = pathlib.Path(__file__).parents[3] / "docs/python.md"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -29,12 +33,71 @@ def test_torchrun_needs_nothing_but_the_backends_name():
     assert all(line in said for line in expected) and len(said) == sum(map(len, expected)), said
 
 
+# A program as a rank of two.
+AS_RANK = "import os, runpy, sys; os.environ.update(RANK=sys.argv[1], WORLD_SIZE='2'); runpy.run_path(sys.argv[2])"
+
+
 def test_hello_runs_without_torch():
-    program = "import os, runpy, sys; os.environ.update(RANK=sys.argv[1], WORLD_SIZE='2'); runpy.run_path(sys.argv[2])"
-    program += "; assert 'torch' not in sys.modules"
+    program = AS_RANK + "; assert 'torch' not in sys.modules"
     ranks = [ran(sys.executable, "-c", program, str(rank), str(EXAMPLES / "hello.py")) for rank in range(2)]
     said = [line for rank in ranks for line in lines(rank)]
     assert [line.split(", by")[0] for line in said] == ["rank 0 of 2: 1", "rank 1 of 2: 1"]
+
+
+def guide():
+    """The sections of docs/python.md by their titles, and the code of each."""
+    parts = re.split(r"^## (.+)$", GUIDE.read_text(), flags=re.MULTILINE)
+    sections = {"": parts[0]} | dict(zip(parts[1::2], parts[2::2]))
+    code = {title: "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)) for title, text in sections.items()}
+    return sections, code
+
+
+def calls(function):
+    """A function of the stubs as the guide writes it: without `self` and types."""
+    arguments = function.args
+    for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
+        one.annotation = None
+    return ast.unparse(arguments).removeprefix("self").removeprefix(", ")
+
+
+def test_the_guide_to_python_has_each_public_name():
+    import harmonaize.torch
+
+    sections, _ = guide()
+    package = pathlib.Path(harmonaize.__file__).parent
+    stubs = ast.parse((package / "_core.pyi").read_text()).body
+    missing = [f"{name}: nowhere" for name in harmonaize.__all__ if f"`{name}" not in "".join(sections.values())]
+    missing += [name for name in harmonaize.torch.__all__ if f"`{name}" not in sections["harmonaize.torch"]]
+    for node in stubs:
+        if isinstance(node, ast.FunctionDef) and f"`{node.name}({calls(node)})`" not in sections["Operation"]:
+            missing.append(node.name)
+        for member in node.body if isinstance(node, ast.ClassDef) else []:
+            if not isinstance(member, ast.FunctionDef) or (member.name.startswith("_") and member.name != "__init__"):
+                continue
+            name = node.name if member.name == "__init__" else member.name
+            shown = f"`{name}`" if member.decorator_list else f"`{name}({calls(member)})`"
+            if shown not in sections[node.name]:
+                missing.append(f"{node.name}: {shown}")
+    for node in ast.parse((package / "torch/_hook.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            if f"`{node.name}({calls(node)})`" not in sections["harmonaize.torch"]:
+                missing.append(node.name)
+    for node in ast.parse((package / "_errors.py").read_text()).body:
+        if isinstance(node, ast.ClassDef) and f"| `{node.name}` |" not in sections["Exceptions"]:
+            missing.append(node.name)
+    assert not missing, missing
+
+
+def test_the_guide_to_python_runs_as_it_stands(tmp_path):
+    _, code = guide()
+    by_torch = tmp_path / "by_torch.py"
+    by_torch.write_text(code.pop("harmonaize.torch"))
+    lines(ran(*TORCHRUN, str(by_torch)))
+    whole = tmp_path / "guide.py"
+    whole.write_text("\n".join(code.values()))
+    ranks = [ran(sys.executable, "-c", AS_RANK, str(rank), str(whole)) for rank in range(2)]
+    printed = [lines(rank) for rank in ranks]
+    assert printed[0][0] == "agreed: True" and all("f16" in out[-1] for out in printed), printed
 
 
 def trained(launcher, folder, *arguments):

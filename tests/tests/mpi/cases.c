@@ -310,6 +310,33 @@ static void nonblocking(void) {
         CHECK_AT(out[0][i] == value(0, i) && (rank < ranks - 1 || out[1][i] == sum(i)), i);
     for (int i = 0; i < COUNT * ranks; i++)
         CHECK_AT(many[i] == value(i / COUNT, i % COUNT), i);
+    /* Blocks that differ in size: block r has r + 1 numbers. */
+    static int blocks[COUNT * MOST], varied[COUNT], swapped[COUNT], uneven[COUNT], block[COUNT];
+    int counts[MOST], places[MOST], received[MOST], into[MOST];
+    for (int of = 0, at = 0; of < ranks; of++) {
+        counts[of] = of + 1, places[of] = at, at += of + 1;
+        received[of] = rank + 1, into[of] = of * (rank + 1);
+        for (int i = 0; i < COUNT; i++)
+            blocks[of * COUNT + i] = value(rank, i) * 100 + of;
+    }
+    OK(MPI_Iallgatherv(in[0], rank + 1, MPI_INT, varied, counts, places, MPI_INT, MPI_COMM_WORLD, &requests[0]));
+    OK(MPI_Ialltoall(blocks, COUNT, MPI_INT, many, COUNT, MPI_INT, MPI_COMM_WORLD, &requests[1]));
+    OK(MPI_Ialltoallv(in[0], counts, places, MPI_INT, swapped, received, into, MPI_INT, MPI_COMM_WORLD, &requests[2]));
+    OK(MPI_Ireduce_scatter(in[0], uneven, counts, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[3]));
+    OK(MPI_Ireduce_scatter_block(blocks, block, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[4]));
+    OK(MPI_Waitall(5, requests, MPI_STATUSES_IGNORE));
+    for (int of = 0; of < ranks; of++) {
+        for (int i = 0; i < counts[of]; i++)
+            CHECK_AT(varied[places[of] + i] == value(of, i), i);
+        for (int i = 0; i < received[of]; i++)
+            CHECK_AT(swapped[into[of] + i] == value(of, places[rank] + i), i);
+        for (int i = 0; i < COUNT; i++)
+            CHECK_AT(many[of * COUNT + i] == value(of, i) * 100 + rank, i);
+    }
+    for (int i = 0; i < counts[rank]; i++)
+        CHECK_AT(uneven[i] == sum(places[rank] + i), i);
+    for (int i = 0; i < COUNT; i++)
+        CHECK_AT(block[i] == sum(i) * 100 + ranks * rank, i);
     /* The first collective of a communicator. */
     MPI_Comm twice;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &twice));

@@ -178,9 +178,17 @@ fn communicators_of_the_program_have_their_own() {
 #[test]
 fn requests_end_by_every_function_that_waits() {
     by_both(&[("nonblocking", 4), ("threads", 3)], |_, ran, errors| {
-        let expected =
-            counts([("allreduce", 80), ("barrier", 1), ("broadcast", 1), ("allgather", 1), ("reduce", 1)]);
+        let expected = counts([
+            ("allreduce", 80),
+            ("barrier", 1),
+            ("broadcast", 1),
+            ("allgather", 2),
+            ("alltoall", 1),
+            ("reduce", 1),
+            ("reducescatter", 2),
+        ]);
         assert_eq!(*ran, expected, "{errors}");
+        assert!(errors.contains("MPI_Ialltoallv goes to the MPI: blocks of different sizes"), "{errors}");
         assert!(errors.contains("MPI_Iallreduce goes to the MPI: no collective that blocks"), "{errors}");
     });
 }

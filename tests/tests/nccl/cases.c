@@ -202,6 +202,44 @@ static void mistakes(void) {
     FAILS(ncclCommDestroy(comm), ncclInvalidArgument, "no such");
 }
 
+/* As NCCL's initializers make them; of what follows nothing is looked at. */
+static void configurations(void) {
+    struct {
+        size_t size;
+        unsigned magic, version;
+        int blocking, more[40];
+    } config = {sizeof config, 0xcafebeef, 23203, INT_MIN, {0}};
+    struct {
+        size_t size;
+        unsigned magic, version;
+        uint64_t tuning[6];
+        void *event;
+    } call = {sizeof call, 0xcafebeef, 23203, {0}, NULL};
+    ncclComm_t comm = join(), other = NULL;
+    ncclUniqueId id = {{7}};
+    float each = 1;
+    config.blocking = 0;
+    OK(ncclCommInitRankConfig(&other, 1, id, 0, &config));
+    OK(ncclCommDestroy(other));
+    OK(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call));
+    OK(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, NULL));
+
+    config.blocking = 2;
+    FAILS(ncclCommInitRankConfig(&other, 1, id, 0, &config), ncclInvalidArgument, "blocking is 2");
+    FAILS(ncclCommSplit(comm, 0, 0, &other, &config), ncclInvalidArgument, "blocking is 2");
+    config.magic = 0;
+    FAILS(ncclCommShrink(comm, (int[]){1}, 1, &other, &config, 0), ncclInvalidArgument, "initializer");
+    call.event = &each;
+    FAILS(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call), ncclInvalidUsage, "launch");
+    /* A release before has no such field. */
+    call.size = sizeof call - sizeof call.event;
+    OK(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call));
+    call.magic = 0;
+    FAILS(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call), ncclInvalidArgument, "initializer");
+    CHECK(each == 1);
+    OK(ncclCommDestroy(comm));
+}
+
 static void no_agent(void) {
     ncclComm_t comm = NULL;
     setenv("HARMONAIZE_SOCKET", "/nowhere", 1);
@@ -217,6 +255,7 @@ int main(int argc, char **argv) {
                  {"one_process", one_process},
                  {"parts", parts},
                  {"mistakes", mistakes},
+                 {"configurations", configurations},
                  {"no_agent", no_agent}};
     for (size_t at = 0; argc == 2 && at < sizeof cases / sizeof *cases; at++) {
         if (strcmp(cases[at].name, argv[1]) == 0) {

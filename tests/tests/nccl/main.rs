@@ -7,13 +7,17 @@ use harmonaize_testkit::workspace::{Profile, root};
 use harmonaize_tests::c_program::{Program, WARNINGS, printed, succeeded};
 use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::star;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Functions with a result that NCCL's headers of release 2.32 declare, without those for profilers (`pncclX` is `ncclX`).
+/// Functions with a result, or with nothing to return, that NCCL's headers of release 2.32 declare, without those for profilers
+/// (`pncclX` is `ncclX`).
 const FUNCTIONS: &str = include_str!("functions-2.32.txt");
+
+/// Those that the library does not refuse, as `nccl.h` declares them, without names of arguments.
+const PROTOTYPES: &str = include_str!("prototypes-2.32.txt");
 
 /// The library by NCCL's own name, in a folder that goes with this.
 fn installed() -> TempDir {
@@ -70,6 +74,57 @@ fn every_function_of_nccls_header_is_there_and_nothing_else() {
     assert!(dynamic.contains("Library soname: [libnccl.so.2]"), "{dynamic}");
 }
 
+/// A type of the library's sources as C has it.
+fn in_c(rust: &str) -> String {
+    match (rust.strip_prefix("*mut "), rust.strip_prefix("*const "), rust) {
+        (Some(to), ..) => in_c(to) + "*",
+        (_, Some(to), _) => format!("const {}*", in_c(to)),
+        (.., "c_void") => "void".to_owned(),
+        (.., "c_int") => "int".to_owned(),
+        (.., "c_char") => "char".to_owned(),
+        (.., "usize") => "size_t".to_owned(),
+        (.., same) => same.to_owned(),
+    }
+}
+
+/// The functions of the library's sources by name, as C declares them; and the names of those that it refuses.
+fn declared() -> (BTreeMap<String, String>, BTreeSet<String>) {
+    let (mut all, mut refused) = (BTreeMap::new(), BTreeSet::new());
+    let mut declare = |result: &str, name: &str, arguments: &str| {
+        let types = arguments.split(',').filter_map(|argument| argument.trim().split_once(": "));
+        let types: Vec<String> = types.map(|(_, one)| in_c(one)).collect();
+        all.insert(name.to_owned(), format!("{} {name}({})", in_c(result), types.join(", ")));
+    };
+    for file in std::fs::read_dir(root().join("dataplane/nccl/src")).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        for function in text.split("pub extern \"C\" fn ").skip(1).filter(|one| !one.starts_with('$')) {
+            let (name, rest) = function.split_once('(').unwrap();
+            let (arguments, rest) = rest.split_once(')').unwrap();
+            let result = rest.split_once('{').unwrap().0.trim();
+            declare(result.strip_prefix("-> ").unwrap_or("c_void"), name, arguments);
+        }
+        for line in text.lines().map(str::trim).filter(|line| line.starts_with("nccl")) {
+            if let Some((name, plain)) = line.split_once("Config => ") {
+                let arguments = plain.split_once('(').unwrap().1.strip_suffix(");").unwrap();
+                let arguments = format!("{arguments}, config: *const ncclCollConfig_t");
+                declare("ncclResult_t", &format!("{name}Config"), &arguments);
+            } else if let Some((name, _)) = line.split_once(": \"") {
+                refused.insert(name.to_owned());
+            }
+        }
+    }
+    (all, refused)
+}
+
+#[test]
+fn arguments_are_those_of_nccls_header() {
+    let (declared, refused) = declared();
+    let names: BTreeSet<&str> = declared.keys().chain(&refused).map(String::as_str).collect();
+    assert_eq!(names, FUNCTIONS.lines().collect());
+    let expected: BTreeSet<&str> = PROTOTYPES.lines().collect();
+    assert_eq!(declared.values().map(String::as_str).collect::<BTreeSet<_>>(), expected);
+}
+
 #[test]
 fn a_program_for_nccl_runs_as_it_is() {
     run(on_host_memory, &[("collectives", 4), ("one_process", 1), ("parts", 5)]);
@@ -77,7 +132,7 @@ fn a_program_for_nccl_runs_as_it_is() {
 
 #[test]
 fn mistakes_have_nccls_results_and_a_text() {
-    run(on_host_memory, &[("mistakes", 1), ("no_agent", 1)]);
+    run(on_host_memory, &[("mistakes", 1), ("configurations", 1), ("no_agent", 1)]);
 }
 
 #[test]

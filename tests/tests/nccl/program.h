@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@ enum { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg };
 int ncclGetVersion(int *version);
 int ncclGetUniqueId(ncclUniqueId *id);
 int ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank);
+int ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, void *config);
 int ncclCommInitAll(ncclComm_t *comms, int devices, const int *list);
 int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new, void *config);
 int ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *new, void *config, int flags);
@@ -44,6 +46,8 @@ int ncclCommDeregister(ncclComm_t comm, void *handle);
 int ncclRedOpCreatePreMulSum(int *op, void *factor, int dtype, int residence, ncclComm_t comm);
 int ncclRedOpDestroy(int op, ncclComm_t comm);
 int ncclAllReduce(const void *in, void *out, size_t count, int dtype, int op, ncclComm_t comm, cudaStream_t stream);
+int ncclAllReduceConfig(const void *in, void *out, size_t count, int dtype, int op, ncclComm_t comm, cudaStream_t stream,
+                        const void *config);
 int ncclReduce(const void *in, void *out, size_t count, int dtype, int op, int root, ncclComm_t comm, cudaStream_t stream);
 int ncclBcast(void *buffer, size_t count, int dtype, int root, ncclComm_t comm, cudaStream_t stream);
 int ncclBroadcast(const void *in, void *out, size_t count, int dtype, int root, ncclComm_t comm, cudaStream_t stream);

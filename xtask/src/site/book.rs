@@ -17,7 +17,7 @@ const FIRST: &[&str] = &["README.md", "docs/glossary.md"];
 /// The doors, and the pages behind each. A page is named by its path in the tree, or in [`MADE`].
 const DOORS: &[(&str, &[&str])] = &[
     ("Operate", &["docs/operators.md", "docs/testbed.md"]),
-    ("Train", &["docs/tenants.md", "docs/threat-model.md", "client.md"]),
+    ("Train", &["docs/tenants.md", "docs/python.md", "docs/threat-model.md", "client.md"]),
     (
         "Measure",
         &[
@@ -65,7 +65,7 @@ const MADE: &[(&str, &str)] = &[
 
 - [Rust](crates/harmonaize_client/index.html)
 - [C](dataplane/c/include/harmonaize.h)
-- [Python](dataplane/python/python/harmonaize/_core.pyi)
+- [Python](docs/python.md)
 ",
     ),
     (

@@ -17,7 +17,7 @@ class Client:
         self,
         socket: str | PathLike[str] | None = None,
         *,
-        arena_bytes: int = ...,
+        arena_bytes: int = 67108864,
         max_arena_bytes: int | None = None,
         entries: int = 64,
         timeout: float = 10.0,
