@@ -6,8 +6,6 @@ mod control;
 mod describe;
 mod doctor;
 mod flows;
-#[cfg(test)]
-mod golden;
 mod hello;
 mod help;
 mod init;
@@ -541,5 +539,17 @@ async fn ask(control: &ControlArguments, command: Command) -> Result<String, Fai
         }
         // None of control's; see `run`.
         _ => Ok(String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use harmonaize_testkit::golden;
+
+    #[test]
+    fn help_of_every_command() {
+        golden::same("control/cli/tests/golden/help.txt", &golden::help(Arguments::command()));
     }
 }

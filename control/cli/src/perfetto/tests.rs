@@ -3,13 +3,13 @@
 use super::schema::{COUNTER, INSTANT, SLICE_BEGIN, SLICE_END, Trace};
 use super::track::{Slice, lanes};
 use super::{Builder, encode, picture};
-use crate::golden::same;
 use harmonaize_analysis::trace::{Label, Link, Lost, LostKind, Observer, Owner, Record};
 use harmonaize_events::{
     Direction, Event, EventKind, FlowKey, InterfaceTotals, Mark, MarkKind, Protocol, RoceCounters, TcpFlow,
     Totals, Traffic,
 };
 use harmonaize_planner::Nanos;
+use harmonaize_testkit::golden::same;
 use prost::Message;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -3,8 +3,8 @@
 use super::draw::{draw, lines};
 use super::screen::{Action, Screen};
 use super::{View, picture};
-use crate::golden::same;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, FlowProtocol, StragglerCause};
+use harmonaize_testkit::golden::same;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
