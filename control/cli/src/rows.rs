@@ -5,10 +5,9 @@ use crate::agent::{Agent, Socket};
 use crate::control::{ControlArguments, Target};
 use crate::flows::FlowTable;
 use crate::operate::Operate;
+use crate::output::Format;
 use crate::phases::finding_text;
-use crate::text::{clean, line, number_of, put};
-use crate::yaml::document;
-use clap::ValueEnum;
+use crate::text::{clean, number_of, put};
 use harmonaize_api::CAUSES;
 use harmonaize_api::v1::{AskReply, AskRequest, Finding, Flow, HostEnd, RowFilter, RowKind};
 use harmonaize_planner::Nanos;
@@ -20,34 +19,6 @@ use tonic::Streaming;
 
 /// Version of the rows as JSON and YAML: `docs/rows.schema.json`. A field that is added leaves it as it is.
 const SCHEMA: &str = "harmonaize.rows/1";
-
-/// How rows are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// The usual columns.
-    Table,
-    /// More columns.
-    Wide,
-    /// An object a line, complete.
-    Json,
-    /// A document a row, complete.
-    Yaml,
-}
-
-impl Output {
-    /// Whether programs read it: every field, and no column.
-    const fn is_complete(self) -> bool {
-        matches!(self, Self::Json | Self::Yaml)
-    }
-
-    /// A row for programs.
-    fn complete(self, row: &Complete) -> String {
-        match self {
-            Self::Yaml => document(row),
-            _ => line(row),
-        }
-    }
-}
 
 /// Which rows, of whom, and how they are printed.
 #[derive(clap::Args)]
@@ -88,9 +59,10 @@ pub(crate) struct RowArguments {
     /// How long agents may take to answer; at most 1min.
     #[arg(long, value_name = "DURATION", default_value = "5s")]
     patience: Nanos,
-    /// How rows are printed.
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
+    /// How rows are printed: table, wide, json (an object a line), yaml (a document a row), or by a template, such as
+    /// `jsonpath={.host} {.remote}`.
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
     /// The same as `-o json`.
     #[arg(long)]
     json: bool,
@@ -183,13 +155,13 @@ pub(crate) async fn run(
     arguments: RowArguments,
     kind: RowKind,
 ) -> Result<String, Failure> {
-    let output = if arguments.json { Output::Json } else { arguments.output };
+    let output = if arguments.json { Format::Json } else { arguments.output.clone() };
     let (last, follow) = (arguments.last as usize, arguments.follow);
     let mut replies = ask(control, arguments, kind).await?;
     let mut rows = Rows {
         flows: Vec::new(),
         findings: Vec::new(),
-        table: FlowTable::new(output == Output::Wide),
+        table: FlowTable::new(output == Format::Wide),
         output,
     };
     let (mut answered, mut failed) = (0, 0);
@@ -218,7 +190,7 @@ pub(crate) async fn run(
     if failed > 0 && answered == 0 {
         return Err(Failure::Refused("no host has answered".to_owned()));
     }
-    if kind == RowKind::Flow && !output.is_complete() && rows.flows.is_empty() && !follow {
+    if kind == RowKind::Flow && !rows.output.is_for_programs() && rows.flows.is_empty() && !follow {
         return Ok("no flow has been seen\n".to_owned());
     }
     rows.print(last);
@@ -287,7 +259,7 @@ struct Rows {
     flows: Vec<(String, u64, Flow)>,
     findings: Vec<(String, Finding)>,
     table: FlowTable,
-    output: Output,
+    output: Format,
 }
 
 impl Rows {
@@ -303,8 +275,9 @@ impl Rows {
         if failure.is_empty() && *omitted == 0 {
             return true;
         }
-        if self.output.is_complete() {
-            return put(&self.output.complete(&Complete::Host {
+        // A template of flows or findings selects nothing here.
+        if matches!(self.output, Format::Json | Format::Yaml) {
+            return put(&self.output.row(&Complete::Host {
                 schema: SCHEMA,
                 host,
                 kind: "host",
@@ -334,13 +307,13 @@ impl Rows {
             findings.drain(..findings.len().saturating_sub(last));
         }
         let mut text = String::new();
-        if self.output.is_complete() {
+        if self.output.is_for_programs() {
             for (host, time_ns, flow) in &flows {
                 let row = Complete::Flow { schema: SCHEMA, host, kind: "flow", time_ns: *time_ns, flow };
-                text += &self.output.complete(&row);
+                text += &self.output.row(&row);
             }
             for (host, finding) in &findings {
-                text += &self.output.complete(&Complete::Finding { schema: SCHEMA, host, finding });
+                text += &self.output.row(&Complete::Finding { schema: SCHEMA, host, finding });
             }
         } else {
             text += &self.table.rows(&flows);

@@ -322,6 +322,11 @@ async fn flows_are_listed() {
     assert!(out.lines().count() == 2 && out.contains("  min rtt  ") && out.contains("  90us  "), "{out}");
     let (_, out, _) = ask(&["flows", "--agent", &socket, "--cause", "cross_traffic", "--json"]).await;
     assert_eq!(out.lines().count(), 2, "{out}");
+    let template = "jsonpath={.host}{.protocol} {.local_port}{\"\\t\"}{.owner.tenant}";
+    let (code, out, err) = ask(&["flows", "--agent", &socket, "--tenant", "a", "-o", template]).await;
+    assert_eq!((code, err.as_str(), out.as_str()), (0, "", "tcp 1\ta\n"));
+    let (code, _, err) = ask(&["flows", "--agent", &socket, "-o", "jsonpath={.host"]).await;
+    assert_eq!((code, err.contains("a brace is not closed")), (2, true), "{err}");
 }
 
 #[tokio::test]
