@@ -13,6 +13,7 @@ mod operate;
 mod output;
 mod perfetto;
 mod phases;
+mod rotated;
 mod rows;
 mod status;
 mod table;

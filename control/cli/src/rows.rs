@@ -7,12 +7,14 @@ use crate::flows::FlowTable;
 use crate::operate::Operate;
 use crate::output::Format;
 use crate::phases::finding_text;
+use crate::rotated::Rotated;
 use crate::text::{clean, number_of, put};
 use harmonaize_api::CAUSES;
 use harmonaize_api::v1::{AskReply, AskRequest, Finding, Flow, HostEnd, RowFilter, RowKind};
-use harmonaize_planner::Nanos;
+use harmonaize_planner::{Bytes, Nanos};
 use serde::Serialize;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 use tonic::Streaming;
@@ -66,6 +68,42 @@ pub(crate) struct RowArguments {
     /// The same as `-o json`.
     #[arg(long)]
     json: bool,
+    /// Rows go to the end of this file, as JSON. When it is full it becomes FILE.1, that one FILE.2, and a new one begins.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// When it is full.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", requires = "file")]
+    max_bytes: Bytes,
+    /// How many full ones stay.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "file", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    keep: u32,
+}
+
+/// Where rows go.
+enum Sink {
+    Terminal,
+    File(PathBuf, Rotated),
+}
+
+impl Sink {
+    fn open(file: Option<PathBuf>, max_bytes: Bytes, keep: u32) -> Result<Self, Failure> {
+        let Some(path) = file else { return Ok(Self::Terminal) };
+        let opened = Rotated::open(path.clone(), max_bytes.0, keep);
+        let rotated = opened.map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))?;
+        Ok(Self::File(path, rotated))
+    }
+
+    /// Returns whether somebody reads.
+    fn put(&mut self, rows: &str) -> Result<bool, Failure> {
+        match self {
+            Self::Terminal => Ok(put(rows)),
+            Self::File(path, rotated) => {
+                let written = rotated.write(rows);
+                written.map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))?;
+                Ok(true)
+            }
+        }
+    }
 }
 
 /// A time in the past.
@@ -156,6 +194,10 @@ pub(crate) async fn run(
     kind: RowKind,
 ) -> Result<String, Failure> {
     let output = if arguments.json { Format::Json } else { arguments.output.clone() };
+    if arguments.file.is_some() && output != Format::Json {
+        return Err(Failure::Usage("--file takes rows as JSON: say -o json too".to_owned()));
+    }
+    let sink = Sink::open(arguments.file.clone(), arguments.max_bytes, arguments.keep)?;
     let (last, follow) = (arguments.last as usize, arguments.follow);
     let mut replies = ask(control, arguments, kind).await?;
     let mut rows = Rows {
@@ -163,6 +205,7 @@ pub(crate) async fn run(
         findings: Vec::new(),
         table: FlowTable::new(output == Format::Wide),
         output,
+        sink,
     };
     let (mut answered, mut failed) = (0, 0);
     loop {
@@ -171,19 +214,19 @@ pub(crate) async fn run(
             Ok(None) => break,
             Err(failure) => {
                 // What came before is worth something.
-                rows.print(last);
+                rows.print(last)?;
                 return Err(failure);
             }
         };
         if let Some(end) = &reply.end {
             let counter = if end.failure.is_empty() { &mut answered } else { &mut failed };
             *counter += 1;
-            if !rows.end(&reply.host, end) {
+            if !rows.end(&reply.host, end)? {
                 return Ok(String::new());
             }
         }
         rows.add(reply);
-        if follow && !rows.print(0) {
+        if follow && !rows.print(0)? {
             return Ok(String::new());
         }
     }
@@ -193,7 +236,7 @@ pub(crate) async fn run(
     if kind == RowKind::Flow && !rows.output.is_for_programs() && rows.flows.is_empty() && !follow {
         return Ok("no flow has been seen\n".to_owned());
     }
-    rows.print(last);
+    rows.print(last)?;
     Ok(String::new())
 }
 
@@ -260,6 +303,7 @@ struct Rows {
     findings: Vec<(String, Finding)>,
     table: FlowTable,
     output: Format,
+    sink: Sink,
 }
 
 impl Rows {
@@ -270,14 +314,14 @@ impl Rows {
     }
 
     /// Says what is missing of a host. Returns whether somebody reads.
-    fn end(&self, host: &str, end: &HostEnd) -> bool {
+    fn end(&mut self, host: &str, end: &HostEnd) -> Result<bool, Failure> {
         let HostEnd { failure, omitted } = end;
         if failure.is_empty() && *omitted == 0 {
-            return true;
+            return Ok(true);
         }
         // A template of flows or findings selects nothing here.
         if matches!(self.output, Format::Json | Format::Yaml) {
-            return put(&self.output.row(&Complete::Host {
+            return self.sink.put(&self.output.row(&Complete::Host {
                 schema: SCHEMA,
                 host,
                 kind: "host",
@@ -294,11 +338,11 @@ impl Rows {
             let rows = number_of(*omitted, "row is", "rows are");
             eprintln!("harmonaize: {host}: {rows} missing, beyond the agent's limit");
         }
-        true
+        Ok(true)
     }
 
     /// Prints rows in the order of time, the last so many where that is not 0. Returns whether somebody reads.
-    fn print(&mut self, last: usize) -> bool {
+    fn print(&mut self, last: usize) -> Result<bool, Failure> {
         let (mut flows, mut findings) = (std::mem::take(&mut self.flows), std::mem::take(&mut self.findings));
         findings.sort_by_key(|(_, finding)| finding.time_ns);
         if last > 0 {
@@ -319,7 +363,7 @@ impl Rows {
             text += &self.table.rows(&flows);
             text.extend(findings.iter().map(|(host, finding)| finding_text(host, finding)));
         }
-        put(&text)
+        self.sink.put(&text)
     }
 }
 
