@@ -77,14 +77,6 @@ struct Arguments {
     command: Command,
 }
 
-/// The agent that is asked.
-#[derive(clap::Args)]
-struct AgentArguments {
-    /// The socket of an agent's telemetry, as its configuration names it.
-    #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH")]
-    agent: Option<Socket>,
-}
-
 /// Whether what is shown is shown again.
 #[derive(Clone, Copy, clap::Args)]
 struct Watch {
@@ -298,8 +290,9 @@ enum Command {
     /// Makes a trace that Perfetto opens (ui.perfetto.dev), of what an agent measures or of recorded files.
     #[command(after_help = trace::HELP)]
     Trace {
-        #[command(flatten)]
-        at: AgentArguments,
+        /// Sockets of agents' telemetry, as their configurations name them: all are recorded at once.
+        #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH", value_delimiter = ',')]
+        agent: Vec<Socket>,
         /// How long to record; at most 3600.
         #[arg(
             long,
@@ -315,7 +308,7 @@ enum Command {
         /// Where the trace goes.
         #[arg(long, value_name = "FILE", required_unless_present = "diff")]
         out: Option<PathBuf>,
-        /// Keep what was recorded too, for `--from`.
+        /// Keep what was recorded too, for `--from`; of one agent.
         #[arg(long, value_name = "TRACEFILE", conflicts_with = "from")]
         keep: Option<PathBuf>,
         /// Prints what two recorded files do not have in common, as JSON.
@@ -464,11 +457,18 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         }
         Command::Flows(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Flow)),
         Command::Phases(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Finding)),
-        Command::Trace { at, seconds, from, out, keep, diff, tolerance } => {
+        Command::Trace { agent, seconds, from, out, keep, diff, tolerance } => {
             match (diff.as_slice(), out, seconds) {
                 ([first, second], ..) => trace::diff(first, second, tolerance),
+                (_, Some(_), Some(_)) if agent.is_empty() => {
+                    let none = "which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT";
+                    Err(Failure::Usage(none.to_owned()))
+                }
+                (_, Some(_), Some(_)) if agent.len() > 1 && keep.is_some() => {
+                    Err(Failure::Usage("--keep keeps what one agent sends".to_owned()))
+                }
                 (_, Some(out), Some(seconds)) => {
-                    runtime.block_on(trace::record(&at.socket()?, seconds, &out, keep.as_deref()))
+                    runtime.block_on(trace::record(&agent, seconds, &out, keep.as_deref()))
                 }
                 (_, Some(out), None) => trace::convert(&from, &out),
                 (_, None, _) => Err(Failure::Usage("where does the trace go? say --out FILE".to_owned())),
@@ -483,13 +483,6 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
     // A thread that waits for keys does not hold the end up.
     runtime.shutdown_background();
     outcome
-}
-
-impl AgentArguments {
-    fn socket(self) -> Result<Socket, Failure> {
-        let none = "which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT";
-        self.agent.ok_or_else(|| Failure::Usage(none.to_owned()))
-    }
 }
 
 /// What operators ask of control beyond its status.

@@ -407,6 +407,14 @@ async fn traces_are_recorded_and_converted() {
     let text = b"communicator 00000000000000ab";
     assert!(made.windows(text.len()).any(|window| window == text));
 
+    // Several agents in one call.
+    let (_folder, other) = serve(FakeAgent { trace: vec![bytes.clone()], ..FakeAgent::default() });
+    let both = format!("{socket},{other}");
+    let arguments = ["trace", "--agent", &both, "--seconds", "2", "--out", &out_name];
+    let (code, said, err) = ask(&arguments).await;
+    assert!((code, err.as_str()) == (0, "") && said.ends_with(" from 4 records\n"), "{said}{err}");
+    assert_eq!(ask(&[&arguments[..], &["--keep", &kept_name]].concat()).await.0, 2);
+
     // A file that was cut off is used as far as it goes; what is none is refused.
     let mut torn = bytes.clone();
     torn.pop();
