@@ -435,6 +435,7 @@ fn help_and_usage() {
         &["tenant", "hints"],
         &["tenant", "events"],
         &["tenant", "receipts"],
+        &["tenant", "trace"],
         &["dissolve"],
     ] {
         let (_, out, _) = outcome(&harmonaize(&[command, &["--help"]].concat()));
