@@ -89,7 +89,7 @@ fn event(slice: &Slice, base_ns: i64, process: u64, thread: u64) -> Value {
     });
     json!({
         "ph": "X", "cat": "harmonaize", "name": slice.name, "pid": process, "tid": thread,
-        "ts": begin, "dur": lasted, "args": facts.collect::<Map<_, _>>(),
+        "ts": begin, "dur": lasted, "args": facts.collect::<Map<String, Value>>(),
     })
 }
 
