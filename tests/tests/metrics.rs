@@ -33,7 +33,7 @@ fn rules_pass_promtool_and_each_alert_fires() {
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(output.status.success(), "{text}");
     }
-    // Each alert has a test that expects it, and an entry of the runbook.
+    // Each alert has a test that expects it, one where it must not fire, and an entry of the runbook.
     let read = |name: &str| std::fs::read_to_string(shipped().join(name)).unwrap();
     let (rules, tests) = (read("harmonaize.rules.yml"), read("harmonaize.test.yml"));
     let runbook = std::fs::read_to_string(workspace::root().join("docs/operators.md")).unwrap();
@@ -41,6 +41,8 @@ fn rules_pass_promtool_and_each_alert_fires() {
     assert!(alerts.len() > 6, "{alerts:?}");
     for alert in alerts {
         assert!(tests.contains(&format!("  - name: {alert}\n")), "no test of {alert}");
+        let quiet = format!("  - name: {alert} stays quiet\n");
+        assert!(tests.contains(&quiet), "no test of what {alert} must not fire at");
         assert!(runbook.contains(&format!("`{alert}`")), "no entry of {alert} in docs/operators.md");
     }
     // So has each recorded series.

@@ -1,5 +1,6 @@
 //! Calls to control, and what their errors mean to people.
 
+use crate::output::PageArguments;
 use crate::{Failure, init};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{
@@ -9,6 +10,7 @@ use harmonaize_api::v1::{
 use harmonaize_api::{communicator_from_text, communicator_text};
 use harmonaize_identity::{CONTROL, Protection, Remote};
 use harmonaize_planner::Nanos;
+use serde_json::json;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -78,7 +80,7 @@ impl Reordered {
     pub(crate) fn json(&self) -> serde_json::Value {
         let Self { id, epoch, in_use, order } = self;
         let order = (!order.is_empty()).then_some(order);
-        serde_json::json!({
+        json!({
             "communicator": id,
             "epoch": epoch,
             "in_use": in_use,
@@ -191,7 +193,7 @@ impl Control {
     }
 
     /// What each of several controls is now: a line each.
-    pub(crate) async fn roles(at: &ControlArguments, json: bool) -> Result<String, Failure> {
+    pub(crate) async fn roles(at: &ControlArguments, print: &PageArguments) -> Result<String, Failure> {
         let mut roles = Vec::new();
         let asked: Vec<_> = at
             .control
@@ -213,13 +215,11 @@ impl Control {
             };
             roles.push((address, role));
         }
-        Ok(match json {
-            true => {
-                let role = |(address, role)| serde_json::json!({ "control": address, "role": role });
-                format!("{:#}\n", serde_json::Value::Array(roles.into_iter().map(role).collect()))
-            }
-            false => roles.iter().map(|(address, role)| format!("{address}  {role}\n")).collect(),
-        })
+        let complete = roles.iter().map(|(address, role)| json!({"control": address, "role": role}));
+        let complete: Vec<_> = complete.collect();
+        Ok(print.page(&complete, |_| {
+            roles.iter().map(|(address, role)| format!("{address}  {role}\n")).collect()
+        }))
     }
 
     async fn connect_to(at: &ControlArguments, address: &str, within: Duration) -> Result<Self, Failure> {
@@ -290,16 +290,14 @@ impl Control {
         &mut self,
         target: &Target,
         reason: String,
-        json: bool,
+        print: &PageArguments,
     ) -> Result<String, Failure> {
         let communicator = self.resolve(target).await?;
         let request = DissolveRequest { communicator, reason };
         self.client.dissolve(request).await.map_err(|status| self.failure(&status))?;
         let id = communicator_text(communicator);
-        Ok(match json {
-            true => format!("{:#}\n", serde_json::json!({"communicator": id, "outcome": "ended"})),
-            false => format!("{id}: ended\n"),
-        })
+        let ended = json!({"communicator": id, "outcome": "ended"});
+        Ok(print.page(&ended, |_| format!("{id}: ended\n")))
     }
 
     pub(crate) async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {

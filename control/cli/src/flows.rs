@@ -14,6 +14,8 @@ Examples:
   harmonaize flows --agent unix:/run/harmonaize/telemetry.sock --interface eth0
   harmonaize flows -o json | jq -s 'sort_by(-.egress.bytes)[:10]'
   harmonaize flows -o yaml --last 1           every field of one flow, a field a line
+  harmonaize flows --follow -o json --file flows.json --max-bytes 64MiB --keep 4
+  harmonaize flows -o jsonpath='{.host} {.remote} {.egress.bytes}'
 
 With --follow a flow comes when it appears, and again when its owner or job changes. Hosts that do not
 answer are named on standard error, or as `kind` \"host\" with failure and omitted (rows beyond an agent's

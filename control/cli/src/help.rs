@@ -6,6 +6,7 @@ Examples:
   harmonaize status                           what is connected, formed and in flight
   harmonaize status --watch=5s                the same again every five seconds
   harmonaize status --json | jq '.communicators[] | {name, phase, errors}'
+  harmonaize status -o jsonpath='{.agents[?@.connected==false].host}'
   harmonaize status --patience 10s            where agents are slow to answer";
 
 /// Of `topology`.
@@ -51,6 +52,7 @@ Examples:
   harmonaize top                              all hosts, as control knows them
   harmonaize top --agent unix:/run/harmonaize/telemetry.sock --filter 10.64.0.7
   harmonaize top --once --width 120           one picture as plain text, for scripts
+  harmonaize top --once -o json               all that it shows, for programs
 
 Keys: q quit; Tab, 1-7 another panel; Enter the panel alone; s, S another column to sort by; r the other
 way round; / filter; arrows scroll; p pause; ? help.";

@@ -6,14 +6,14 @@ mod control;
 mod describe;
 mod doctor;
 mod flows;
-#[cfg(test)]
-mod golden;
 mod hello;
 mod help;
 mod init;
 mod operate;
+mod output;
 mod perfetto;
 mod phases;
+mod rotated;
 mod rows;
 mod status;
 mod table;
@@ -30,6 +30,7 @@ use control::{Control, ControlArguments, Target};
 use harmonaize_api::v1::RowKind;
 use harmonaize_planner::Nanos;
 use operate::{Moment, Operate, TenantAction, WithdrawOptions};
+use output::{Format, PageArguments};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -76,14 +77,6 @@ struct Arguments {
     command: Command,
 }
 
-/// The agent that is asked.
-#[derive(clap::Args)]
-struct AgentArguments {
-    /// The socket of an agent's telemetry, as its configuration names it.
-    #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH")]
-    agent: Option<Socket>,
-}
-
 /// Whether what is shown is shown again.
 #[derive(Clone, Copy, clap::Args)]
 struct Watch {
@@ -127,9 +120,8 @@ enum Command {
     /// Shows agents, tenants, communicators, operations in flight and whom they wait for, bytes and errors.
     #[command(after_help = help::STATUS)]
     Status {
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
         /// How long agents may take to answer; at most 30s.
         #[arg(long, value_name = "DURATION", default_value = "1s")]
         patience: Nanos,
@@ -142,9 +134,8 @@ enum Command {
         /// What to do with a file; control is asked where it is left out.
         #[command(subcommand)]
         action: Option<TopologyAction>,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
         #[command(flatten)]
         watch: Watch,
     },
@@ -154,24 +145,25 @@ enum Command {
         /// What to do; lists them where it is left out.
         #[command(subcommand)]
         action: Option<TenantAction>,
-        /// As JSON, complete.
+        /// How it is printed: table, json, yaml, or by a template, such as `jsonpath={.tenants[*].name}`.
+        #[arg(short, long, global = true, value_name = "FORMAT", default_value = "table", value_parser = Format::of_page)]
+        output: Format,
+        /// The same as `-o json`.
         #[arg(long, global = true)]
         json: bool,
     },
     /// Shows which of several controls leads.
     Leader {
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
     /// Writes a copy of all that control has stored, while it runs.
     #[command(after_help = operate::BACKUP_HELP)]
     Backup {
         /// Where it goes.
         file: PathBuf,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
     /// Shows what communicators run by: rings, paths, shares, and why.
     #[command(after_help = help::PLANS)]
@@ -179,9 +171,8 @@ enum Command {
         /// One alone: its id, or tenant/name.
         #[arg(value_name = "COMMUNICATOR")]
         communicator: Option<Target>,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
         #[command(flatten)]
         watch: Watch,
     },
@@ -194,9 +185,8 @@ enum Command {
         /// The last N alone; 0 for all that control keeps.
         #[arg(long, value_name = "N", default_value_t = 0)]
         last: u32,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
     /// Says what control would plan now, or if more were drained; nothing changes.
     #[command(after_help = help::PLAN)]
@@ -207,9 +197,8 @@ enum Command {
         /// As if these hosts, switches or links were drained too.
         #[arg(long, value_delimiter = ',', value_name = "TARGET,...")]
         drain: Vec<String>,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
     /// Takes hosts, switches or links out of use while collectives run, or lists what is drained.
     #[command(after_help = operate::DRAIN_HELP)]
@@ -226,9 +215,8 @@ enum Command {
         /// How long to wait until no connection of ours crosses switches and links; 0s not at all.
         #[arg(long, value_name = "DURATION", default_value = "10s")]
         wait: Nanos,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
     /// Plans a window in which hosts, switches or links are out of use, or lists those that are planned.
     #[command(after_help = operate::MAINTENANCE_HELP)]
@@ -248,9 +236,8 @@ enum Command {
         /// For whoever looks at it later.
         #[arg(long, value_name = "TEXT", default_value = "")]
         reason: String,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
     /// Changes the ring order of a communicator while its operations run. Control then leaves the order alone, until it is given back.
     #[command(after_help = help::REORDER)]
@@ -267,9 +254,8 @@ enum Command {
         /// How long to wait until the new order is in use; 0s not at all.
         #[arg(long, value_name = "DURATION", default_value = "10s")]
         wait: Nanos,
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
     /// Shows what is measured, live: links, flows, communicators, phases, stragglers. ? explains the keys.
     #[command(after_help = help::TOP)]
@@ -286,9 +272,11 @@ enum Command {
         /// Only rows with this text.
         #[arg(long, value_name = "TEXT", default_value = "")]
         filter: String,
-        /// One picture as plain text, and no more.
+        /// One picture as plain text, and no more; or what it shows, in the format of -o.
         #[arg(long)]
         once: bool,
+        #[command(flatten)]
+        print: PageArguments,
         /// Characters of a line of that picture.
         #[arg(long, value_name = "N", default_value_t = 100, requires = "once", value_parser = clap::value_parser!(u16).range(40..=500))]
         width: u16,
@@ -302,8 +290,9 @@ enum Command {
     /// Makes a trace that Perfetto opens (ui.perfetto.dev), of what an agent measures or of recorded files.
     #[command(after_help = trace::HELP)]
     Trace {
-        #[command(flatten)]
-        at: AgentArguments,
+        /// Sockets of agents' telemetry, as their configurations name them: all are recorded at once.
+        #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH", value_delimiter = ',')]
+        agent: Vec<Socket>,
         /// How long to record; at most 3600.
         #[arg(
             long,
@@ -319,7 +308,7 @@ enum Command {
         /// Where the trace goes.
         #[arg(long, value_name = "FILE", required_unless_present = "diff")]
         out: Option<PathBuf>,
-        /// Keep what was recorded too, for `--from`.
+        /// Keep what was recorded too, for `--from`; of one agent.
         #[arg(long, value_name = "TRACEFILE", conflicts_with = "from")]
         keep: Option<PathBuf>,
         /// Prints what two recorded files do not have in common, as JSON.
@@ -346,9 +335,8 @@ enum Command {
         /// For the records.
         #[arg(long, default_value = "ended by an operator")]
         reason: String,
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        print: PageArguments,
     },
 }
 
@@ -455,21 +443,32 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Doctor(asked) => runtime.block_on(asked.run()),
         Command::Hello(asked) => runtime.block_on(asked.run()),
         Command::Tenant(asked) => asked.run(),
-        Command::Top { agent, interval, flows, filter, once, width } => {
+        Command::Top { once: false, print, .. } if print.is_for_programs() => {
+            Err(Failure::Usage("one picture, or one after the other? say --once too".to_owned()))
+        }
+        Command::Top { agent, interval, flows, filter, once, print, width } => {
             let source = match agent {
                 Some(WatchTarget::Agent(socket)) => top::Source::Agent(socket),
                 Some(WatchTarget::Control) | None => top::Source::Control(control),
             };
-            let options = top::Options { interval, flows, once: once.then_some(width), filter };
+            let once = once.then_some((width, print));
+            let options = top::Options { interval, flows, once, filter };
             runtime.block_on(top::run(source, options))
         }
         Command::Flows(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Flow)),
         Command::Phases(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Finding)),
-        Command::Trace { at, seconds, from, out, keep, diff, tolerance } => {
+        Command::Trace { agent, seconds, from, out, keep, diff, tolerance } => {
             match (diff.as_slice(), out, seconds) {
                 ([first, second], ..) => trace::diff(first, second, tolerance),
+                (_, Some(_), Some(_)) if agent.is_empty() => {
+                    let none = "which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT";
+                    Err(Failure::Usage(none.to_owned()))
+                }
+                (_, Some(_), Some(_)) if agent.len() > 1 && keep.is_some() => {
+                    Err(Failure::Usage("--keep keeps what one agent sends".to_owned()))
+                }
                 (_, Some(out), Some(seconds)) => {
-                    runtime.block_on(trace::record(&at.socket()?, seconds, &out, keep.as_deref()))
+                    runtime.block_on(trace::record(&agent, seconds, &out, keep.as_deref()))
                 }
                 (_, Some(out), None) => trace::convert(&from, &out),
                 (_, None, _) => Err(Failure::Usage("where does the trace go? say --out FILE".to_owned())),
@@ -478,7 +477,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         command @ (Command::Status { .. } | Command::Reorder { .. } | Command::Dissolve { .. }) => {
             runtime.block_on(ask(&control, command))
         }
-        Command::Leader { json } => runtime.block_on(Control::roles(&control, json)),
+        Command::Leader { print } => runtime.block_on(Control::roles(&control, &print)),
         command => runtime.block_on(operate(&control, command)),
     };
     // A thread that waits for keys does not hold the end up.
@@ -486,35 +485,30 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
     outcome
 }
 
-impl AgentArguments {
-    fn socket(self) -> Result<Socket, Failure> {
-        let none = "which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT";
-        self.agent.ok_or_else(|| Failure::Usage(none.to_owned()))
-    }
-}
-
 /// What operators ask of control beyond its status.
 async fn operate(control: &ControlArguments, command: Command) -> Result<String, Failure> {
     let mut control = Operate::connect(control).await?;
     match command {
-        Command::Topology { action: _, json, watch } => {
-            watch.show(async || control.topology(json).await).await
+        Command::Topology { action: _, print, watch } => {
+            watch.show(async || control.topology(&print).await).await
         }
-        Command::Tenants { action, json } => control.tenants(action, json).await,
-        Command::Backup { file, json } => control.backup(&file, json).await,
-        Command::Plans { communicator, json, watch } => {
-            watch.show(async || control.plans(communicator.as_ref(), json).await).await
+        Command::Tenants { action, output, json } => {
+            control.tenants(action, &PageArguments { output, json }).await
         }
-        Command::Explain { communicator, last, json } => {
-            control.explain(communicator.as_ref(), last, json).await
+        Command::Backup { file, print } => control.backup(&file, &print).await,
+        Command::Plans { communicator, print, watch } => {
+            watch.show(async || control.plans(communicator.as_ref(), &print).await).await
         }
-        Command::Plan { dry_run: _, drain, json } => control.dry_run(drain, json).await,
-        Command::Drain { targets, end, reason, wait, json } => {
-            control.withdraw(WithdrawOptions { targets, window: None, end, reason, wait, json }).await
+        Command::Explain { communicator, last, print } => {
+            control.explain(communicator.as_ref(), last, &print).await
         }
-        Command::Maintenance { targets, from, length, cancel: end, reason, json } => {
+        Command::Plan { dry_run: _, drain, print } => control.dry_run(drain, &print).await,
+        Command::Drain { targets, end, reason, wait, print } => {
+            control.withdraw(WithdrawOptions { targets, window: None, end, reason, wait, print }).await
+        }
+        Command::Maintenance { targets, from, length, cancel: end, reason, print } => {
             let (window, wait) = (Some((from, length)), Nanos(0));
-            control.withdraw(WithdrawOptions { targets, window, end, reason, wait, json }).await
+            control.withdraw(WithdrawOptions { targets, window, end, reason, wait, print }).await
         }
         // None of control's; see `run`.
         _ => Ok(String::new()),
@@ -525,21 +519,30 @@ async fn operate(control: &ControlArguments, command: Command) -> Result<String,
 async fn ask(control: &ControlArguments, command: Command) -> Result<String, Failure> {
     let mut control = Control::connect(control).await?;
     match command {
-        Command::Status { json, patience, watch } => {
-            let ask = async || {
-                let status = control.status(patience).await?;
-                Ok(if json { text::page(&status) } else { status::text(&status) })
-            };
+        Command::Status { print, patience, watch } => {
+            let ask = async || Ok(print.page(&control.status(patience).await?, status::text));
             watch.show(ask).await
         }
-        Command::Reorder { communicator, hosts, automatic: _, wait, json } => {
+        Command::Reorder { communicator, hosts, automatic: _, wait, print } => {
             let done = control.reorder(&communicator, hosts, wait).await?;
-            Ok(if json { text::page(&done.json()) } else { done.text() })
+            Ok(print.page(&done.json(), |_| done.text()))
         }
-        Command::Dissolve { communicator, reason, json } => {
-            control.dissolve(&communicator, reason, json).await
+        Command::Dissolve { communicator, reason, print } => {
+            control.dissolve(&communicator, reason, &print).await
         }
         // None of control's; see `run`.
         _ => Ok(String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use harmonaize_testkit::golden;
+
+    #[test]
+    fn help_of_every_command() {
+        golden::same("control/cli/tests/golden/help.txt", &golden::help(Arguments::command()));
     }
 }

@@ -6,7 +6,8 @@ mod text;
 
 use crate::Failure;
 use crate::control::{Control, ControlArguments, Target};
-use crate::text::{bytes, number_of, page};
+use crate::output::PageArguments;
+use crate::text::{bytes, number_of};
 use clap::Subcommand;
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, WithdrawalKind};
@@ -137,7 +138,7 @@ pub(crate) struct WithdrawOptions {
     pub end: bool,
     pub reason: String,
     pub wait: Nanos,
-    pub json: bool,
+    pub print: PageArguments,
 }
 
 /// A time of day, or so long from now.
@@ -210,39 +211,39 @@ impl Operate {
         outcome.map(Response::into_inner).map_err(|status| self.control.failure(&status))
     }
 
-    pub(crate) async fn topology(&mut self, json: bool) -> Result<String, Failure> {
+    pub(crate) async fn topology(&mut self, print: &PageArguments) -> Result<String, Failure> {
         let outcome = self.client.topology(v1::TopologyRequest {}).await;
         let reply = self.done(outcome)?;
-        Ok(if json { page(&&reply) } else { text::topology(&reply) })
+        Ok(print.page(&reply, text::topology))
     }
 
     pub(crate) async fn tenants(
         &mut self,
         action: Option<TenantAction>,
-        json: bool,
+        print: &PageArguments,
     ) -> Result<String, Failure> {
         match action {
             Some(TenantAction::Add(tenant)) => {
                 let (name, request) = (tenant.name.clone(), tenant.request());
                 let outcome = self.client.add_tenant(request).await;
                 self.done(outcome)?;
-                Ok(tenant_outcome(&name, "added", json))
+                Ok(tenant_outcome(&name, "added", print))
             }
             Some(TenantAction::Remove { name }) => {
                 let outcome = self.client.remove_tenant(v1::RemoveTenantRequest { name: name.clone() }).await;
                 self.done(outcome)?;
-                Ok(tenant_outcome(&name, "removed", json))
+                Ok(tenant_outcome(&name, "removed", print))
             }
             None => {
                 let outcome = self.client.tenants(v1::TenantsRequest {}).await;
                 let reply = self.done(outcome)?;
-                Ok(if json { page(&&reply) } else { text::tenants(&reply) })
+                Ok(print.page(&reply, text::tenants))
             }
         }
     }
 
     /// Writes a copy of control's store into a file.
-    pub(crate) async fn backup(&mut self, file: &Path, json: bool) -> Result<String, Failure> {
+    pub(crate) async fn backup(&mut self, file: &Path, print: &PageArguments) -> Result<String, Failure> {
         let outcome = self.client.backup(v1::BackupRequest {}).await;
         let mut chunks = self.done(outcome)?;
         let (mut copy, mut total) = (Vec::new(), 0);
@@ -258,16 +259,18 @@ impl Operate {
         }
         harmonaize_identity::write_file(file, &copy, 0o600)
             .map_err(|error| Failure::Refused(error.to_string()))?;
-        Ok(match json {
-            true => page(&json!({"file": file, "bytes": total})),
-            false => format!("{}: {}\n", file.display(), bytes(total)),
-        })
+        let written = json!({"file": file, "bytes": total});
+        Ok(print.page(&written, |_| format!("{}: {}\n", file.display(), bytes(total))))
     }
 
-    pub(crate) async fn plans(&mut self, of: Option<&Target>, json: bool) -> Result<String, Failure> {
+    pub(crate) async fn plans(
+        &mut self,
+        of: Option<&Target>,
+        print: &PageArguments,
+    ) -> Result<String, Failure> {
         let communicator = self.id(of).await?;
         let reply = self.plans_of(communicator).await?;
-        Ok(if json { page(&&reply) } else { text::plans(&reply) })
+        Ok(print.page(&reply, text::plans))
     }
 
     /// Plans of one communicator, or all (0).
@@ -290,21 +293,25 @@ impl Operate {
         &mut self,
         of: Option<&Target>,
         last: u32,
-        json: bool,
+        print: &PageArguments,
     ) -> Result<String, Failure> {
         let communicator = self.id(of).await?;
         let decisions = self.decisions(communicator, last).await?;
-        if json {
-            return Ok(page(&&decisions));
-        }
-        let plans = if communicator == 0 { None } else { Some(self.plans_of(communicator).await?) };
-        Ok(text::explain(&decisions, plans.as_ref()))
+        let plans = match communicator == 0 || print.is_for_programs() {
+            true => None,
+            false => Some(self.plans_of(communicator).await?),
+        };
+        Ok(print.page(&decisions, |decisions| text::explain(decisions, plans.as_ref())))
     }
 
-    pub(crate) async fn dry_run(&mut self, targets: Vec<String>, json: bool) -> Result<String, Failure> {
+    pub(crate) async fn dry_run(
+        &mut self,
+        targets: Vec<String>,
+        print: &PageArguments,
+    ) -> Result<String, Failure> {
         let outcome = self.client.dry_run(v1::DryRunRequest { targets }).await;
         let reply = self.done(outcome)?;
-        Ok(if json { page(&&reply) } else { text::dry_run(&reply) })
+        Ok(print.page(&reply, text::dry_run))
     }
 
     /// `drain`, or `maintenance` where there is a window.
@@ -313,27 +320,21 @@ impl Operate {
             None => WithdrawalKind::Drain,
             Some(_) => WithdrawalKind::Maintenance,
         };
+        let text = |reply: &v1::WithdrawalsReply| text::withdrawals(kind, &reply.withdrawals);
         if options.targets.is_empty() {
             if options.end {
                 return Err(Failure::Usage("which? name hosts, switches or links".to_owned()));
             }
             let records = self.withdrawals(kind, &[]).await?;
-            return Ok(if options.json {
-                page(&v1::WithdrawalsReply { withdrawals: records })
-            } else {
-                text::withdrawals(kind, &records)
-            });
+            return Ok(options.print.page(&v1::WithdrawalsReply { withdrawals: records }, text));
         }
         if options.end {
             let targets = options.targets.clone();
             let outcome = self.client.restore(v1::RestoreRequest { targets, kind: kind.into() }).await;
             self.done(outcome)?;
-            return Ok(match options.json {
-                true => page(&restored(kind, &options.targets)),
-                false => {
-                    options.targets.iter().map(|target| format!("{target}: may be used again\n")).collect()
-                }
-            });
+            let text = |target: &String| format!("{target}: may be used again\n");
+            let reply = restored(kind, &options.targets);
+            return Ok(options.print.page(&reply, |_| options.targets.iter().map(text).collect()));
         }
         let (from_ns, until_ns) = match options.window {
             None => (0, 0),
@@ -348,11 +349,7 @@ impl Operate {
             Nanos(0) => records,
             wait => self.wait_until_drained(records, kind, wait).await?,
         };
-        Ok(if options.json {
-            page(&v1::WithdrawalsReply { withdrawals: records })
-        } else {
-            text::withdrawals(kind, &records)
-        })
+        Ok(options.print.page(&v1::WithdrawalsReply { withdrawals: records }, text))
     }
 
     /// Waits until no connection of ours crosses switches and links that are drained.
@@ -407,11 +404,8 @@ impl Operate {
 }
 
 /// What was done with a tenant.
-fn tenant_outcome(name: &str, outcome: &str, json: bool) -> String {
-    match json {
-        true => page(&json!({"tenant": name, "outcome": outcome})),
-        false => format!("tenant {name}: {outcome}\n"),
-    }
+fn tenant_outcome(name: &str, outcome: &str, print: &PageArguments) -> String {
+    print.page(&json!({"tenant": name, "outcome": outcome}), |_| format!("tenant {name}: {outcome}\n"))
 }
 
 fn restored(kind: WithdrawalKind, targets: &[String]) -> Value {

@@ -11,3 +11,4 @@ mod track;
 
 pub(crate) use build::Builder;
 pub(crate) use export::encode;
+pub(crate) use track::{Fact, Slice, lanes};

@@ -5,49 +5,22 @@ use crate::agent::{Agent, Socket};
 use crate::control::{ControlArguments, Target};
 use crate::flows::FlowTable;
 use crate::operate::Operate;
+use crate::output::Format;
 use crate::phases::finding_text;
-use crate::text::{clean, line, number_of, put};
-use crate::yaml::document;
-use clap::ValueEnum;
+use crate::rotated::Rotated;
+use crate::text::{clean, number_of, put};
 use harmonaize_api::CAUSES;
 use harmonaize_api::v1::{AskReply, AskRequest, Finding, Flow, HostEnd, RowFilter, RowKind};
-use harmonaize_planner::Nanos;
+use harmonaize_planner::{Bytes, Nanos};
 use serde::Serialize;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 use tonic::Streaming;
 
 /// Version of the rows as JSON and YAML: `docs/rows.schema.json`. A field that is added leaves it as it is.
 const SCHEMA: &str = "harmonaize.rows/1";
-
-/// How rows are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// The usual columns.
-    Table,
-    /// More columns.
-    Wide,
-    /// An object a line, complete.
-    Json,
-    /// A document a row, complete.
-    Yaml,
-}
-
-impl Output {
-    /// Whether programs read it: every field, and no column.
-    const fn is_complete(self) -> bool {
-        matches!(self, Self::Json | Self::Yaml)
-    }
-
-    /// A row for programs.
-    fn complete(self, row: &Complete) -> String {
-        match self {
-            Self::Yaml => document(row),
-            _ => line(row),
-        }
-    }
-}
 
 /// Which rows, of whom, and how they are printed.
 #[derive(clap::Args)]
@@ -88,12 +61,49 @@ pub(crate) struct RowArguments {
     /// How long agents may take to answer; at most 1min.
     #[arg(long, value_name = "DURATION", default_value = "5s")]
     patience: Nanos,
-    /// How rows are printed.
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
+    /// How rows are printed: table, wide, json (an object a line), yaml (a document a row), or by a template, such as
+    /// `jsonpath={.host} {.remote}`.
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
     /// The same as `-o json`.
     #[arg(long)]
     json: bool,
+    /// Rows go to the end of this file, as JSON. When it is full it becomes FILE.1, that one FILE.2, and a new one begins.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// When it is full.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", requires = "file")]
+    max_bytes: Bytes,
+    /// How many full ones stay.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "file", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    keep: u32,
+}
+
+/// Where rows go.
+enum Sink {
+    Terminal,
+    File(PathBuf, Rotated),
+}
+
+impl Sink {
+    fn open(file: Option<PathBuf>, max_bytes: Bytes, keep: u32) -> Result<Self, Failure> {
+        let Some(path) = file else { return Ok(Self::Terminal) };
+        let opened = Rotated::open(path.clone(), max_bytes.0, keep);
+        let rotated = opened.map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))?;
+        Ok(Self::File(path, rotated))
+    }
+
+    /// Returns whether somebody reads.
+    fn put(&mut self, rows: &str) -> Result<bool, Failure> {
+        match self {
+            Self::Terminal => Ok(put(rows)),
+            Self::File(path, rotated) => {
+                let written = rotated.write(rows);
+                written.map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))?;
+                Ok(true)
+            }
+        }
+    }
 }
 
 /// A time in the past.
@@ -183,14 +193,19 @@ pub(crate) async fn run(
     arguments: RowArguments,
     kind: RowKind,
 ) -> Result<String, Failure> {
-    let output = if arguments.json { Output::Json } else { arguments.output };
+    let output = if arguments.json { Format::Json } else { arguments.output.clone() };
+    if arguments.file.is_some() && output != Format::Json {
+        return Err(Failure::Usage("--file takes rows as JSON: say -o json too".to_owned()));
+    }
+    let sink = Sink::open(arguments.file.clone(), arguments.max_bytes, arguments.keep)?;
     let (last, follow) = (arguments.last as usize, arguments.follow);
     let mut replies = ask(control, arguments, kind).await?;
     let mut rows = Rows {
         flows: Vec::new(),
         findings: Vec::new(),
-        table: FlowTable::new(output == Output::Wide),
+        table: FlowTable::new(output == Format::Wide),
         output,
+        sink,
     };
     let (mut answered, mut failed) = (0, 0);
     loop {
@@ -199,29 +214,29 @@ pub(crate) async fn run(
             Ok(None) => break,
             Err(failure) => {
                 // What came before is worth something.
-                rows.print(last);
+                rows.print(last)?;
                 return Err(failure);
             }
         };
         if let Some(end) = &reply.end {
             let counter = if end.failure.is_empty() { &mut answered } else { &mut failed };
             *counter += 1;
-            if !rows.end(&reply.host, end) {
+            if !rows.end(&reply.host, end)? {
                 return Ok(String::new());
             }
         }
         rows.add(reply);
-        if follow && !rows.print(0) {
+        if follow && !rows.print(0)? {
             return Ok(String::new());
         }
     }
     if failed > 0 && answered == 0 {
         return Err(Failure::Refused("no host has answered".to_owned()));
     }
-    if kind == RowKind::Flow && !output.is_complete() && rows.flows.is_empty() && !follow {
+    if kind == RowKind::Flow && !rows.output.is_for_programs() && rows.flows.is_empty() && !follow {
         return Ok("no flow has been seen\n".to_owned());
     }
-    rows.print(last);
+    rows.print(last)?;
     Ok(String::new())
 }
 
@@ -287,7 +302,8 @@ struct Rows {
     flows: Vec<(String, u64, Flow)>,
     findings: Vec<(String, Finding)>,
     table: FlowTable,
-    output: Output,
+    output: Format,
+    sink: Sink,
 }
 
 impl Rows {
@@ -298,13 +314,14 @@ impl Rows {
     }
 
     /// Says what is missing of a host. Returns whether somebody reads.
-    fn end(&self, host: &str, end: &HostEnd) -> bool {
+    fn end(&mut self, host: &str, end: &HostEnd) -> Result<bool, Failure> {
         let HostEnd { failure, omitted } = end;
         if failure.is_empty() && *omitted == 0 {
-            return true;
+            return Ok(true);
         }
-        if self.output.is_complete() {
-            return put(&self.output.complete(&Complete::Host {
+        // A template of flows or findings selects nothing here.
+        if matches!(self.output, Format::Json | Format::Yaml) {
+            return self.sink.put(&self.output.row(&Complete::Host {
                 schema: SCHEMA,
                 host,
                 kind: "host",
@@ -321,11 +338,11 @@ impl Rows {
             let rows = number_of(*omitted, "row is", "rows are");
             eprintln!("harmonaize: {host}: {rows} missing, beyond the agent's limit");
         }
-        true
+        Ok(true)
     }
 
     /// Prints rows in the order of time, the last so many where that is not 0. Returns whether somebody reads.
-    fn print(&mut self, last: usize) -> bool {
+    fn print(&mut self, last: usize) -> Result<bool, Failure> {
         let (mut flows, mut findings) = (std::mem::take(&mut self.flows), std::mem::take(&mut self.findings));
         findings.sort_by_key(|(_, finding)| finding.time_ns);
         if last > 0 {
@@ -334,19 +351,19 @@ impl Rows {
             findings.drain(..findings.len().saturating_sub(last));
         }
         let mut text = String::new();
-        if self.output.is_complete() {
+        if self.output.is_for_programs() {
             for (host, time_ns, flow) in &flows {
                 let row = Complete::Flow { schema: SCHEMA, host, kind: "flow", time_ns: *time_ns, flow };
-                text += &self.output.complete(&row);
+                text += &self.output.row(&row);
             }
             for (host, finding) in &findings {
-                text += &self.output.complete(&Complete::Finding { schema: SCHEMA, host, finding });
+                text += &self.output.row(&Complete::Finding { schema: SCHEMA, host, finding });
             }
         } else {
             text += &self.table.rows(&flows);
             text.extend(findings.iter().map(|(host, finding)| finding_text(host, finding)));
         }
-        put(&text)
+        self.sink.put(&text)
     }
 }
 

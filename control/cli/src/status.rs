@@ -149,3 +149,147 @@ fn ended(ended: &EndedStatus) -> Vec<String> {
 fn name(tenant: &str, name: &str) -> String {
     format!("{tenant}/{name}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::page;
+    use harmonaize_api::v1::{
+        Agreement, Attachment, Clause, CommunicatorReport, Constraints, FailureKind, Participant, Phase,
+        Priority, Record, Report, TenantStatus,
+    };
+    use harmonaize_testkit::golden::same;
+
+    const SECOND: u64 = 1_000_000_000;
+    const WORLD: u64 = 0x5f3a_9c12_0000_0001;
+
+    fn agents() -> Vec<AgentStatus> {
+        let one = |host: &str, sent| AgentStatus {
+            host: host.to_owned(),
+            connected: true,
+            listen: "10.0.0.1:7100".to_owned(),
+            build: "0.2.0".to_owned(),
+            session_ns: 192 * SECOND,
+            report: Some(Report {
+                attachments: vec![Attachment { tenant: "a".to_owned(), arena_bytes: 64 << 20 }; 2],
+                communicators: vec![CommunicatorReport {
+                    communicator: WORLD,
+                    bytes_sent: sent,
+                    ..CommunicatorReport::default()
+                }],
+                errors: 1,
+                recent_errors: vec![format!("a process at {host} is gone")],
+                ..Report::default()
+            }),
+            ..AgentStatus::default()
+        };
+        let silent = AgentStatus { report: None, ..one("h2", 0) };
+        let away = AgentStatus { host: "h3".to_owned(), ..AgentStatus::default() };
+        vec![one("h0", 3 << 30), one("h1", 5 << 20), silent, away]
+    }
+
+    fn communicators() -> Vec<CommunicatorStatus> {
+        let owned = |text: &str| text.to_owned();
+        let agreement = Agreement {
+            number: 2,
+            constraints: Some(Constraints {
+                min_busbw: 80_000_000,
+                weight: 2,
+                priority: Priority::High.into(),
+                ..Constraints::default()
+            }),
+            broken: vec![Clause::Bandwidth.into()],
+            record: Some(Record { operations: 12, missed: 1, ..Record::default() }),
+            ..Agreement::default()
+        };
+        let participant =
+            |host: &str, ranks: &[u32]| Participant { ranks: ranks.to_vec(), host: owned(host) };
+        let world = CommunicatorStatus {
+            communicator: WORLD,
+            tenant: owned("a"),
+            name: owned("world"),
+            ranks: 5,
+            phase: Phase::Changing.into(),
+            epoch: 3,
+            next_epoch: 4,
+            participants: vec![participant("h0", &[0, 1, 2]), participant("h1", &[3, 5])],
+            order: vec![1, 0],
+            in_flight: vec![OperationReport {
+                operation: 4118,
+                call: owned("allreduce(1024 x f32, sum)"),
+                waiting_for: vec![3, 5],
+                age_ns: 31_000_000,
+            }],
+            operations_completed: 4117,
+            bytes_sent: 3 << 30,
+            errors: 0,
+            agreement: Some(agreement),
+            messages: vec![MessageReport {
+                rank: 0,
+                call: owned("send(9 x f32, to rank 1)"),
+                waiting_for: vec![],
+                age_ns: 3 * SECOND,
+            }],
+            last_change: owned("h1: port 20001 is taken"),
+            ..CommunicatorStatus::default()
+        };
+        let name = owned("a-communicator-of-a-long-name");
+        let (tenant, phase) = (owned("b"), Phase::Forming.into());
+        vec![
+            world,
+            CommunicatorStatus { communicator: 7, tenant, name, ranks: 1, phase, ..Default::default() },
+        ]
+    }
+
+    fn busy() -> StatusReply {
+        let owned = |text: &str| text.to_owned();
+        let tenant = |name: &str, ranks| TenantStatus {
+            name: owned(name),
+            communicators: 1,
+            ranks,
+            attachments: ranks,
+            errors: 0,
+        };
+        let ended = |kind: FailureKind, ranks: &[u32], detail: &str| EndedStatus {
+            communicator: 3,
+            tenant: owned("a"),
+            name: owned("old"),
+            kind: kind.into(),
+            ranks: ranks.to_vec(),
+            detail: owned(detail),
+            age_ns: 7200 * SECOND,
+        };
+        StatusReply {
+            build: owned("0.2.0"),
+            uptime_ns: 18_180 * SECOND,
+            agents: agents(),
+            tenants: vec![tenant("a", 5), tenant("b", 1)],
+            communicators: communicators(),
+            waiting: vec![WaitingStatus {
+                tenant: owned("b"),
+                name: owned("late"),
+                ranks: 8,
+                joined: vec![0, 1, 5],
+                age_ns: 42 * SECOND,
+            }],
+            errors: 2,
+            recent_errors: vec![
+                ended(FailureKind::RanksLost, &[4], "their agent is away"),
+                ended(FailureKind::Operator, &[], "ended by an operator"),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_busy_fabric_fills_every_section() {
+        same("control/cli/tests/golden/status.txt", &text(&busy()));
+        same("control/cli/tests/golden/status.json", &page(&busy()));
+    }
+
+    #[test]
+    fn an_idle_fabric_is_short() {
+        let away = AgentStatus { host: "h0".to_owned(), ..AgentStatus::default() };
+        let idle = StatusReply { build: "0.2.0".to_owned(), agents: vec![away], ..StatusReply::default() };
+        same("control/cli/tests/golden/status-idle.txt", &text(&idle));
+    }
+}

@@ -1,6 +1,7 @@
 //! What a tenant's people ask of the provider through the agent's socket for tenants: constraints and agreements, hints, events, and
 //! how agreements were kept.
 
+mod chrome;
 mod show;
 
 pub(crate) use show::agreement_cells;
@@ -32,6 +33,7 @@ Examples:
   harmonaize tenant events                                 what has happened from now on, for a while
   harmonaize tenant events --follow --json                 an object a line
   harmonaize tenant receipts job                           how the agreement was kept
+  harmonaize tenant trace job-*.jsonl --out job.json       operations that processes wrote down, as a Chrome trace
 
 The socket is that through which this tenant's processes attach: --socket, or HARMONAIZE_SOCKET. A proposal that is refused
 is answered with what could be had; --take takes that. Hints promise nothing; each takes the place of what was said before.
@@ -64,6 +66,15 @@ const RECEIPTS_HELP: &str = "\
 Examples:
   harmonaize tenant receipts job                           how the agreement was kept
   harmonaize tenant receipts job --json";
+
+/// Examples of `tenant trace`.
+const TRACE_HELP: &str = "\
+Examples:
+  harmonaize tenant trace job-*.jsonl --out job.json       of all ranks, for ui.perfetto.dev
+  harmonaize tenant trace job-0.jsonl --torch profile.json --out both.json
+
+The first files are those of HARMONAIZE_OPERATIONS. With --torch operations are put under what `export_chrome_trace` of
+torch.profiler wrote, of the same host: by its time, as processes of their own.";
 
 /// Most rounds of a negotiation with `--take`.
 const ROUNDS: usize = 4;
@@ -132,6 +143,19 @@ enum Action {
         /// As JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Makes a Chrome trace of operations that processes wrote down; without the agent.
+    #[command(after_help = TRACE_HELP)]
+    Trace {
+        /// What they wrote.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// A trace of torch.profiler, into which operations are put.
+        #[arg(long, value_name = "FILE")]
+        torch: Option<PathBuf>,
+        /// Where the trace goes.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
     },
 }
 
@@ -330,27 +354,13 @@ impl ProposedConstraints {
 
 impl Tenant {
     pub(crate) fn run(self) -> Result<String, Failure> {
-        let none = "which agent? say --socket PATH, or set HARMONAIZE_SOCKET";
-        let socket = self.socket.ok_or_else(|| Failure::Usage(none.to_owned()))?;
-        // Nothing is ever sent: the least that an attachment can be.
-        let options = AttachOptions {
-            access: Access::Mapped,
-            arena_bytes: 4096,
-            entries: 1,
-            ..AttachOptions::default()
-        };
-        let client = Client::attach(socket.clone(), options).map_err(|error| match error {
-            Error::Connect { source, .. } => {
-                Failure::NoSocket { socket: socket.display().to_string(), why: source.to_string() }
-            }
-            error => Failure::Refused(error.to_string()),
-        })?;
+        let client = || attached(self.socket);
         match self.action {
             Action::Constraints { communicator, constraints: proposed, take, json } => {
-                constraints(&client, &communicator, proposed.constraints(), take, json)
+                constraints(&client()?, &communicator, proposed.constraints(), take, json)
             }
             Action::Hints { communicator, expected, json } => {
-                client.hint(&communicator, &expected.hints()).map_err(refused)?;
+                client()?.hint(&communicator, &expected.hints()).map_err(refused)?;
                 Ok(match json {
                     true => {
                         let noted = serde_json::json!({"communicator": communicator, "outcome": "noted"});
@@ -359,16 +369,33 @@ impl Tenant {
                     false => format!("{communicator}: noted\n"),
                 })
             }
-            Action::Events { from, wait, follow, json } => events(&client, from, wait.into(), follow, json),
+            Action::Events { from, wait, follow, json } => {
+                events(&client()?, from, wait.into(), follow, json)
+            }
             Action::Receipts { communicator, json } => {
-                let agreement = client.agreement(&communicator).map_err(refused)?;
+                let agreement = client()?.agreement(&communicator).map_err(refused)?;
                 Ok(match json {
                     true => format!("{:#}\n", show::receipt_json(&agreement)),
                     false => show::receipt(&communicator, &agreement),
                 })
             }
+            Action::Trace { files, torch, out } => chrome::write(&files, torch.as_deref(), &out),
         }
     }
+}
+
+fn attached(socket: Option<PathBuf>) -> Result<Client, Failure> {
+    let none = "which agent? say --socket PATH, or set HARMONAIZE_SOCKET";
+    let socket = socket.ok_or_else(|| Failure::Usage(none.to_owned()))?;
+    // Nothing is ever sent: the least that an attachment can be.
+    let options =
+        AttachOptions { access: Access::Mapped, arena_bytes: 4096, entries: 1, ..AttachOptions::default() };
+    Client::attach(socket.clone(), options).map_err(|error| match error {
+        Error::Connect { source, .. } => {
+            Failure::NoSocket { socket: socket.display().to_string(), why: source.to_string() }
+        }
+        error => Failure::Refused(error.to_string()),
+    })
 }
 
 fn refused(error: Error) -> Failure {

@@ -104,7 +104,12 @@ pub(crate) fn line(value: &impl Serialize) -> String {
 
 /// Another's text for a terminal: without control characters, and at most 64 characters of it.
 pub(crate) fn clean(text: &str) -> String {
-    text.chars().take(64).map(|c| if c.is_control() || is_direction(c) { '?' } else { c }).collect()
+    text.chars().take(64).map(visible).collect()
+}
+
+/// A character for a terminal: `?` for one that controls it or reorders what is shown.
+pub(crate) fn visible(c: char) -> char {
+    if c.is_control() || is_direction(c) { '?' } else { c }
 }
 
 /// Characters that reorder what is shown around them.

@@ -1,5 +1,6 @@
 //! `harmonaize top`: what is measured, live in a terminal.
 
+mod complete;
 mod draw;
 #[cfg(test)]
 mod picture;
@@ -13,6 +14,7 @@ use crate::Failure;
 use crate::agent::{Agent, Socket};
 use crate::control::ControlArguments;
 use crate::operate::Operate;
+use crate::output::PageArguments;
 use harmonaize_api::v1::{FabricSnapshot, Snapshot};
 use harmonaize_planner::Nanos;
 use ratatui::DefaultTerminal;
@@ -20,6 +22,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::layout::Rect;
 use screen::{Action, Screen};
+use serde_json::Value;
 use std::io::IsTerminal;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -49,8 +52,8 @@ pub(crate) struct Options {
     pub interval: Nanos,
     /// Most flows.
     pub flows: u32,
-    /// A single picture as text, this wide.
-    pub once: Option<u16>,
+    /// A single picture: how wide as text, and its format.
+    pub once: Option<(u16, PageArguments)>,
     /// Rows without this text are left out.
     pub filter: String,
 }
@@ -77,15 +80,19 @@ impl Stream {
         }
     }
 
-    /// The first picture with rates: an agent's first of all has nothing that it compares with.
+    /// The first picture with rates.
     async fn with_rates(&mut self) -> Result<View, Failure> {
         match self {
-            Self::Agent(agent, stream) => {
-                let first = snapshot(agent, stream).await?;
-                let second = if first.interval_ns == 0 { snapshot(agent, stream).await? } else { first };
-                Ok(View::agent(&second))
-            }
+            Self::Agent(agent, stream) => Ok(View::agent(&snapshot_with_rates(agent, stream).await?)),
             Self::Control(..) => self.next().await,
+        }
+    }
+
+    /// What the first picture with rates is made of.
+    async fn complete(&mut self) -> Result<Value, Failure> {
+        match self {
+            Self::Agent(agent, stream) => Ok(complete::snapshot(&snapshot_with_rates(agent, stream).await?)),
+            Self::Control(control, stream) => Ok(complete::fabric(&fabric(control, stream).await?)),
         }
     }
 
@@ -93,8 +100,7 @@ impl Stream {
         match self {
             Self::Agent(agent, stream) => Ok(View::agent(&snapshot(agent, stream).await?)),
             Self::Control(control, stream) => {
-                let next = stream.message().await.map_err(|status| control.failure(&status))?;
-                let view = View::fabric(&next.ok_or_else(ended)?);
+                let view = View::fabric(&fabric(control, stream).await?);
                 let plans = control.plans_of(0).await?;
                 let decisions = control.decisions(0, MAX_DECISIONS).await?;
                 Ok(view.with_plans(&plans, &decisions))
@@ -108,16 +114,33 @@ async fn snapshot(agent: &Agent, stream: &mut Streaming<Snapshot>) -> Result<Sna
     next.ok_or_else(ended)
 }
 
+/// An agent's first snapshot with rates: the first of all has nothing that it compares with.
+async fn snapshot_with_rates(agent: &Agent, stream: &mut Streaming<Snapshot>) -> Result<Snapshot, Failure> {
+    let first = snapshot(agent, stream).await?;
+    if first.interval_ns == 0 { snapshot(agent, stream).await } else { Ok(first) }
+}
+
+async fn fabric(
+    control: &Operate,
+    stream: &mut Streaming<FabricSnapshot>,
+) -> Result<FabricSnapshot, Failure> {
+    let next = stream.message().await.map_err(|status| control.failure(&status))?;
+    next.ok_or_else(ended)
+}
+
 fn ended() -> Failure {
     Failure::Refused("the other side has ended the stream".to_owned())
 }
 
-/// Runs until the reader quits; with `once`, gives one picture as text.
+/// Runs until the reader quits; with `once`, gives one picture as text, or what it shows for programs.
 pub(crate) async fn run(source: Source, options: Options) -> Result<String, Failure> {
     let mut screen = Screen::filtered(&options.filter);
-    if let Some(width) = options.once {
-        let view = Stream::open(&source, &options).await?.with_rates().await?;
-        return Ok(picture(&view, &screen, width));
+    if let Some((width, print)) = &options.once {
+        let mut stream = Stream::open(&source, &options).await?;
+        if print.is_for_programs() {
+            return Ok(print.page(&stream.complete().await?, Value::to_string));
+        }
+        return Ok(picture(&stream.with_rates().await?, &screen, *width));
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(Failure::Refused("top needs a terminal; `--once` prints one picture as text".to_owned()));

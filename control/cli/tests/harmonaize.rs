@@ -275,6 +275,10 @@ async fn operators_see_and_steer() {
         ),
         "{out}"
     );
+    let (_, out, _) = ask(control, &["topology", "-o", "jsonpath={.hosts[?@.connected==true].name}"]).await;
+    assert_eq!(out, "h0 h1\n");
+    let (_, out, _) = ask(control, &["status", "-o", "yaml"]).await;
+    assert!(out.starts_with("---\n") && out.contains("\n    name: \"world\"\n"), "{out}");
     let (code, out, err) = ask(control, &["plan", "--dry-run", "--drain", "s"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains(" of 1 communicator would change"), "{out}");
@@ -339,12 +343,17 @@ async fn operators_see_and_steer() {
     assert_eq!((code, done(&out)), (0, ("b".into(), "removed".into())));
     let (code, out, _) = ask(control, &["tenants", "--json", "add", "c"]).await;
     assert_eq!((code, done(&out)), (0, ("c".into(), "added".into())));
+    let (_, out, _) = ask(control, &["tenants", "-o", "jsonpath={.tenants[*].name}"]).await;
+    assert_eq!(out, "a c\n");
 
     let (code, out, err) = ask(control, &["explain"]).await;
     assert_eq!((code, err.as_str(), out.is_empty()), (0, "", false));
     let (code, out, _) = ask(control, &["top", "--once", "--width", "140"]).await;
     assert_eq!(code, 0);
     assert!(out.contains("PLANS") && out.contains("SWITCHES") && out.contains("h0 h1"), "{out}");
+    let (code, out, _) = ask(control, &["top", "--once", "-o", "jsonpath={.hosts[*].host}"]).await;
+    assert_eq!((code, out.as_str()), (0, "h0 h1\n"));
+    assert_eq!(ask(control, &["top", "--json"]).await.0, 2);
 }
 
 #[test]
@@ -426,6 +435,7 @@ fn help_and_usage() {
         &["tenant", "hints"],
         &["tenant", "events"],
         &["tenant", "receipts"],
+        &["tenant", "trace"],
         &["dissolve"],
     ] {
         let (_, out, _) = outcome(&harmonaize(&[command, &["--help"]].concat()));

@@ -288,7 +288,7 @@ async fn rows_as_yaml_are_those_of_json() {
 
 #[tokio::test]
 async fn flows_are_listed() {
-    let (_folder, socket) = serve(FakeAgent::default());
+    let (folder, socket) = serve(FakeAgent::default());
     let (code, out, err) = ask(&["flows", "--agent", &socket, "--json"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
     let flows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -322,6 +322,23 @@ async fn flows_are_listed() {
     assert!(out.lines().count() == 2 && out.contains("  min rtt  ") && out.contains("  90us  "), "{out}");
     let (_, out, _) = ask(&["flows", "--agent", &socket, "--cause", "cross_traffic", "--json"]).await;
     assert_eq!(out.lines().count(), 2, "{out}");
+    let template = "jsonpath={.host}{.protocol} {.local_port}{\"\\t\"}{.owner.tenant}";
+    let (code, out, err) = ask(&["flows", "--agent", &socket, "--tenant", "a", "-o", template]).await;
+    assert_eq!((code, err.as_str(), out.as_str()), (0, "", "tcp 1\ta\n"));
+    let rows = folder.path().join("rows").to_string_lossy().into_owned();
+    for _ in 0..2 {
+        let limits = ["--max-bytes", "1B", "--keep", "3"];
+        let command = [&["flows", "--agent", &socket, "--json", "--file", &rows][..], &limits].concat();
+        assert_eq!(ask(&command).await, (0, String::new(), String::new()));
+    }
+    let ports = ["rows", "rows.1", "rows.2", "rows.3"].map(|name| {
+        let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["local_port"].as_u64().unwrap()
+    });
+    assert_eq!((ports, folder.path().join("rows.4").exists()), ([3, 2, 1, 3], false));
+    assert_eq!(ask(&["flows", "--agent", &socket, "--file", &rows]).await.0, 2);
+    let (code, _, err) = ask(&["flows", "--agent", &socket, "-o", "jsonpath={.host"]).await;
+    assert_eq!((code, err.contains("a brace is not closed")), (2, true), "{err}");
 }
 
 #[tokio::test]
@@ -389,6 +406,14 @@ async fn traces_are_recorded_and_converted() {
     let made = std::fs::read(&out).unwrap();
     let text = b"communicator 00000000000000ab";
     assert!(made.windows(text.len()).any(|window| window == text));
+
+    // Several agents in one call.
+    let (_folder, other) = serve(FakeAgent { trace: vec![bytes.clone()], ..FakeAgent::default() });
+    let both = format!("{socket},{other}");
+    let arguments = ["trace", "--agent", &both, "--seconds", "2", "--out", &out_name];
+    let (code, said, err) = ask(&arguments).await;
+    assert!((code, err.as_str()) == (0, "") && said.ends_with(" from 4 records\n"), "{said}{err}");
+    assert_eq!(ask(&[&arguments[..], &["--keep", &kept_name]].concat()).await.0, 2);
 
     // A file that was cut off is used as far as it goes; what is none is refused.
     let mut torn = bytes.clone();

@@ -243,6 +243,13 @@ mod tests {
     #![allow(clippy::unwrap_used)] // tests alone
 
     use super::*;
+    use clap::CommandFactory;
+    use harmonaize_testkit::golden;
+
+    #[test]
+    fn help_of_the_program() {
+        golden::same("dataplane/perf/tests/golden/help.txt", &golden::help(Arguments::command()));
+    }
 
     fn parsed(line: &str) -> Result<Arguments, String> {
         let words =

@@ -18,6 +18,7 @@ pub mod elastic;
 pub mod etcd;
 pub mod fabric;
 pub mod found;
+pub mod golden;
 pub mod job;
 pub mod kubernetes;
 pub mod layout;

@@ -1,8 +1,10 @@
 //! What operators read, from answers that are made up.
 
 use super::{Moment, text};
+use crate::text::page;
 use harmonaize_api::v1;
 use harmonaize_planner::Nanos;
+use harmonaize_testkit::golden::same;
 use std::time::{Duration, SystemTime};
 
 /// 2025-11-21 20:05:42.123 UTC.
@@ -114,6 +116,83 @@ fn aggregators_in_words() {
     let value = serde_json::to_value(&reply).unwrap();
     assert_eq!(value["aggregators"][0]["report"]["tenants"][0]["sums"], 12);
     assert!(value["aggregators"][1]["report"].is_null());
+}
+
+/// A fabric of two racks: `extra` more links that are well.
+fn fabric(extra: usize) -> v1::TopologyReply {
+    let owned = |text: &str| text.to_owned();
+    let host = |name: &str, rack: &str, connected, withdrawn| v1::FabricHost {
+        name: owned(name),
+        rack: owned(rack),
+        connected,
+        withdrawn,
+        communicators: u32::from(connected),
+    };
+    let switch = |name: &str, kind: &str, withdrawn, connections| v1::FabricSwitch {
+        name: owned(name),
+        kind: owned(kind),
+        addresses: vec![owned("10.255.0.1")],
+        withdrawn,
+        connections,
+    };
+    let link = |from: &str, to: &str, state: v1::LinkState| v1::DirectedLinkStatus {
+        from: owned(from),
+        to: owned(to),
+        capacity_bps: 100_000_000_000,
+        state: state.into(),
+        ..v1::DirectedLinkStatus::default()
+    };
+    let congested = v1::DirectedLinkStatus {
+        cross_traffic_bps: 37_500_000_000,
+        since_ns: AT,
+        confidence_ppm: 925_000,
+        connections: 4,
+        ..link("leaf0", "spine0", v1::LinkState::Congested)
+    };
+    let failed = v1::DirectedLinkStatus {
+        capacity_bps: 0,
+        since_ns: ms(1500),
+        confidence_ppm: 1_000_000,
+        ..link("spine0", "leaf1", v1::LinkState::Failed)
+    };
+    let withdrawn = link("leaf0", "spine1", v1::LinkState::Withdrawn);
+    let well = std::iter::repeat_n(link("h0", "leaf0", v1::LinkState::Ok), 1 + extra);
+    let tenant = v1::AggregatedTenant { tenant: owned("a"), sums: 12, ..v1::AggregatedTenant::default() };
+    let report = v1::AggregatorReport { tenants: vec![tenant], ..v1::AggregatorReport::default() };
+    let aggregator = v1::FabricAggregator {
+        name: owned("agg0"),
+        switch: owned("spine0"),
+        rate_bps: 4_000_000_000,
+        connected: true,
+        address: owned("10.0.0.9:7400"),
+        units: 4096,
+        guaranteed_units: 64,
+        unit_bytes: 1392,
+        communicators: 1,
+        report: Some(report),
+    };
+    v1::TopologyReply {
+        hosts: vec![host("h0", "r0", true, false), host("a-host-of-a-long-name", "", false, true)],
+        switches: vec![
+            switch("leaf0", "leaf", false, 8),
+            switch("spine0", "spine", false, 4),
+            switch("spine1", "spine", true, 0),
+        ],
+        links: [congested, failed, withdrawn].into_iter().chain(well).collect(),
+        aggregators: vec![aggregator],
+    }
+}
+
+#[test]
+fn a_topology_fills_every_section() {
+    same("control/cli/tests/golden/topology.txt", &text::topology(&fabric(0)));
+    same("control/cli/tests/golden/topology.json", &page(&fabric(0)));
+}
+
+/// Of a large fabric only links are listed with which something is wrong.
+#[test]
+fn a_large_topology_lists_what_is_wrong() {
+    same("control/cli/tests/golden/topology-large.txt", &text::topology(&fabric(100)));
 }
 
 fn decision() -> v1::DecisionRecord {

@@ -66,12 +66,23 @@ impl Builder {
         }
     }
 
+    /// Moves the times of hosts whose clocks are further apart than messages take. Returns which hosts' by how many nanoseconds.
+    pub(crate) fn align(&mut self) -> Vec<(String, i64)> {
+        let names = named(&self.hosts);
+        let mut moved = Vec::new();
+        for (place, by) in self.communicators.corrections(&shifts(&self.hosts)) {
+            let Some(host) = self.hosts.get_mut(&place).filter(|_| by != 0) else { continue };
+            host.offset_ns = host.offset_ns.saturating_add(by);
+            moved.push((names.get(&place).cloned().unwrap_or_default(), by));
+        }
+        moved
+    }
+
     /// The timeline.
     pub(crate) fn finish(self) -> Vec<Track> {
         let Self { mut hosts, communicators, .. } = self;
+        let shifts = shifts(&hosts);
         hosts.retain(|_, host| !host.is_empty());
-        let shifts: BTreeMap<HostKey, Shift> =
-            hosts.iter().map(|(place, host)| (*place, Shift(host.offset_ns))).collect();
         let tenants = hosts.values().flat_map(Host::tenants).collect();
         let names: BTreeMap<HostKey, String> = named(&hosts);
         let (mut tracks, operations) = communicators.finish(&shifts, &tenants, &names);
@@ -86,6 +97,10 @@ impl Builder {
         }
         tracks
     }
+}
+
+fn shifts(hosts: &BTreeMap<HostKey, Host>) -> BTreeMap<HostKey, Shift> {
+    hosts.iter().map(|(place, host)| (*place, Shift(host.offset_ns))).collect()
 }
 
 /// Hosts have numbers, and addresses that they were seen with.

@@ -3,13 +3,13 @@
 use super::schema::{COUNTER, INSTANT, SLICE_BEGIN, SLICE_END, Trace};
 use super::track::{Slice, lanes};
 use super::{Builder, encode, picture};
-use crate::golden::same;
 use harmonaize_analysis::trace::{Label, Link, Lost, LostKind, Observer, Owner, Record};
 use harmonaize_events::{
     Direction, Event, EventKind, FlowKey, InterfaceTotals, Mark, MarkKind, Protocol, RoceCounters, TcpFlow,
     Totals, Traffic,
 };
 use harmonaize_planner::Nanos;
+use harmonaize_testkit::golden::same;
 use prost::Message;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -204,6 +204,37 @@ fn dump(bytes: &[u8]) -> String {
 fn records_become_tracks() {
     let tracks = built(2).finish();
     same("control/cli/tests/golden/trace.txt", &dump(&encode(&tracks)));
+}
+
+/// A host's records, with a clock that goes wrong by so much.
+fn skewed(by: i64) -> Builder {
+    let mut builder = Builder::default();
+    for one in 0..2 {
+        builder.begin(one, 0);
+        for record in host(one, 4) {
+            match record {
+                Record::Observer(observer) if one == 1 => {
+                    let realtime_offset_ns = observer.realtime_offset_ns + by;
+                    builder.take(&Record::Observer(Observer { realtime_offset_ns, ..observer }));
+                }
+                record => builder.take(&record),
+            }
+        }
+    }
+    builder
+}
+
+#[test]
+fn clocks_that_messages_belie_are_aligned() {
+    for by in [-50 * MILLI as i64, 50 * MILLI as i64] {
+        let mut builder = skewed(by);
+        assert_eq!(builder.align(), [("host 10.64.0.2".to_owned(), -by)]);
+        assert_eq!(builder.finish(), built(4).finish());
+    }
+    // Nothing arrives before it was sent: the clocks may be right, and ends apart.
+    let mut builder = skewed(MILLI as i64);
+    assert!(builder.align().is_empty());
+    assert_ne!(builder.finish(), built(4).finish());
 }
 
 #[test]

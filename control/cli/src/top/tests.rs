@@ -2,13 +2,14 @@
 
 use super::draw::{draw, lines};
 use super::screen::{Action, Screen};
-use super::{View, picture};
-use crate::golden::same;
+use super::{View, complete, picture};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, FlowProtocol, StragglerCause};
+use harmonaize_testkit::golden::same;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use serde_json::Value;
 
 const MILLI: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLI;
@@ -253,6 +254,17 @@ fn press(screen: &mut Screen, view: &View, keys: &[KeyCode]) {
         let asked = screen.key(KeyEvent::new(*key, KeyModifiers::NONE), view);
         assert_eq!(asked, Action::Nothing, "{key:?}");
     }
+}
+
+#[test]
+fn programs_get_what_is_drawn() {
+    let (agent, control) = (complete::snapshot(&snapshot()), complete::fabric(&fabric()));
+    assert_eq!((&agent["flows"][3]["protocol"], &agent["losses"]["evicted"]), (&"roce".into(), &3.into()));
+    assert_eq!(control["hosts"][2]["links"][0]["congestion"]["level"], "severe");
+    assert_eq!(control["communicators"][0]["communicator"], "5f3a9c1200000001");
+    let changes =
+        [&control["changes"][0]["congestion"]["cause"], &control["changes"][1]["straggler"]["rank"]];
+    assert_eq!(changes, [&Value::from("cross_traffic"), &Value::from(2)]);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // tests alone
 
 use super::*;
-use crate::golden::same;
 use clap::Parser;
+use harmonaize_testkit::{golden::same, workspace};
 
 #[derive(Parser)]
 struct Line {
@@ -155,6 +155,14 @@ fn errors_name_file_and_place() {
         let error = refusal(source, name, text);
         assert!(error.starts_with(start), "{error}\ninstead of\n{start}");
     }
+}
+
+#[test]
+fn a_file_is_shown() {
+    let file = workspace::root().join("docs/examples/leaf-spine.toml");
+    let page = topology(&format!("show {}", file.display())).unwrap();
+    let page = page.replace(&file.display().to_string(), "docs/examples/leaf-spine.toml");
+    same("control/cli/tests/golden/topology-show.txt", &page);
 }
 
 /// A name or a description is not what ends a line of the file.

@@ -115,6 +115,47 @@ impl Communicators {
         }
     }
 
+    /// How far hosts' times are to be moved, in nanoseconds, so that operations end there when they do on the first host: a
+    /// collective ends everywhere at about the same time. Nothing where no message arrives before it was sent, for then clocks
+    /// may be closer to each other than ends are.
+    pub(super) fn corrections(&self, shifts: &BTreeMap<HostKey, Shift>) -> BTreeMap<HostKey, i64> {
+        let real = |place: &HostKey, time| shifts.get(place).copied().unwrap_or_default().real(time);
+        let mut delays: BTreeMap<[HostKey; 2], Vec<i64>> = BTreeMap::new();
+        let mut ends: BTreeMap<HostKey, Vec<i64>> = BTreeMap::new();
+        let places = self.0.values().flat_map(|parts| parts.keys().map(|(_, place)| *place));
+        let Some(reference) = places.min() else { return BTreeMap::new() };
+        for parts in self.0.values() {
+            for ((sender, from), part) in parts {
+                for ((receiver, operation), [sent, _]) in &part.moved {
+                    let all = parts.range((*receiver, (0, 0))..=(*receiver, (usize::MAX, u64::MAX)));
+                    for ((_, to), other) in all.filter(|((_, to), _)| to != from) {
+                        let arrived = other.moved.get(&(*sender, *operation)).map(|[_, received]| received);
+                        let Some(arrived) = arrived.filter(|moved| moved.messages.min(sent.messages) > 0)
+                        else {
+                            continue;
+                        };
+                        let delay = difference(real(to, arrived.first), real(from, sent.first));
+                        delays.entry([*from, *to]).or_default().push(delay);
+                    }
+                }
+            }
+            let ends_of = |part: &Part| -> BTreeMap<u64, Nanos> {
+                part.operations(part.last()).into_iter().map(|(operation, _, end)| (operation, end)).collect()
+            };
+            let Some((_, first)) = parts.iter().find(|((_, place), _)| *place == reference) else { continue };
+            let first = ends_of(first);
+            for ((_, place), part) in parts.iter().filter(|((_, place), _)| *place != reference) {
+                let common = ends_of(part).into_iter().filter_map(|(of, end)| Some((*first.get(&of)?, end)));
+                let apart = common.map(|(then, end)| difference(real(&reference, then), real(place, end)));
+                ends.entry(*place).or_default().extend(apart);
+            }
+        }
+        if delays.into_values().all(|delays| median(delays) >= 0) {
+            return BTreeMap::new();
+        }
+        ends.into_iter().map(|(place, apart)| (place, median(apart))).collect()
+    }
+
     /// A track for each communicator, and where bursts find their operations.
     pub(super) fn finish(
         self,
@@ -145,6 +186,17 @@ impl Communicators {
         }
         (tracks, spans)
     }
+}
+
+/// One time less another, in nanoseconds.
+fn difference(one: Nanos, other: Nanos) -> i64 {
+    one.0.cast_signed().wrapping_sub(other.0.cast_signed())
+}
+
+/// The upper of two; 0 of none.
+fn median(mut values: Vec<i64>) -> i64 {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
 }
 
 impl Part {

@@ -1,0 +1,44 @@
+//! What a picture shows, for programs: every field of a snapshot, under its name.
+
+use harmonaize_api::v1::{FabricSnapshot, FindingChange, Snapshot, finding_change::Finding};
+use serde_json::{Value, json};
+
+/// An agent's snapshot.
+pub(super) fn snapshot(one: &Snapshot) -> Value {
+    json!({
+        "host": one.host,
+        "time_ns": one.time_ns,
+        "interval_ns": one.interval_ns,
+        "uptime_ns": one.uptime_ns,
+        "links": one.links,
+        "flows": one.flows,
+        "flow_count": one.flow_count,
+        "communicators": one.communicators,
+        "operations": one.operations,
+        "external_jobs": one.external_jobs,
+        "stragglers": one.stragglers,
+        "losses": one.losses,
+        "cost": one.cost,
+        "missing": one.missing,
+    })
+}
+
+/// Control's snapshot.
+pub(super) fn fabric(one: &FabricSnapshot) -> Value {
+    json!({
+        "time_ns": one.time_ns,
+        "hosts": one.hosts,
+        "communicators": one.communicators,
+        "stragglers": one.stragglers,
+        "changes": one.changes.iter().map(change).collect::<Vec<_>>(),
+    })
+}
+
+fn change(one: &FindingChange) -> Value {
+    let (congestion, straggler) = match &one.finding {
+        Some(Finding::Congestion(found)) => (Some(found), None),
+        Some(Finding::Straggler(found)) => (None, Some(found)),
+        None => (None, None),
+    };
+    json!({"time_ns": one.time_ns, "host": one.host, "congestion": congestion, "straggler": straggler})
+}
