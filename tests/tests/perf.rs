@@ -6,6 +6,7 @@ use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::workspace::{Binaries, Profile};
 use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::star;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -114,6 +115,28 @@ fn variables_ask_for_a_log_metrics_and_lines() {
     let output = perf_with(&deployment, "all_gather --ranks 2 -b 1K -e 1K", &[("HARMONAIZE_DEBUG", "loud")]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("HARMONAIZE_DEBUG=loud"), "{error}");
+}
+
+#[test]
+fn hosts_are_reached_by_the_command_given() {
+    let Some(deployment) = two_hosts() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Stands for ssh, and notes whom it is to reach.
+    let (rsh, reached) = (folder.path().join("rsh"), folder.path().join("reached"));
+    let script = format!("#!/bin/sh\necho \"$1\" >> {}\nexec sh -c \"$2\"\n", reached.display());
+    std::fs::write(&rsh, script).unwrap();
+    std::fs::set_permissions(&rsh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let rsh = rsh.display();
+    let line = format!("all_reduce --ranks 4 --hosts n1,n2 --rsh {rsh} -b 1K -e 1K -n 3");
+    let output = perf(&deployment, &line);
+    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("# Out of bounds values : 0 OK"), "{text}\n{error}");
+    let mut hosts: Vec<_> = std::fs::read_to_string(reached).unwrap().lines().map(str::to_owned).collect();
+    hosts.sort();
+    assert_eq!(hosts, ["n1", "n1", "n2", "n2"]);
+    let nobody = perf(&deployment, "all_reduce --ranks 2 --hosts n1 --rsh false -b 1K -e 1K");
+    let error = String::from_utf8_lossy(&nobody.stderr);
+    assert!(!nobody.status.success() && error.contains("on n1 has ended"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,8 @@ const EXAMPLES: &str = "Examples:
       four ranks on this host, from 8 bytes to 128 MiB
   harmonaize-perf alltoall --agent A.sock --agent B.sock --ranks 8 -b 1M -e 1M -n 100 --percentiles
       eight ranks, the first four at one agent and the others at another
+  harmonaize-perf all_reduce --agent /run/harmonaize/a/agent.sock --ranks 8 --hosts n1,n2 -b 1K -e 64M -f 4
+      eight ranks, the first four on n1 and the others on n2, each at its host's agent
   torchrun --no-python --nproc-per-node 4 harmonaize-perf all_gather --agent /run/harmonaize/a/agent.sock
       ranks by a launcher's variables: RANK and WORLD_SIZE, or those of Open MPI, PMI and Slurm
   harmonaize-perf reduce_scatter --agent A.sock --ranks 2 -d all -o all --csv rows.csv --html report.html";
@@ -26,11 +28,17 @@ pub(crate) struct Arguments {
     /// What: all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, gather, scatter, alltoallv or sendrecv
     pub(crate) collective: Program,
     /// The agent's socket for this tenant; several share the ranks out in equal parts
-    #[arg(long, required = true)]
+    #[arg(long, required = true, env = "HARMONAIZE_SOCKET")]
     pub(crate) agent: Vec<PathBuf>,
     /// Starts so many ranks as processes of this host; without it a launcher's variables say which rank this is
     #[arg(long)]
     pub(crate) ranks: Option<u32>,
+    /// Starts the ranks on these hosts in equal parts, in order, with commas between them; this program has the same path on all
+    #[arg(long, value_delimiter = ',', requires = "ranks", value_name = "HOST,HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// What runs a command on a host: these words, then the host, then the command as one word for its shell
+    #[arg(long, default_value = "ssh -o BatchMode=yes", requires = "hosts", value_name = "COMMAND")]
+    pub(crate) rsh: String,
     /// The communicator's name, the same at all ranks
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -207,6 +215,15 @@ impl Named for ReduceOp {
 impl Arguments {
     /// Refuses what no single option can see.
     pub(crate) fn check(&self) -> Result<()> {
+        ensure!(
+            self.hosts.is_empty() || !self.rsh.trim().is_empty(),
+            "--rsh is empty: what runs commands on hosts?"
+        );
+        ensure!(
+            self.hosts.iter().all(|host| is_host(host)),
+            "--hosts {}: names or addresses, with commas between them",
+            self.hosts.join(",")
+        );
         ensure!(self.min <= self.max, "-b {} is more than -e {}", self.min.0, self.max.0);
         ensure!(self.factor > 1 || self.step.0 > 0 || self.min == self.max, "-i 0 never reaches -e");
         ensure!(self.min.0 > 0 || self.factor == 1, "-b 0 times a factor stays 0");
@@ -236,6 +253,12 @@ impl Arguments {
     pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
+}
+
+/// Whether it is a name or an address, and no option of the command that reaches it.
+fn is_host(text: &str) -> bool {
+    let fine = |letter: char| letter.is_ascii_alphanumeric() || ".:-_@%[]".contains(letter);
+    !text.is_empty() && !text.starts_with('-') && text.chars().all(fine)
 }
 
 #[cfg(test)]
@@ -281,6 +304,11 @@ mod tests {
             ("-r -2", "-1 for each"),
             ("-z 4", "0..=3"),
             ("-f 0", "--stepfactor"),
+            ("--hosts n1", "--ranks"),
+            ("--ranks 2 --rsh ssh", "--hosts"),
+            ("--ranks 2 --hosts n1,,n2", "names or addresses"),
+            ("--ranks 2 --hosts=-oProxyCommand=x", "names or addresses"),
+            ("--ranks 2 --hosts n1 --rsh=", "--rsh is empty"),
         ] {
             let error = parsed(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");

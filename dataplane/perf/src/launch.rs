@@ -3,12 +3,15 @@
 use crate::arguments::Arguments;
 use anyhow::{Context, Result, ensure};
 use harmonaize_client::Place;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
 /// By which ranks hear the communicator's name from the process that started them.
 const NAME: &str = "HARMONAIZE_NAME";
+/// Where the agent's socket is, if no option says so.
+const SOCKET: &str = "HARMONAIZE_SOCKET";
 
 /// How often the ranks are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -32,11 +35,48 @@ fn from_variables(arguments: &Arguments, value: impl Fn(&str) -> Option<String>)
         return Ok(None);
     }
     let place = Place::from_variables(&value).context("--ranks is missing")?;
-    // Equal parts of the ranks, in order.
-    let at = u64::from(place.rank.0) * arguments.agent.len() as u64 / u64::from(place.ranks);
-    let agent = usize::try_from(at).ok().and_then(|at| arguments.agent.get(at)).context("no agent")?.clone();
+    let agent = share(&arguments.agent, place.rank.0, place.ranks).context("no agent")?.clone();
     let name = value(NAME).or_else(|| arguments.name.clone()).unwrap_or_else(|| "perf".into());
     Ok(Some(Seat { rank: place.rank.0, ranks: place.ranks, agent, name }))
+}
+
+/// Which of these a rank has, of which each has an equal part of the ranks, in order.
+fn share<T>(all: &[T], rank: u32, ranks: u32) -> Option<&T> {
+    let at = (u64::from(rank) * all.len() as u64).checked_div(ranks.into())?;
+    all.get(usize::try_from(at).ok()?)
+}
+
+/// What starts a rank: this program with the same arguments, here or on the rank's host.
+fn command(
+    arguments: &Arguments,
+    program: &Path,
+    words: &[OsString],
+    variables: &[(&str, String)],
+    host: Option<&String>,
+) -> Result<Command> {
+    let Some(host) = host else {
+        let mut command = Command::new(program);
+        command.args(words).envs(variables.iter().map(|(name, value)| (name, value)));
+        return Ok(command);
+    };
+    let mut line = "exec env".to_owned();
+    for (name, value) in variables {
+        line += &format!(" {}", quoted(&format!("{name}={value}")));
+    }
+    for word in [program.as_os_str()].into_iter().chain(words.iter().map(OsString::as_os_str)) {
+        let word =
+            word.to_str().with_context(|| format!("{word:?} is no text that a shell could be given"))?;
+        line += &format!(" {}", quoted(word));
+    }
+    let mut rsh = arguments.rsh.split_whitespace();
+    let mut command = Command::new(rsh.next().context("--rsh is empty")?);
+    command.args(rsh).arg(host).arg(line);
+    Ok(command)
+}
+
+/// A word as a shell takes it for one.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Starts the ranks and waits for them. One that fails ends the others, which would wait for it.
@@ -45,24 +85,32 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
     ensure!(ranks > 0, "--ranks 0 runs nothing");
     let program = std::env::current_exe().context("cannot find this program again")?;
     let name = arguments.name.clone().unwrap_or_else(|| format!("perf-{}", std::process::id()));
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let socket = std::env::var(SOCKET).ok();
     let mut children = Children(Vec::new());
     for rank in 0..ranks {
-        let mut command = Command::new(&program);
-        command.args(std::env::args_os().skip(1)).env(NAME, &name);
-        command.env("HARMONAIZE_RANK", rank.to_string()).env("HARMONAIZE_RANKS", ranks.to_string());
-        children.0.push((rank, command.spawn().with_context(|| format!("cannot start rank {rank}"))?));
+        let mut variables = vec![
+            (NAME, name.clone()),
+            ("HARMONAIZE_RANK", rank.to_string()),
+            ("HARMONAIZE_RANKS", ranks.to_string()),
+        ];
+        variables.extend(socket.clone().map(|socket| (SOCKET, socket)));
+        let host = share(&arguments.hosts, rank, ranks);
+        let mut command = command(arguments, &program, &words, &variables, host)?;
+        let who = host.map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"));
+        children.0.push((who.clone(), command.spawn().with_context(|| format!("cannot start {who}"))?));
     }
     while !children.0.is_empty() {
         let mut failed = None;
-        children.0.retain_mut(|(rank, child)| match child.try_wait() {
+        children.0.retain_mut(|(who, child)| match child.try_wait() {
             Ok(None) => true,
             Ok(Some(status)) if status.success() => false,
             Ok(Some(status)) => {
-                failed = Some(format!("rank {rank} has ended: {status}"));
+                failed = Some(format!("{who} has ended: {status}"));
                 false
             }
             Err(error) => {
-                failed = Some(format!("rank {rank}: {error}"));
+                failed = Some(format!("{who}: {error}"));
                 true
             }
         });
@@ -75,8 +123,8 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ranks that end with this.
-struct Children(Vec<(u32, Child)>);
+/// Ranks that end with this, by what they are called.
+struct Children(Vec<(String, Child)>);
 
 impl Drop for Children {
     fn drop(&mut self) {
@@ -118,6 +166,26 @@ mod tests {
         assert_eq!(seat_of("--agent a --ranks 2", &launcher).unwrap(), None);
         let ours = [("HARMONAIZE_RANK", "1"), ("HARMONAIZE_RANKS", "2")];
         assert_eq!(seat_of("--agent a --ranks 2", &ours).unwrap().unwrap().rank, 1);
+    }
+
+    #[test]
+    fn hosts_get_commands_that_their_shells_read_as_meant() {
+        let words = ["harmonaize-perf", "all_reduce", "--agent", "a b", "--ranks", "2", "--hosts", "n1,n2"];
+        let arguments = Arguments::try_parse_from(words).unwrap();
+        let given: Vec<OsString> = ["all_reduce", "--agent", "it's $HOME; a b"].map(OsString::from).into();
+        let variables = [("HARMONAIZE_RANK", "1".to_owned())];
+        let host = share(&arguments.hosts, 1, 2);
+        assert_eq!(host.unwrap(), "n2");
+        let command = command(&arguments, Path::new("/usr/bin/printf"), &given, &variables, host).unwrap();
+        assert_eq!(command.get_program(), "ssh");
+        let told: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
+        assert_eq!(told[..3], ["-o", "BatchMode=yes", "n2"]);
+        let line = told[3].replace("'all_reduce'", r"'%s|'");
+        let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "--agent|it's $HOME; a b|");
+        assert_eq!(share(&["n1", "n2"], 1, 5), Some(&"n1"));
+        assert_eq!(share(&["n1", "n2"], 4, 5), Some(&"n2"));
+        assert_eq!(share(&["n1"; 0], 4, 5), None);
     }
 
     #[test]
