@@ -72,8 +72,9 @@ impl TcpTransport {
                     && let Slot::Dialling(..) = slot
                     && let Slot::Dialling(dial, _) = std::mem::replace(slot, Slot::Absent)
                 {
-                    match dial.records(&link.introduction.secret) {
-                        Ok(records) => self.install(id, number, dial.socket, records, sink),
+                    let records = dial.records(&link.introduction.secret);
+                    match records.and_then(|records| Ok((dial.into_socket()?, records))) {
+                        Ok((socket, records)) => self.install(id, number, socket, records, sink),
                         Err(error) => self.down(id, DownReason::Connect(error.to_string()), sink),
                     }
                 }

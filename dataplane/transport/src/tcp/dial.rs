@@ -6,10 +6,15 @@ use super::handshake::{
 use super::records::{LinkProtection, Records};
 use super::sys;
 use crate::{DownReason, Introduction};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// After so long without a word the kernel asks the peer's whether it has the connection still: who resets one says so in a single packet,
+/// which may be lost.
+const ALIVE: Duration = Duration::from_secs(1);
 
 /// A connection that is being made.
 #[derive(Debug)]
@@ -64,6 +69,8 @@ impl Dial {
         )
         .map_err(|error| failed("no socket for", error))?;
         prepare(&socket).map_err(|error| failed("no socket for", error))?;
+        let alive = TcpKeepalive::new().with_time(ALIVE).with_interval(ALIVE);
+        socket.set_tcp_keepalive(&alive).map_err(|error| failed("no socket for", error))?;
         if let Some(local) = local {
             socket.set_reuse_address(true).map_err(|error| failed("no socket for", error))?;
             socket.bind(&SockAddr::from(local)).map_err(|error| {
@@ -158,6 +165,12 @@ impl Dial {
         };
         let reason = DownReason::Refused(status.describe(version, self.protection));
         if status == Status::UnknownName { DialProgress::Retry(reason) } else { DialProgress::Fatal(reason) }
+    }
+
+    /// The connection, which gives signs of life of its own from now on.
+    pub(super) fn into_socket(self) -> io::Result<Socket> {
+        self.socket.set_keepalive(false)?;
+        Ok(self.socket)
     }
 
     /// The protection of a connection that is authenticated.

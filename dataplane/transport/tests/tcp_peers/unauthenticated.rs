@@ -6,6 +6,7 @@ use harmonaize_transport::tcp::{Acceptor, Config, LinkProtection, Rejected, TcpT
 use harmonaize_transport::{DownReason, Introduction, Landing, LinkId, Ring, Transport};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Two endpoints with a link between them that everything else must leave alone.
@@ -292,6 +293,42 @@ fn a_flood_from_an_address_not_introduced_puts_nobody_out() {
     let [log_a, log_b] = &mut logs;
     let up = |logs: &[&Log]| logs[0].contains(&(at_a, Seen::Up)) && logs[1].contains(&(at_b, Seen::Up));
     assert!(drive(&mut [(&mut a, log_a), (&mut b, log_b)], &up), "{logs:?}");
+}
+
+/// Who has not been introduced is reset, and the network may lose that one packet: nobody sends it again.
+#[test]
+fn who_does_not_hear_that_it_was_reset_dials_again() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (mut end, mut log) = (TcpTransport::bind(config()).unwrap(), Log::new());
+    end.open(introduction(1, listener.local_addr().unwrap(), true)).unwrap();
+    let mut dialled = |end: &mut TcpTransport| {
+        let deadline = Instant::now() + PATIENCE;
+        let mut stream = loop {
+            turn(end, &mut log);
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(_) => assert!(Instant::now() < deadline, "nobody comes: {log:?}"),
+            }
+        };
+        crate::raw::read_exactly(&mut stream, &mut [0; 64], &mut || _ = turn(end, &mut log)).unwrap();
+        stream
+    };
+    let stream = dialled(&mut end);
+    let (on, size) = (1_i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the descriptor is open, and the value is as long as said.
+    let silenced = unsafe {
+        let value = (&raw const on).cast();
+        libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, value, size)
+    };
+    if silenced != 0 {
+        harmonaize_testkit::strict::skip_test(
+            "only who may administer the network ends a connection silently",
+        );
+        return;
+    }
+    drop(stream);
+    dialled(&mut end);
 }
 
 #[test]
