@@ -6,6 +6,7 @@
 
 mod allocation;
 mod artifact;
+mod fairness;
 mod fit;
 mod goodput;
 mod inventory;
@@ -19,6 +20,7 @@ mod synthetic;
 
 pub use allocation::{Allocation, AllocationError, check};
 pub use artifact::{Artifact, ArtifactError};
+pub use fairness::{MakePolicy, finish_time_ratios};
 pub use fit::{Measured, fit};
 pub use goodput::{BatchRange, Choice, LocalBatch, Noise, StepModel, best, candidates};
 pub use inventory::{Inventory, InventoryError, Kind, KindId};

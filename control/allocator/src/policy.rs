@@ -82,6 +82,11 @@ pub trait Policy {
     /// The policy's name.
     fn name(&self) -> &'static str;
 
+    /// Whether it gives nothing to jobs whose speeds, as they were tuned, are unknown on all kinds. Such jobs are refused beforehand.
+    fn needs_tuned_speeds(&self) -> bool {
+        false
+    }
+
     /// What each of the round's jobs has until the next round, in the order of the round's jobs: accelerators that the inventory has,
     /// each given once.
     ///
@@ -94,6 +99,10 @@ pub trait Policy {
 impl<P: Policy + ?Sized> Policy for &mut P {
     fn name(&self) -> &'static str {
         (**self).name()
+    }
+
+    fn needs_tuned_speeds(&self) -> bool {
+        (**self).needs_tuned_speeds()
     }
 
     fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {

@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_allocator::{
-    Allocation, Candidate, Configuration, Fifo, Gavel, Inventory, Job, Kind, KindId, LeastAttained, Model,
-    Outcome, Policy, PolicyError, Program, Round, Settings, Sia, SimulationError, Synthetic, check, simulate,
+    Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
+    LeastAttained, Model, Noise, Outcome, Placement, Policy, PolicyError, Profile, Program, RangeError,
+    Ranges, Round, Settings, Sia, SimulationError, StepTime, Synthetic, check, finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// A policy's decisions are checked as they are made.
 struct Watched<'a, P> {
@@ -17,6 +19,10 @@ struct Watched<'a, P> {
 impl<P: Policy> Policy for Watched<'_, P> {
     fn name(&self) -> &'static str {
         self.policy.name()
+    }
+
+    fn needs_tuned_speeds(&self) -> bool {
+        self.policy.needs_tuned_speeds()
     }
 
     fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
@@ -124,6 +130,13 @@ proptest! {
     }
 
     #[test]
+    fn sia_ends_a_job_of_any_range(least in 1..=10_u32, more in 0..=6_u32, tuned in 0..=6_u32) {
+        let range = least..=least + more;
+        let ended = lone_with(range.clone(), least + tuned.min(more));
+        prop_assert!(ended.is_ok(), "{:?}: {:?}", range, ended);
+    }
+
+    #[test]
     fn the_program_finds_the_least_cost(program in programs()) {
         let chosen = program.solve().unwrap();
         let mut used = vec![0; program.capacity.len()];
@@ -195,6 +208,103 @@ fn lone(accelerators: u32) -> (Inventory, Vec<Model>, Job) {
     (Inventory::new(vec![kind]).unwrap(), world.models, job)
 }
 
+/// What becomes of a job with such a range of workers, alone on six hosts of four accelerators, under Sia.
+fn lone_with(workers: RangeInclusive<u32>, tuned: u32) -> Result<Outcome, SimulationError> {
+    let (_, models, job) = lone(4);
+    let kind = Kind { name: "only".to_owned(), hosts: 6, accelerators: 4, job_hosts: 6 };
+    let inventory = Inventory::new(vec![kind]).unwrap();
+    let ranges = Ranges { workers, ..job.ranges.clone() };
+    let job = Job { workers: tuned, ranges, ..job };
+    let mut policy = Watched { policy: Sia::default(), rule: &mut nothing };
+    simulate(&inventory, &models, &[job], &mut policy, settings(true))
+}
+
+#[test]
+fn three_workers_exactly_are_given_by_sia() {
+    let outcome = lone_with(3..=3, 3).unwrap();
+    // Each round takes 60 seconds of three accelerators.
+    assert!(outcome.jobs[0].given[0] > 0.0 && outcome.jobs[0].given[0] % 180.0 == 0.0, "{outcome:?}");
+    assert_eq!(outcome.jobs[0].restarts, 0);
+}
+
+#[test]
+fn ranges_beyond_sias_largest_size_have_configurations() {
+    let (_, models, job) = lone(4);
+    let kind = Kind { name: "only".to_owned(), hosts: 30, accelerators: 4, job_hosts: 30 };
+    let inventory = Inventory::new(vec![kind]).unwrap();
+    let chosen = |workers: RangeInclusive<u32>, tuned| {
+        let job = Job { workers: tuned, ranges: Ranges { workers, ..job.ranges.clone() }, ..job.clone() };
+        let jobs = [Candidate {
+            number: 0,
+            job: &job,
+            model: &models[0],
+            age: 0.0,
+            restarts: 0,
+            attained: 0.0,
+            is_starting: false,
+            current: None,
+            fitted: &[None],
+            noise: None,
+            most_workers: 0,
+        }];
+        let round = Round { inventory: &inventory, seconds: 60.0, jobs: &jobs };
+        let given = Sia::default().allocate(&round).unwrap();
+        given[0].as_ref().map(Allocation::workers)
+    };
+    assert_eq!(chosen(65..=67, 66), Some(65));
+    // Whole hosts are preferred where the range has some.
+    assert_eq!(chosen(65..=70, 70), Some(68));
+    assert_eq!(chosen(121..=130, 125), None, "there are 120");
+}
+
+#[test]
+fn a_tuned_placement_that_no_profile_covers_is_refused() {
+    let (inventory, models, job) = lone(16);
+    // Of 64 samples each of 12 workers has 6, and no fewer than 8 were measured.
+    let uncovered = Job { workers: 12, batch: 64, ..job.clone() };
+    let later = Job { name: "later".to_owned(), arrival: 90.0, ..job };
+    for policy in [&mut Fifo as &mut dyn Policy, &mut LeastAttained] {
+        let jobs = [uncovered.clone(), later.clone()];
+        let error = simulate(&inventory, &models, &jobs, policy, settings(false)).unwrap_err();
+        assert!(matches!(error, SimulationError::Range(RangeError::Hole { .. })), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("job lone was tuned for 12 workers and a batch of 64"), "{text}");
+        assert!(text.ends_with("the nearest that is known has 8 samples"), "{text}");
+    }
+}
+
+/// A job of 90 steps of a second each, whatever it runs on: one or two workers of one host's two accelerators.
+fn steady() -> (Inventory, Model, Job) {
+    let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators: 2, job_hosts: 1 };
+    let time = StepTime { step: 1.0, exchange: 0.25 };
+    let placement = |workers, batch| Placement { shape: vec![workers], batch, time };
+    let placements = vec![placement(1, 4), placement(1, 8), placement(2, 4), placement(2, 8)];
+    let facts =
+        Facts { name: "steady".to_owned(), epochs: 1, restart: 0.0, restart_guess: 0.0, slowdown: 1.0 };
+    let epoch = Epoch { progress: 90.0, noise: Noise { square: 1.0, variance: 1.0 } };
+    let profile = Profile::new(placements, Vec::new(), None).unwrap();
+    let model = Model::new(facts, BTreeMap::from([(8, vec![epoch])]), vec![Some(profile)]).unwrap();
+    let ranges = Ranges { workers: 1..=2, kinds: Vec::new(), batch: 8..=8 };
+    let job = Job { name: "steady".to_owned(), arrival: 0.0, model: 0, workers: 2, batch: 8, ranges };
+    (Inventory::new(vec![kind]).unwrap(), model, job)
+}
+
+#[test]
+fn finish_time_ratios_are_over_a_share_alone() {
+    let (inventory, model, job) = steady();
+    let (models, jobs) = ([model], [job.clone(), job]);
+    let outcome = simulate(&inventory, &models, &jobs, &mut Fifo, settings(false)).unwrap();
+    // Both arrive at 0, and the first decision is made at 60. The first runs to 150; the second begins at 180 and runs to 270.
+    assert_eq!([0, 1].map(|job: usize| outcome.jobs[job].completion_time()), [150.0, 270.0]);
+    // The first shares both of its decisions with the other; the second shares two of four.
+    assert_eq!([0, 1].map(|job: usize| outcome.jobs[job].contention), [2.0, 1.5]);
+    // Alone a job takes 150 s with two workers. With a share of 1 that is 300 s, and with one of 4/3 it is 225.
+    let alone = || Box::new(Fifo) as Box<dyn Policy>;
+    let ratios = finish_time_ratios(&inventory, &models, (&jobs, &outcome), &alone, settings(false)).unwrap();
+    let ratios: Vec<f64> = ratios.into_iter().map(Option::unwrap).collect();
+    assert!((ratios[0] - 0.5).abs() < 1e-12 && (ratios[1] - 1.2).abs() < 1e-12, "{ratios:?}");
+}
+
 #[test]
 fn a_lone_job_takes_its_start_and_its_epochs() {
     let (inventory, models, job) = lone(4);
@@ -222,9 +332,9 @@ fn who_had_least_preempts_and_a_restart_is_counted() {
     assert!(las.jobs[1].ended < fifo.jobs[1].ended && las.jobs[0].restarts > 0);
 }
 
-fn ranges(model: &Model) -> harmonaize_allocator::Ranges {
+fn ranges(model: &Model) -> Ranges {
     let (least, most) = model.batches();
-    harmonaize_allocator::Ranges { workers: 1..=64, kinds: Vec::new(), batch: least..=most }
+    Ranges { workers: 1..=64, kinds: Vec::new(), batch: least..=most }
 }
 
 #[test]
@@ -235,7 +345,7 @@ fn a_range_that_nothing_meets_names_the_nearest() {
         assert!(matches!(error, SimulationError::Range(_)), "{error}");
         error.to_string()
     };
-    let ranged = |workers, kinds: Vec<KindId>, batch| harmonaize_allocator::Ranges { workers, kinds, batch };
+    let ranged = |workers, kinds: Vec<KindId>, batch| Ranges { workers, kinds, batch };
     let batches = models[0].batches();
     let all = batches.0..=batches.1;
     let workers = refused(Job { workers: 8, ..job.clone() });
@@ -326,7 +436,7 @@ fn a_goodput_that_is_no_number_is_an_error() {
         is_starting: false,
         current: None,
         fitted: &fitted,
-        noise: Some(harmonaize_allocator::Noise { square: 1.0, variance: 1.0 }),
+        noise: Some(Noise { square: 1.0, variance: 1.0 }),
         most_workers: 1,
     };
     let jobs = [candidate];

@@ -5,6 +5,7 @@ use super::{Candidate, Policy, PolicyError, Round};
 use crate::allocation::{Allocation, Free};
 use crate::goodput::best;
 use crate::inventory::{Kind, KindId};
+use crate::job::Job;
 use crate::program::{Configuration, Program};
 
 /// Sia's constants; the defaults are the artifact's.
@@ -25,7 +26,7 @@ impl Default for SiaSettings {
 /// The most workers of a job: Sia's profiles have no more.
 const MOST_WORKERS: u32 = 64;
 
-/// Sia's policy. Jobs start with one worker, and may double.
+/// Sia's policy. Jobs start with one worker, or the fewest of their range, and may double.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sia {
     settings: SiaSettings,
@@ -70,9 +71,8 @@ impl Sia {
         let most = most.max(*job.ranges.workers.start());
         let mut found: Vec<(KindId, u32, f64)> = Vec::new();
         for (id, kind) in round.inventory.kinds().filter(|(id, _)| job.may_use(*id)) {
-            let sizes =
-                sizes(kind).filter(|workers| job.ranges.workers.contains(workers) && *workers <= most);
-            for workers in sizes {
+            let sizes = sizes_of(job, kind, most);
+            for workers in sizes.iter().copied() {
                 if let Some(goodput) = goodput(round, candidate, (id, kind), workers).filter(|it| *it > 0.0) {
                     found.push((id, workers, goodput));
                 }
@@ -80,9 +80,9 @@ impl Sia {
             // Nothing is known yet: all kinds are alike, with as few as possible.
             if candidate.noise.is_none()
                 && candidate.model.profile(id).is_some()
-                && let Some(workers) = self::sizes(kind).find(|it| job.ranges.workers.contains(it))
+                && let Some(workers) = sizes.first()
             {
-                found.push((id, workers, 1.0));
+                found.push((id, *workers, 1.0));
             }
         }
         let slowest = found.iter().map(|(.., goodput)| *goodput).fold(f64::INFINITY, f64::min);
@@ -118,8 +118,26 @@ fn sizes(kind: &Kind) -> impl Iterator<Item = u32> {
     within.chain((1..=hosts).map(move |hosts| hosts * host))
 }
 
+/// How many workers a job may have on a kind, the fewest first: Sia's sizes in its range up to `most`. Where its range has only larger ones,
+/// the smallest of them. Where it has none, its fewest and what it was tuned for, so that no range waits for ever.
+fn sizes_of(job: &Job, kind: &Kind, most: u32) -> Vec<u32> {
+    let range = &job.ranges.workers;
+    let mut in_range: Vec<u32> = sizes(kind).filter(|workers| range.contains(workers)).collect();
+    let few = in_range.iter().filter(|workers| **workers <= most).count();
+    if !in_range.is_empty() {
+        in_range.truncate(few.max(1));
+        return in_range;
+    }
+    let mut own = vec![*range.start(), job.workers];
+    own.dedup();
+    own.retain(|workers| *workers <= most && *workers <= kind.job_capacity());
+    own
+}
+
 /// The best goodput of a job on so many workers that fill hosts: by what was measured on that kind, or else on another one, times how
 /// much faster one worker is here. `None` where nothing is known.
+///
+/// Batches are those up to the one that the job was tuned for, as in the artifact; what runs may use its whole range.
 fn goodput(
     round: &Round<'_>,
     candidate: &Candidate<'_>,
@@ -131,7 +149,8 @@ fn goodput(
     let here = model.profile(id)?;
     let known = |(id, kind)| Some((kind, model.profile(id)?, candidate.fitted.get(id.0).copied().flatten()?));
     let (kind, profile, fitted) = known((id, kind)).or_else(|| round.inventory.kinds().find_map(known))?;
-    let range = model.range(profile, candidate.job.batch, profile.local_batch().1);
+    let batches = (*candidate.job.ranges.batch.start(), candidate.job.batch);
+    let range = model.range(profile, batches, profile.local_batch().1);
     let found = best(&fitted, noise, kind.hosts_of(workers), workers, range)?;
     let faster = here.single_rate() / profile.single_rate();
     Some(found.goodput * faster)
