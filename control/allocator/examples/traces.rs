@@ -68,9 +68,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let inventory = world.inventory.scaled(scale)?;
     for (name, jobs) in &world.workloads {
-        let (make, round) = named(policy).ok_or(USAGE)?;
+        let (make, round, adapts_batch) = named(policy).ok_or(USAGE)?;
         let policy = make();
-        let settings = Settings { round, adapts_batch: policy.name() == "Sia", rounds };
+        let settings = Settings { round, adapts_batch, rounds };
         let mut timed = Timed { policy, times: Vec::new() };
         let outcome = match simulate(&inventory, &world.models, jobs, &mut timed, settings) {
             Ok(outcome) => outcome,
@@ -94,16 +94,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Makes a policy.
 type Make = fn() -> Box<dyn Policy>;
 
-/// How a policy is made, and the round in seconds that its authors use.
-fn named(policy: &str) -> Option<(Make, u32)> {
-    let make: Make = match policy {
-        "fifo" => || Box::new(Fifo),
-        "las" => || Box::new(LeastAttained),
-        "gavel" => || Box::new(Gavel::default()),
-        "sia" => || Box::new(Sia::default()),
-        _ => return None,
-    };
-    Some((make, if policy == "sia" { 60 } else { 360 }))
+/// How a policy is made, the round in seconds that its authors use, and whether jobs choose their batches.
+fn named(policy: &str) -> Option<(Make, u32, bool)> {
+    let tuned = |make: Make| Some((make, 360, false));
+    let adapting = |make: Make| Some((make, 60, true));
+    match policy {
+        "fifo" => tuned(|| Box::new(Fifo)),
+        "las" => tuned(|| Box::new(LeastAttained)),
+        "gavel" => tuned(|| Box::new(Gavel::default())),
+        "sia" => adapting(|| Box::new(Sia::default())),
+        _ => None,
+    }
 }
 
 /// Fields of the line on finish-time fairness; none where it was not asked for.

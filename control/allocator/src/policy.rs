@@ -1,5 +1,6 @@
 //! Who gets what in the next round: one trait, and a policy a file.
 
+mod elastic;
 mod fifo;
 mod gavel;
 mod least_attained;

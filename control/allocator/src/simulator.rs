@@ -333,7 +333,9 @@ impl<'a> Training<'a> {
     fn local_batch(&self, kind: KindId, shape: &[u32]) -> Result<LocalBatch, SimulationError> {
         let (workers, hosts) = (shape.iter().sum::<u32>(), shape.len() as u32);
         let profile = self.model.profile(kind).ok_or_else(|| unknown(self.job))?;
-        let most = profile.most_samples(shape).ok_or_else(|| unknown(self.job))?;
+        let least = profile.local_batch().0;
+        let hole = || self.profile_error(kind, profile.hole(shape, least));
+        let most = profile.most_samples(shape).ok_or_else(hole)?;
         let initial = self.model.batches().0;
         let (smallest, largest) = (*self.job.ranges.batch.start(), *self.job.ranges.batch.end());
         let known = self.fitted.get(kind.0).copied().flatten().zip(self.noise);
@@ -362,6 +364,11 @@ impl<'a> Training<'a> {
             return Ok(within.unwrap_or(local));
         }
         Ok(local)
+    }
+
+    fn profile_error(&self, kind: KindId, error: ProfileError) -> SimulationError {
+        let kind = self.inventory.kind(kind).map(|kind| kind.name.clone()).unwrap_or_default();
+        SimulationError::Profile { job: self.job.name.clone(), kind, error }
     }
 
     /// Runs for so many seconds.
@@ -410,10 +417,8 @@ impl<'a> Training<'a> {
         let noise = self.model.noise(batch as u32, self.epochs).ok_or_else(|| unknown(self.job))?;
         let gain = noise.gain(batch / f64::from(initial));
         let profile = self.model.profile(kind).ok_or_else(|| unknown(self.job))?;
-        let time = profile.step_time(&running.shape, local.samples).map_err(|error| {
-            let kind = self.inventory.kind(kind).map(|kind| kind.name.clone()).unwrap_or_default();
-            SimulationError::Profile { job: self.job.name.clone(), kind, error }
-        })?;
+        let time = profile.step_time(&running.shape, local.samples);
+        let time = time.map_err(|error| self.profile_error(kind, error))?;
         self.noise = Some(noise);
         let compute = time.step - time.exchange;
         if self.adapts_batch

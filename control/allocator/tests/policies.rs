@@ -4,11 +4,16 @@
 use harmonaize_allocator::{
     Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
     LeastAttained, Model, Noise, Outcome, Placement, Policy, PolicyError, Profile, Program, RangeError,
-    Ranges, Round, Settings, Sia, SimulationError, StepTime, Synthetic, check, finish_time_ratios, simulate,
+    Ranges, Round, Scaling, Settings, Sia, SiaSettings, SimulationError, StepTime, Synthetic, check,
+    finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// More than any program here needs.
+const LIMIT: Duration = Duration::from_secs(3600);
 
 /// A policy's decisions are checked as they are made.
 struct Watched<'a, P> {
@@ -121,7 +126,7 @@ proptest! {
         let sia = Sia::default();
         run(&small(seed), sia, true, &mut |round, _| {
             let program = sia.program(round).unwrap();
-            let chosen = program.solve().unwrap();
+            let chosen = program.solve(LIMIT).unwrap();
             let (best, gap) = (program.cost(&chosen), 1e-4 * program.cost(&chosen).abs() + 1e-9);
             for greedy in [greedy(&program, |it| it.cost), greedy(&program, |it| f64::from(it.workers))] {
                 assert!(best <= program.cost(&greedy) + gap, "{best} {}", program.cost(&greedy));
@@ -137,18 +142,51 @@ proptest! {
     }
 
     #[test]
+    fn a_program_without_time_has_a_feasible_solution(program in programs()) {
+        let chosen = program.solve(Duration::ZERO).unwrap();
+        prop_assert!(fits(&program, &chosen));
+        // A job gets something wherever one more fits alone.
+        let gets = chosen.iter().any(Option::is_some);
+        let could = program.jobs.iter().flatten().any(|it| it.cost < 1.1 && it.workers <= program.capacity[it.kind.0]);
+        prop_assert_eq!(gets, could);
+        prop_assert!(program.cost(&chosen) <= program.idle_cost * program.jobs.len() as f64 + 1e-9);
+    }
+
+    #[test]
     fn the_program_finds_the_least_cost(program in programs()) {
-        let chosen = program.solve().unwrap();
-        let mut used = vec![0; program.capacity.len()];
-        for (job, choice) in program.jobs.iter().zip(&chosen) {
-            let Some(choice) = choice else { continue };
-            prop_assert!(job.contains(choice));
-            used[choice.kind.0] += choice.workers;
-        }
-        prop_assert!(used.iter().zip(&program.capacity).all(|(used, capacity)| used <= capacity));
+        let chosen = program.solve(LIMIT).unwrap();
+        prop_assert!(fits(&program, &chosen));
         let least = exhaustive(&program, &program.capacity, 0);
         prop_assert!(program.cost(&chosen) <= least + 1e-4 * least.abs() + 1e-9, "{} {least}", program.cost(&chosen));
     }
+}
+
+#[test]
+fn what_a_job_must_get_it_gets_or_nothing_is_decided() {
+    let must = Configuration { kind: KindId(0), workers: 4, cost: f64::MIN };
+    let other = Configuration { workers: 2, cost: 0.5, ..must };
+    for limit in [Duration::ZERO, LIMIT, Duration::MAX] {
+        let solve = |accelerators| {
+            let jobs = vec![vec![must], vec![other]];
+            Program { capacity: vec![accelerators], idle_cost: 1.1, jobs }.solve(limit)
+        };
+        assert_eq!(solve(6).unwrap(), [Some(must), Some(other)]);
+        assert_eq!(solve(5).unwrap(), [Some(must), None]);
+        assert!(solve(3).unwrap_err().to_string().ends_with("do not fit"));
+    }
+}
+
+/// Whether each job gets what it may, and all together what there is.
+fn fits(program: &Program, chosen: &[Option<Configuration>]) -> bool {
+    let mut used = vec![0; program.capacity.len()];
+    for choice in chosen.iter().flatten() {
+        used[choice.kind.0] += choice.workers;
+    }
+    let may = |(job, choice): (&Vec<Configuration>, &Option<Configuration>)| {
+        choice.is_none_or(|choice| job.contains(&choice))
+    };
+    program.jobs.iter().zip(chosen).all(may)
+        && used.iter().zip(&program.capacity).all(|(used, all)| used <= all)
 }
 
 fn prop_assert_or_panic(holds: bool) {
@@ -229,15 +267,18 @@ fn three_workers_exactly_are_given_by_sia() {
 
 #[test]
 fn ranges_beyond_sias_largest_size_have_configurations() {
-    let (_, models, job) = lone(4);
+    let (_, _, job) = steady();
     let kind = Kind { name: "only".to_owned(), hosts: 30, accelerators: 4, job_hosts: 30 };
     let inventory = Inventory::new(vec![kind]).unwrap();
+    let alone = Placement { shape: vec![1], batch: 8, time: STEADY };
+    let all = Scaling { hosts: 30, workers: 120, batch: 8, time: STEADY };
+    let model = steady_model(Profile::new(vec![alone], vec![all], None).unwrap());
     let chosen = |workers: RangeInclusive<u32>, tuned| {
         let job = Job { workers: tuned, ranges: Ranges { workers, ..job.ranges.clone() }, ..job.clone() };
         let jobs = [Candidate {
             number: 0,
             job: &job,
-            model: &models[0],
+            model: &model,
             age: 0.0,
             restarts: 0,
             attained: 0.0,
@@ -273,20 +314,50 @@ fn a_tuned_placement_that_no_profile_covers_is_refused() {
     }
 }
 
-/// A job of 90 steps of a second each, whatever it runs on: one or two workers of one host's two accelerators.
-fn steady() -> (Inventory, Model, Job) {
-    let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators: 2, job_hosts: 1 };
-    let time = StepTime { step: 1.0, exchange: 0.25 };
-    let placement = |workers, batch| Placement { shape: vec![workers], batch, time };
-    let placements = vec![placement(1, 4), placement(1, 8), placement(2, 4), placement(2, 8)];
+/// Steps of a second, whatever a job runs on.
+const STEADY: StepTime = StepTime { step: 1.0, exchange: 0.25 };
+
+/// A model of 90 steps with such a profile.
+fn steady_model(profile: Profile) -> Model {
     let facts =
         Facts { name: "steady".to_owned(), epochs: 1, restart: 0.0, restart_guess: 0.0, slowdown: 1.0 };
     let epoch = Epoch { progress: 90.0, noise: Noise { square: 1.0, variance: 1.0 } };
-    let profile = Profile::new(placements, Vec::new(), None).unwrap();
-    let model = Model::new(facts, BTreeMap::from([(8, vec![epoch])]), vec![Some(profile)]).unwrap();
+    Model::new(facts, BTreeMap::from([(8, vec![epoch])]), vec![Some(profile)]).unwrap()
+}
+
+/// A job of 90 steps of a second each, on one or two workers of one host's two accelerators.
+fn steady() -> (Inventory, Model, Job) {
+    let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators: 2, job_hosts: 1 };
+    let placement = |workers, batch| Placement { shape: vec![workers], batch, time: STEADY };
+    let placements = vec![placement(1, 4), placement(1, 8), placement(2, 4), placement(2, 8)];
+    let model = steady_model(Profile::new(placements, Vec::new(), None).unwrap());
     let ranges = Ranges { workers: 1..=2, kinds: Vec::new(), batch: 8..=8 };
     let job = Job { name: "steady".to_owned(), arrival: 0.0, model: 0, workers: 2, batch: 8, ranges };
     (Inventory::new(vec![kind]).unwrap(), model, job)
+}
+
+#[test]
+fn sizes_in_a_hole_of_the_profile_are_not_given() {
+    let (_, model, job) = steady();
+    let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators: 4, job_hosts: 1 };
+    let inventory = Inventory::new(vec![kind]).unwrap();
+    let ranges = Ranges { workers: 1..=4, ..job.ranges.clone() };
+    let jobs = [Job { ranges, ..job }];
+    for policy in [&mut Sia::default()] {
+        let mut most = 0;
+        let mut watched = Watched {
+            policy,
+            rule: &mut |_, given: &[Option<Allocation>]| {
+                most = given.iter().flatten().map(Allocation::workers).fold(most, u32::max);
+            },
+        };
+        simulate(&inventory, std::slice::from_ref(&model), &jobs, &mut watched, settings(true)).unwrap();
+        assert_eq!(most, 2, "four were never measured");
+    }
+    // A policy that gives them ends with what is missing.
+    let given = vec![Some(Allocation { kind: KindId(0), accelerators: vec![0, 1, 2, 3] })];
+    let error = simulate(&inventory, &[model], &jobs, &mut Wrong(given), settings(true)).unwrap_err();
+    assert!(error.to_string().contains("the profile has a hole: workers [4]"), "{error}");
 }
 
 #[test]
@@ -409,7 +480,31 @@ fn adapting_jobs_end_sooner_than_tuned_ones() {
     by_name.insert("fifo", run(&world, Fifo, false, &mut nothing).mean_completion_hours());
     by_name.insert("gavel", run(&world, Gavel::default(), false, &mut nothing).mean_completion_hours());
     by_name.insert("sia", run(&world, Sia::default(), true, &mut nothing).mean_completion_hours());
-    assert!(by_name["sia"] < by_name["gavel"] && by_name["sia"] < by_name["fifo"], "{by_name:?}");
+    for adapting in ["sia"] {
+        let hours = by_name[adapting];
+        assert!(hours < by_name["gavel"] && hours < by_name["fifo"], "{adapting}: {by_name:?}");
+    }
+}
+
+#[test]
+fn settings_that_are_no_numbers_are_refused() {
+    let (inventory, models, job) = lone(4);
+    let refused = |policy: &mut dyn Policy| {
+        let jobs = std::slice::from_ref(&job);
+        match simulate(&inventory, &models, jobs, policy, settings(true)).unwrap_err() {
+            SimulationError::Policy(error) => error.to_string(),
+            error => panic!("{error}"),
+        }
+    };
+    let idle_cost = SiaSettings { idle_cost: f64::INFINITY, ..SiaSettings::default() };
+    assert!(refused(&mut Sia::new(idle_cost)).ends_with("a job that gets nothing costs inf"));
+}
+
+#[test]
+fn gavel_without_time_gives_all_kinds_alike() {
+    let world = small(6);
+    let outcome = run(&world, Gavel::new(Duration::ZERO), false, &mut nothing);
+    assert_eq!(outcome.jobs.len(), world.jobs.len());
 }
 
 #[test]
