@@ -3,7 +3,7 @@
 
 use harmonaize_allocator::{
     Allocation, Artifact, Fifo, Gavel, Inventory, Job, LeastAttained, Model, Outcome, Policy, PolicyError,
-    Round, Settings, Sia, SimulationError, Synthetic, finish_time_ratios, simulate,
+    Pollux, Round, Settings, Sia, SimulationError, Synthetic, finish_time_ratios, simulate,
 };
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 const USAGE: &str = "traces POLICY WORKLOADS [SCALE ROUNDS | fair]
-  POLICY     fifo, las, gavel or sia
+  POLICY     fifo, las, gavel, sia or pollux
   WORKLOADS  a folder of the artifact's workloads, such as saturn or scale/scale_32x/workload-1, or seed:NUMBER for one of our own
   SCALE      so many times the hosts, for ROUNDS rounds alone; of our own, so many times the jobs too, which arrive so many times as often
   fair       also finish-time fairness, for which each job is run alone
@@ -103,6 +103,7 @@ fn named(policy: &str) -> Option<(Make, u32, bool)> {
         "las" => tuned(|| Box::new(LeastAttained)),
         "gavel" => tuned(|| Box::new(Gavel::default())),
         "sia" => adapting(|| Box::new(Sia::default())),
+        "pollux" => adapting(|| Box::new(Pollux::default())),
         _ => None,
     }
 }

@@ -26,7 +26,10 @@ pub use goodput::{BatchRange, Choice, LocalBatch, Noise, StepModel, best, candid
 pub use inventory::{Inventory, InventoryError, Kind, KindId};
 pub use job::{Job, RangeError, Ranges};
 pub use model::{Epoch, Facts, Model, ModelError};
-pub use policy::{Candidate, Fifo, Gavel, LeastAttained, Policy, PolicyError, Round, Sia, SiaSettings};
+pub use policy::{
+    Candidate, Fifo, Gavel, LeastAttained, Policy, PolicyError, Pollux, PolluxSettings, Round, Sia,
+    SiaSettings,
+};
 pub use profile::{Placement, Profile, ProfileError, Scaling, StepTime};
 pub use program::{Configuration, Program};
 pub use simulator::{JobOutcome, Outcome, Settings, SimulationError, simulate};

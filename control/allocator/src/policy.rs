@@ -4,12 +4,14 @@ mod elastic;
 mod fifo;
 mod gavel;
 mod least_attained;
+mod pollux;
 mod sia;
 mod tuned;
 
 pub use fifo::Fifo;
 pub use gavel::Gavel;
 pub use least_attained::LeastAttained;
+pub use pollux::{Pollux, PolluxSettings};
 pub use sia::{Sia, SiaSettings};
 
 use crate::allocation::Allocation;

@@ -3,9 +3,9 @@
 
 use harmonaize_allocator::{
     Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
-    LeastAttained, Model, Noise, Outcome, Placement, Policy, PolicyError, Profile, Program, RangeError,
-    Ranges, Round, Scaling, Settings, Sia, SiaSettings, SimulationError, StepTime, Synthetic, check,
-    finish_time_ratios, simulate,
+    LeastAttained, Model, Noise, Outcome, Placement, Policy, PolicyError, Pollux, PolluxSettings, Profile,
+    Program, RangeError, Ranges, Round, Scaling, Settings, Sia, SiaSettings, SimulationError, StepTime,
+    Synthetic, check, finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -63,6 +63,11 @@ fn small(seed: u64) -> Synthetic {
     Synthetic::new(seed, 12, 120.0).unwrap()
 }
 
+/// Pollux with a small search.
+fn pollux(seed: u64) -> Pollux {
+    Pollux::new(PolluxSettings { population: 12, generations: 12, seed, ..PolluxSettings::default() })
+}
+
 /// Nothing is asked beyond capacity and ranges.
 fn nothing(_: &Round<'_>, _: &[Option<Allocation>]) {}
 
@@ -83,6 +88,7 @@ proptest! {
             run(&world, LeastAttained, false, &mut nothing),
             run(&world, Gavel::default(), false, &mut nothing),
             run(&world, Sia::default(), true, &mut nothing),
+            run(&world, pollux(seed), true, &mut nothing),
         ];
         for outcome in outcomes {
             prop_assert_eq!(outcome.jobs.len(), world.jobs.len());
@@ -343,7 +349,8 @@ fn sizes_in_a_hole_of_the_profile_are_not_given() {
     let inventory = Inventory::new(vec![kind]).unwrap();
     let ranges = Ranges { workers: 1..=4, ..job.ranges.clone() };
     let jobs = [Job { ranges, ..job }];
-    for policy in [&mut Sia::default()] {
+    let policies: [&mut dyn Policy; 2] = [&mut Sia::default(), &mut pollux(1)];
+    for policy in policies {
         let mut most = 0;
         let mut watched = Watched {
             policy,
@@ -480,10 +487,19 @@ fn adapting_jobs_end_sooner_than_tuned_ones() {
     by_name.insert("fifo", run(&world, Fifo, false, &mut nothing).mean_completion_hours());
     by_name.insert("gavel", run(&world, Gavel::default(), false, &mut nothing).mean_completion_hours());
     by_name.insert("sia", run(&world, Sia::default(), true, &mut nothing).mean_completion_hours());
-    for adapting in ["sia"] {
+    by_name.insert("pollux", run(&world, pollux(1), true, &mut nothing).mean_completion_hours());
+    for adapting in ["sia", "pollux"] {
         let hours = by_name[adapting];
         assert!(hours < by_name["gavel"] && hours < by_name["fifo"], "{adapting}: {by_name:?}");
     }
+}
+
+#[test]
+fn pollux_decides_the_same_from_one_seed() {
+    let world = small(5);
+    let outcome = |seed| run(&world, pollux(seed), true, &mut nothing);
+    assert_eq!(outcome(1), outcome(1));
+    assert_ne!(outcome(1), outcome(2));
 }
 
 #[test]
@@ -498,6 +514,10 @@ fn settings_that_are_no_numbers_are_refused() {
     };
     let idle_cost = SiaSettings { idle_cost: f64::INFINITY, ..SiaSettings::default() };
     assert!(refused(&mut Sia::new(idle_cost)).ends_with("a job that gets nothing costs inf"));
+    let idle_worth = PolluxSettings { idle_worth: 0.0, ..PolluxSettings::default() };
+    assert!(refused(&mut Pollux::new(idle_worth)).ends_with("an idle job is worth 0"));
+    let fairness = PolluxSettings { fairness: f64::NAN, ..PolluxSettings::default() };
+    assert!(refused(&mut Pollux::new(fairness)).starts_with("policy Pollux"));
 }
 
 #[test]
