@@ -7,6 +7,8 @@ use anyhow::{Context, Result};
 use harmonaize_testkit::job::printed;
 use harmonaize_testkit::workspace;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -21,6 +23,8 @@ pub(crate) const PARTS: &[Part<Traces>] = &[
     ("sia", sia),
     ("queues", queues),
     ("fairness", fairness),
+    ("adapting", adapting),
+    ("market", market),
     ("time", time),
     ("own", own),
 ];
@@ -73,41 +77,75 @@ struct Ran {
     fairness_unknown: usize,
 }
 
-/// The built program that runs policies.
+/// What `cargo run -p harmonaize-allocator --example market -- rounds` prints.
+#[derive(Debug, Deserialize)]
+struct MarketRounds {
+    bids: u64,
+    round_p50_ms: f64,
+    round_p95_ms: f64,
+}
+
+/// A line of what `cargo run -p harmonaize-allocator --example market -- gains` prints.
+#[derive(Debug, Deserialize)]
+struct MarketGains {
+    bids: u64,
+    gain_mean_percent: f64,
+    gain_max_percent: f64,
+}
+
+/// The built programs that run policies, and the market.
 #[derive(Debug)]
 pub(crate) struct Traces {
     program: PathBuf,
+    market: PathBuf,
     smoke: bool,
 }
 
-/// Runs the parts that were asked for. Without the artifact only our own workload is run.
+/// Runs the parts that were asked for. Without the artifact only our own workload and the market are run.
 pub(crate) fn run(request: &Request) -> Result<Outcome> {
     let mut build = workspace::cargo();
     if request.smoke {
         // With the features of the whole workspace, whose crates are built already.
-        build.args(["build", "--workspace", "--bins", "--tests", "--example", "traces"]);
+        build.args([
+            "build",
+            "--workspace",
+            "--bins",
+            "--tests",
+            "--example",
+            "traces",
+            "--example",
+            "market",
+        ]);
     } else {
-        build.args(["build", "--release", "--package", "harmonaize-allocator", "--example", "traces"]);
+        build.args(["build", "--release", "--package", "harmonaize-allocator"]);
+        build.args(["--example", "traces", "--example", "market"]);
     }
-    let built = workspace::executables(&mut build, &["traces"])?;
-    let (_, program) = built.into_iter().next().context("cargo built no example `traces`")?;
-    let traces = Traces { program, smoke: request.smoke };
+    let mut built: BTreeMap<String, PathBuf> =
+        workspace::executables(&mut build, &["traces", "market"])?.into_iter().collect();
+    let program = built.remove("traces").context("cargo built no example `traces`")?;
+    let market = built.remove("market").context("cargo built no example `market`")?;
+    let traces = Traces { program, market, smoke: request.smoke };
     let mut only = request.only.clone();
     if only.is_empty() && (request.smoke || std::env::var_os(VARIABLE).is_none()) {
         eprintln!(
-            "Without {VARIABLE}, the folder sia-simulator of Sia's artifact, only our own workload is run"
+            "Without {VARIABLE}, the folder sia-simulator of Sia's artifact, only our own workload and the market are run"
         );
-        only.push("own".to_owned());
+        only.extend(["own".to_owned(), "market".to_owned()]);
     }
     Ok(part::run(&traces, PARTS, &only))
 }
 
 impl Traces {
     fn run(&self, arguments: &[&str]) -> Result<Vec<Ran>> {
-        let text = printed(Command::new(&self.program).args(arguments))?;
-        let lines = text.lines().filter(|line| line.starts_with('{'));
-        lines.map(|line| serde_json::from_str(line).context("not what `traces` prints")).collect()
+        lines(Command::new(&self.program).args(arguments))
     }
+}
+
+/// The lines of JSON that a program prints.
+fn lines<T: DeserializeOwned>(command: &mut Command) -> Result<Vec<T>> {
+    let text = printed(command)?;
+    let lines = text.lines().filter(|line| line.starts_with('{'));
+    lines.map(|line| serde_json::from_str(line).context("not what the example prints")).collect()
 }
 
 /// The mean over all jobs of all workloads.
@@ -220,6 +258,56 @@ fn ratios(case: &str, ran: &[Ran]) -> Vec<Row> {
     vec![row("mean", |ran| ran.fairness_mean), row("worst", |ran| ran.fairness_max)]
 }
 
+/// Pollux and the market on Sia's traces, beside Sia.
+fn adapting(traces: &Traces) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (folder, trace, ..) in SIA {
+        let sia = mean(&traces.run(&["sia", folder])?, |ran| ran.completion_hours);
+        for (policy, name) in [("pollux", "Pollux"), ("market", "Market")] {
+            let ran = traces.run(&[policy, folder])?;
+            let case = |what: &str| {
+                Case::less(SUITE, format!("{name}, {trace}, {} workloads: {what}", ran.len()), 1.0)
+            };
+            let hours = mean(&ran, |ran| ran.completion_hours);
+            rows.push(case("JCT h").stated().compare(&[hours], &[sia], "Sia, ours"));
+            rows.push(case("restarts").state(&[mean(&ran, |ran| ran.restarts)]));
+            rows.push(case("GPU h a job").state(&[mean(&ran, |ran| ran.accelerator_hours)]));
+            let medians: Vec<f64> = ran.iter().map(|ran| ran.policy_p50_ms).collect();
+            rows.push(case("policy p50 ms").state(&medians));
+        }
+    }
+    Ok(rows)
+}
+
+/// A round of the market with 10,000 nodes, and what tenants gain who withhold.
+fn market(traces: &Traces) -> Result<Vec<Row>> {
+    let nodes = if traces.smoke { "100" } else { "10000" };
+    let mut rows = Vec::new();
+    for ran in lines::<MarketRounds>(Command::new(&traces.market).args(["rounds", nodes, "1"]))? {
+        let case = |what: &str| {
+            Case::less(SUITE, format!("Market, {nodes} nodes, {} bids: round {what} ms", ran.bids), 1.0)
+        };
+        rows.push(case("p50").state(&[ran.round_p50_ms]));
+        rows.push(case("p95").limit(&[ran.round_p95_ms], 1000.0));
+    }
+    for ran in lines::<MarketGains>(Command::new(&traces.market).args(["gains", "1"]))? {
+        let case = |what: &str| {
+            let bids = ran.bids;
+            Case::less(
+                SUITE,
+                format!("Market, a tenant with {bids} of 30 bids: {what} gain by withholding, %"),
+                1.0,
+            )
+        };
+        let most = case("largest");
+        // With several bids the price is no longer independent of a tenant's own.
+        let figure = [ran.gain_max_percent];
+        rows.push(if ran.bids == 1 { most.limit(&figure, 1.0) } else { most.state(&figure) });
+        rows.push(case("mean").state(&[ran.gain_mean_percent]));
+    }
+    Ok(rows)
+}
+
 /// Sia's decisions with 32 times the accelerators and jobs, and with 157 times those of a workload of our own.
 fn time(traces: &Traces) -> Result<Vec<Row>> {
     let rounds = LARGE_ROUNDS.to_string();
@@ -240,7 +328,14 @@ fn time(traces: &Traces) -> Result<Vec<Row>> {
 
 /// Workloads of our own, where no artifact is needed: fresh seeds, each a figure.
 fn own(traces: &Traces) -> Result<Vec<Row>> {
-    let policies: &[(&str, &str)] = &[("gavel", "Gavel"), ("fifo", "FIFO"), ("las", "LAS"), ("sia", "Sia")];
+    let policies: &[(&str, &str)] = &[
+        ("gavel", "Gavel"),
+        ("fifo", "FIFO"),
+        ("las", "LAS"),
+        ("sia", "Sia"),
+        ("pollux", "Pollux"),
+        ("market", "Market"),
+    ];
     let policies = if traces.smoke { policies.get(..3).unwrap_or_default() } else { policies };
     let seeds = if traces.smoke { 1 } else { SEEDS.count() };
     let mut rows = Vec::new();

@@ -2,8 +2,8 @@
 #![allow(clippy::print_stdout)] // what it is for
 
 use harmonaize_allocator::{
-    Allocation, Artifact, Fifo, Gavel, Inventory, Job, LeastAttained, Model, Outcome, Policy, PolicyError,
-    Pollux, Round, Settings, Sia, SimulationError, Synthetic, finish_time_ratios, simulate,
+    Allocation, Artifact, Fifo, Gavel, Inventory, Job, LeastAttained, MarketPolicy, Model, Outcome, Policy,
+    PolicyError, Pollux, Round, Settings, Sia, SimulationError, Synthetic, finish_time_ratios, simulate,
 };
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 const USAGE: &str = "traces POLICY WORKLOADS [SCALE ROUNDS | fair]
-  POLICY     fifo, las, gavel, sia or pollux
+  POLICY     fifo, las, gavel, sia, pollux or market
   WORKLOADS  a folder of the artifact's workloads, such as saturn or scale/scale_32x/workload-1, or seed:NUMBER for one of our own
   SCALE      so many times the hosts, for ROUNDS rounds alone; of our own, so many times the jobs too, which arrive so many times as often
   fair       also finish-time fairness, for which each job is run alone
@@ -104,6 +104,7 @@ fn named(policy: &str) -> Option<(Make, u32, bool)> {
         "gavel" => tuned(|| Box::new(Gavel::default())),
         "sia" => adapting(|| Box::new(Sia::default())),
         "pollux" => adapting(|| Box::new(Pollux::default())),
+        "market" => adapting(|| Box::new(MarketPolicy::default())),
         _ => None,
     }
 }

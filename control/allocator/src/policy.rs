@@ -4,6 +4,7 @@ mod elastic;
 mod fifo;
 mod gavel;
 mod least_attained;
+mod market;
 mod pollux;
 mod sia;
 mod tuned;
@@ -11,6 +12,7 @@ mod tuned;
 pub use fifo::Fifo;
 pub use gavel::Gavel;
 pub use least_attained::LeastAttained;
+pub use market::MarketPolicy;
 pub use pollux::{Pollux, PolluxSettings};
 pub use sia::{Sia, SiaSettings};
 

@@ -3,9 +3,9 @@
 
 use harmonaize_allocator::{
     Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
-    LeastAttained, Model, Noise, Outcome, Placement, Policy, PolicyError, Pollux, PolluxSettings, Profile,
-    Program, RangeError, Ranges, Round, Scaling, Settings, Sia, SiaSettings, SimulationError, StepTime,
-    Synthetic, check, finish_time_ratios, simulate,
+    LeastAttained, MarketPolicy, Model, Noise, Outcome, Placement, Policy, PolicyError, Pollux,
+    PolluxSettings, Profile, Program, RangeError, Ranges, Round, Scaling, Settings, Sia, SiaSettings,
+    SimulationError, StepTime, Synthetic, check, finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -89,6 +89,7 @@ proptest! {
             run(&world, Gavel::default(), false, &mut nothing),
             run(&world, Sia::default(), true, &mut nothing),
             run(&world, pollux(seed), true, &mut nothing),
+            run(&world, MarketPolicy::default(), true, &mut nothing),
         ];
         for outcome in outcomes {
             prop_assert_eq!(outcome.jobs.len(), world.jobs.len());
@@ -349,7 +350,7 @@ fn sizes_in_a_hole_of_the_profile_are_not_given() {
     let inventory = Inventory::new(vec![kind]).unwrap();
     let ranges = Ranges { workers: 1..=4, ..job.ranges.clone() };
     let jobs = [Job { ranges, ..job }];
-    let policies: [&mut dyn Policy; 2] = [&mut Sia::default(), &mut pollux(1)];
+    let policies: [&mut dyn Policy; 3] = [&mut Sia::default(), &mut pollux(1), &mut MarketPolicy::default()];
     for policy in policies {
         let mut most = 0;
         let mut watched = Watched {
@@ -488,7 +489,9 @@ fn adapting_jobs_end_sooner_than_tuned_ones() {
     by_name.insert("gavel", run(&world, Gavel::default(), false, &mut nothing).mean_completion_hours());
     by_name.insert("sia", run(&world, Sia::default(), true, &mut nothing).mean_completion_hours());
     by_name.insert("pollux", run(&world, pollux(1), true, &mut nothing).mean_completion_hours());
-    for adapting in ["sia", "pollux"] {
+    by_name
+        .insert("market", run(&world, MarketPolicy::default(), true, &mut nothing).mean_completion_hours());
+    for adapting in ["sia", "pollux", "market"] {
         let hours = by_name[adapting];
         assert!(hours < by_name["gavel"] && hours < by_name["fifo"], "{adapting}: {by_name:?}");
     }
@@ -518,6 +521,10 @@ fn settings_that_are_no_numbers_are_refused() {
     assert!(refused(&mut Pollux::new(idle_worth)).ends_with("an idle job is worth 0"));
     let fairness = PolluxSettings { fairness: f64::NAN, ..PolluxSettings::default() };
     assert!(refused(&mut Pollux::new(fairness)).starts_with("policy Pollux"));
+    for price in [f64::NAN, f64::INFINITY, -1.0] {
+        let text = refused(&mut MarketPolicy::new(price));
+        assert!(text.contains("a base price of"), "{text}");
+    }
 }
 
 #[test]
