@@ -1,7 +1,8 @@
 //! Who runs where, with how many workers: an inventory of accelerators by kind, jobs with ranges, goodput fitted to what was
 //! measured, policies behind one trait, a market, and a simulator in virtual time.
 //!
-//! Architecture invariant: no clock, no socket, no thread, no file; time, profiles and workloads come in as arguments.
+//! Architecture invariant: no clock, no socket, no thread, no file; time, profiles and workloads come in as arguments. The
+//! solver of programs alone reads a clock, against limits that callers give.
 #![forbid(unsafe_code)]
 
 mod allocation;

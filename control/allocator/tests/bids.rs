@@ -188,11 +188,12 @@ fn no_misreport_gains_more_than_one_percent() {
         let tenants: u64 = random.random_range(1..=10);
         let mut values = Vec::new();
         for id in 0..tenants {
-            let own: BTreeMap<KindId, f64> = (0..kinds)
-                .filter_map(|kind| {
-                    random.random_bool(0.7).then(|| (KindId(kind), 2.0 * random.random::<f64>()))
-                })
-                .collect();
+            let mut own = BTreeMap::new();
+            for kind in 0..kinds {
+                if random.random_bool(0.7) {
+                    own.insert(KindId(kind), 2.0 * random.random::<f64>());
+                }
+            }
             if !own.is_empty() {
                 market.bid(BidId(id), Bid { highest: own.clone(), checkpoint: 0.0 }).unwrap();
                 values.push((BidId(id), own));

@@ -34,6 +34,9 @@ impl Ord for Gain {
     }
 }
 
+/// Buyers of a kind by what a move gains them, of equal ones the first.
+type Moves = BinaryHeap<(Gain, Reverse<usize>)>;
+
 /// How a unit of a kind becomes free.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Room {
@@ -53,7 +56,7 @@ pub(super) struct Clearing<'a> {
     seats: Vec<Option<usize>>,
     /// By kind, what its buyers would gain by moving to another kind, or by leaving at the place of their own. Entries of buyers that
     /// have gone are passed over.
-    moves: Vec<Vec<BinaryHeap<(Gain, Reverse<usize>)>>>,
+    moves: Vec<Vec<Moves>>,
 }
 
 impl<'a> Clearing<'a> {
@@ -64,7 +67,7 @@ impl<'a> Clearing<'a> {
             buyers,
             free: units.to_vec(),
             seats: vec![None; buyers.len()],
-            moves: vec![vec![BinaryHeap::new(); kinds]; kinds],
+            moves: vec![vec![Moves::new(); kinds]; kinds],
         };
         for buyer in 0..buyers.len() {
             clearing.enter(buyer);
