@@ -7,6 +7,8 @@ use anyhow::{Context, Result};
 use harmonaize_testkit::job::printed;
 use harmonaize_testkit::workspace;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -16,8 +18,16 @@ const SUITE: &str = "allocation";
 const VARIABLE: &str = "HARMONAIZE_SIA";
 
 /// The parts.
-pub(crate) const PARTS: &[Part<Traces>] =
-    &[("gavel", gavel), ("sia", sia), ("queues", queues), ("time", time), ("own", own)];
+pub(crate) const PARTS: &[Part<Traces>] = &[
+    ("gavel", gavel),
+    ("sia", sia),
+    ("queues", queues),
+    ("fairness", fairness),
+    ("adapting", adapting),
+    ("market", market),
+    ("time", time),
+    ("own", own),
+];
 
 /// What the artifact's own simulator prints of Gavel by workload: hours of completion and of makespan, restarts. It ran as its README says,
 /// see docs/performance/allocation.md.
@@ -36,8 +46,16 @@ const GAVEL_ON_HELIOS: (usize, f64, f64, f64) = (10, 2.548, 43.25, 7.408);
 const SIA: &[(&str, &str, usize, f64)] =
     &[("philly", "Philly", 8, 0.6), ("saturn", "Helios", 10, 0.7), ("newtrace", "newTrace", 10, 0.7)];
 
-/// The most rounds of the largest inventory that are timed.
+/// The most rounds of 2,048 accelerators that are timed, and of 10,048: 157 times as many as a workload of our own is for.
 const LARGE_ROUNDS: usize = 60;
+const HUGE: u32 = 157;
+const HUGE_ROUNDS: usize = 20;
+
+/// Accelerators of a workload of our own.
+const ACCELERATORS: u32 = 64;
+
+/// Seeds of our own workloads. Nothing was tuned on any of them.
+const SEEDS: std::ops::RangeInclusive<u32> = 1..=5;
 
 /// What a line of `cargo run -p harmonaize-allocator --example traces` says of one workload.
 #[derive(Debug, Clone, Deserialize)]
@@ -50,43 +68,84 @@ struct Ran {
     accelerator_hours: f64,
     policy_p50_ms: f64,
     policy_p95_ms: f64,
+    /// Finish-time fairness, the mean and the worst, and how many jobs have none; where it was asked for.
+    #[serde(default)]
+    fairness_mean: Option<f64>,
+    #[serde(default)]
+    fairness_max: Option<f64>,
+    #[serde(default)]
+    fairness_unknown: usize,
 }
 
-/// The built program that runs policies.
+/// What `cargo run -p harmonaize-allocator --example market -- rounds` prints.
+#[derive(Debug, Deserialize)]
+struct MarketRounds {
+    bids: u64,
+    round_p50_ms: f64,
+    round_p95_ms: f64,
+}
+
+/// A line of what `cargo run -p harmonaize-allocator --example market -- gains` prints.
+#[derive(Debug, Deserialize)]
+struct MarketGains {
+    bids: u64,
+    gain_mean_percent: f64,
+    gain_max_percent: f64,
+}
+
+/// The built programs that run policies, and the market.
 #[derive(Debug)]
 pub(crate) struct Traces {
     program: PathBuf,
+    market: PathBuf,
     smoke: bool,
 }
 
-/// Runs the parts that were asked for. Without the artifact only our own workload is run.
+/// Runs the parts that were asked for. Without the artifact only our own workload and the market are run.
 pub(crate) fn run(request: &Request) -> Result<Outcome> {
     let mut build = workspace::cargo();
     if request.smoke {
         // With the features of the whole workspace, whose crates are built already.
-        build.args(["build", "--workspace", "--bins", "--tests", "--example", "traces"]);
+        build.args([
+            "build",
+            "--workspace",
+            "--bins",
+            "--tests",
+            "--example",
+            "traces",
+            "--example",
+            "market",
+        ]);
     } else {
-        build.args(["build", "--release", "--package", "harmonaize-allocator", "--example", "traces"]);
+        build.args(["build", "--release", "--package", "harmonaize-allocator"]);
+        build.args(["--example", "traces", "--example", "market"]);
     }
-    let built = workspace::executables(&mut build, &["traces"])?;
-    let (_, program) = built.into_iter().next().context("cargo built no example `traces`")?;
-    let traces = Traces { program, smoke: request.smoke };
+    let mut built: BTreeMap<String, PathBuf> =
+        workspace::executables(&mut build, &["traces", "market"])?.into_iter().collect();
+    let program = built.remove("traces").context("cargo built no example `traces`")?;
+    let market = built.remove("market").context("cargo built no example `market`")?;
+    let traces = Traces { program, market, smoke: request.smoke };
     let mut only = request.only.clone();
     if only.is_empty() && (request.smoke || std::env::var_os(VARIABLE).is_none()) {
         eprintln!(
-            "Without {VARIABLE}, the folder sia-simulator of Sia's artifact, only our own workload is run"
+            "Without {VARIABLE}, the folder sia-simulator of Sia's artifact, only our own workload and the market are run"
         );
-        only.push("own".to_owned());
+        only.extend(["own".to_owned(), "market".to_owned()]);
     }
     Ok(part::run(&traces, PARTS, &only))
 }
 
 impl Traces {
     fn run(&self, arguments: &[&str]) -> Result<Vec<Ran>> {
-        let text = printed(Command::new(&self.program).args(arguments))?;
-        let lines = text.lines().filter(|line| line.starts_with('{'));
-        lines.map(|line| serde_json::from_str(line).context("not what `traces` prints")).collect()
+        lines(Command::new(&self.program).args(arguments))
     }
+}
+
+/// The lines of JSON that a program prints.
+fn lines<T: DeserializeOwned>(command: &mut Command) -> Result<Vec<T>> {
+    let text = printed(command)?;
+    let lines = text.lines().filter(|line| line.starts_with('{'));
+    lines.map(|line| serde_json::from_str(line).context("not what the example prints")).collect()
 }
 
 /// The mean over all jobs of all workloads.
@@ -178,23 +237,119 @@ fn queues(traces: &Traces) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Sia's decisions with 32 times the accelerators and jobs.
+/// Finish-time fairness on Helios. Links are not contended there, so that it is stated.
+fn fairness(traces: &Traces) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (policy, name) in [("gavel", "Gavel"), ("sia", "Sia")] {
+        let ran = traces.run(&[policy, "saturn", "fair"])?;
+        rows.extend(ratios(&format!("{name}, Helios, {} workloads: ", ran.len()), &ran));
+    }
+    Ok(rows)
+}
+
+/// Rows of finish-time fairness: each workload's mean, and its worst. Jobs that cannot run alone are named.
+fn ratios(case: &str, ran: &[Ran]) -> Vec<Row> {
+    let unknown: usize = ran.iter().map(|ran| ran.fairness_unknown).sum();
+    let but = if unknown == 0 { String::new() } else { format!(" but {unknown} jobs") };
+    let row = |what: &str, of: fn(&Ran) -> Option<f64>| {
+        let figures: Vec<f64> = ran.iter().filter_map(of).collect();
+        Case::less(SUITE, format!("{case}finish-time fairness, {what}{but}"), 1.0).state(&figures)
+    };
+    vec![row("mean", |ran| ran.fairness_mean), row("worst", |ran| ran.fairness_max)]
+}
+
+/// Pollux and the market on Sia's traces, beside Sia.
+fn adapting(traces: &Traces) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (folder, trace, ..) in SIA {
+        let sia = mean(&traces.run(&["sia", folder])?, |ran| ran.completion_hours);
+        for (policy, name) in [("pollux", "Pollux"), ("market", "Market")] {
+            let ran = traces.run(&[policy, folder])?;
+            let case = |what: &str| {
+                Case::less(SUITE, format!("{name}, {trace}, {} workloads: {what}", ran.len()), 1.0)
+            };
+            let hours = mean(&ran, |ran| ran.completion_hours);
+            rows.push(case("JCT h").stated().compare(&[hours], &[sia], "Sia, ours"));
+            rows.push(case("restarts").state(&[mean(&ran, |ran| ran.restarts)]));
+            rows.push(case("GPU h a job").state(&[mean(&ran, |ran| ran.accelerator_hours)]));
+            let medians: Vec<f64> = ran.iter().map(|ran| ran.policy_p50_ms).collect();
+            rows.push(case("policy p50 ms").state(&medians));
+        }
+    }
+    Ok(rows)
+}
+
+/// A round of the market with 10,000 nodes, and what tenants gain who withhold.
+fn market(traces: &Traces) -> Result<Vec<Row>> {
+    let nodes = if traces.smoke { "100" } else { "10000" };
+    let mut rows = Vec::new();
+    for ran in lines::<MarketRounds>(Command::new(&traces.market).args(["rounds", nodes, "1"]))? {
+        let case = |what: &str| {
+            Case::less(SUITE, format!("Market, {nodes} nodes, {} bids: round {what} ms", ran.bids), 1.0)
+        };
+        rows.push(case("p50").state(&[ran.round_p50_ms]));
+        rows.push(case("p95").limit(&[ran.round_p95_ms], 1000.0));
+    }
+    for ran in lines::<MarketGains>(Command::new(&traces.market).args(["gains", "1"]))? {
+        let case = |what: &str| {
+            let bids = ran.bids;
+            Case::less(
+                SUITE,
+                format!("Market, a tenant with {bids} of 30 bids: {what} gain by withholding, %"),
+                1.0,
+            )
+        };
+        let most = case("largest");
+        // With several bids the price is no longer independent of a tenant's own.
+        let figure = [ran.gain_max_percent];
+        rows.push(if ran.bids == 1 { most.limit(&figure, 1.0) } else { most.state(&figure) });
+        rows.push(case("mean").state(&[ran.gain_mean_percent]));
+    }
+    Ok(rows)
+}
+
+/// Sia's decisions with 32 times the accelerators and jobs, and with 157 times those of a workload of our own.
 fn time(traces: &Traces) -> Result<Vec<Row>> {
     let rounds = LARGE_ROUNDS.to_string();
     let ran = traces.run(&["sia", "scale/scale_32x/workload-1.csv", "32", &rounds])?;
-    Ok(times("Sia, 2,048 accelerators: ", &ran, 1000.0).to_vec())
+    let mut rows = times("Sia, 2,048 accelerators: ", &ran, 1000.0).to_vec();
+    let ran = traces.run(&["sia", "seed:1", &HUGE.to_string(), &HUGE_ROUNDS.to_string()])?;
+    let case = |what: &str| {
+        let accelerators = HUGE * ACCELERATORS;
+        format!("Sia, {accelerators} accelerators, our own workload, {HUGE_ROUNDS} rounds: policy {what} ms")
+    };
+    let figures: [(&str, fn(&Ran) -> f64); 2] =
+        [("p50", |ran| ran.policy_p50_ms), ("p95", |ran| ran.policy_p95_ms)];
+    for (what, of) in figures {
+        rows.push(Case::less(SUITE, case(what), 1.0).state(&ran.iter().map(of).collect::<Vec<f64>>()));
+    }
+    Ok(rows)
 }
 
-/// A workload of our own, where no artifact is needed.
+/// Workloads of our own, where no artifact is needed: fresh seeds, each a figure.
 fn own(traces: &Traces) -> Result<Vec<Row>> {
-    let policies: &[(&str, &str)] = &[("gavel", "Gavel"), ("fifo", "FIFO"), ("las", "LAS"), ("sia", "Sia")];
+    let policies: &[(&str, &str)] = &[
+        ("gavel", "Gavel"),
+        ("fifo", "FIFO"),
+        ("las", "LAS"),
+        ("sia", "Sia"),
+        ("pollux", "Pollux"),
+        ("market", "Market"),
+    ];
     let policies = if traces.smoke { policies.get(..3).unwrap_or_default() } else { policies };
+    let seeds = if traces.smoke { 1 } else { SEEDS.count() };
     let mut rows = Vec::new();
     for (policy, name) in policies {
-        let ran = traces.run(&[policy, "seed:1"])?;
-        let case = |what: &str| format!("{name}, our own workload: {what}");
-        rows.push(Case::less(SUITE, case("JCT h"), 1.0).state(&[mean(&ran, |ran| ran.completion_hours)]));
-        rows.push(Case::less(SUITE, case("restarts"), 1.0).state(&[mean(&ran, |ran| ran.restarts)]));
+        let mut ran = Vec::new();
+        for seed in SEEDS.take(seeds) {
+            ran.extend(traces.run(&[policy, &format!("seed:{seed}"), "fair"])?);
+        }
+        let case = |what: &str| format!("{name}, {seeds} workloads of our own: {what}");
+        let figures = |of: fn(&Ran) -> f64| ran.iter().map(of).collect::<Vec<f64>>();
+        let state = |what: &str, of: fn(&Ran) -> f64| Case::less(SUITE, case(what), 1.0).state(&figures(of));
+        rows.push(state("JCT h", |ran: &Ran| ran.completion_hours));
+        rows.push(state("restarts", |ran: &Ran| ran.restarts));
+        rows.extend(ratios(&case(""), &ran));
     }
     Ok(rows)
 }
@@ -222,8 +377,22 @@ mod tests {
             accelerator_hours: 0.0,
             policy_p50_ms: 1.0,
             policy_p95_ms: 2.0,
+            fairness_mean: None,
+            fairness_max: None,
+            fairness_unknown: 0,
         };
         assert_eq!(mean(&[ran(1, 4.0), ran(3, 2.0)], |ran| ran.completion_hours), 2.5);
         assert!(times("", &[ran(1, 1.0)], 96.0)[0].passed());
+    }
+
+    #[test]
+    fn fairness_is_stated_and_names_the_unknown() {
+        let line = r#"{"workload":"seed:1","policy":"Sia","jobs":2,"rounds":9,"completion_hours":1.0,"makespan_hours":2.0,"restarts":0.5,
+            "accelerator_hours":3.0,"policy_p50_ms":0.1,"policy_p95_ms":0.2,"policy_max_ms":0.3,
+            "fairness_mean":0.85,"fairness_max":1.2,"fairness_unknown":1}"#;
+        let rows = ratios("c: ", &[serde_json::from_str(line).unwrap()]);
+        assert_eq!([0, 1].map(|row: usize| rows[row].ours), [Some(0.85), Some(1.2)]);
+        assert!(rows.iter().all(|row| row.pass.is_none()));
+        assert_eq!(rows[1].case, "c: finish-time fairness, worst but 1 jobs");
     }
 }

@@ -2,18 +2,19 @@
 #![allow(clippy::print_stdout)] // what it is for
 
 use harmonaize_allocator::{
-    Allocation, Artifact, Fifo, Gavel, Inventory, Job, LeastAttained, Model, Outcome, Policy, PolicyError,
-    Round, Settings, Sia, SimulationError, Synthetic, simulate,
+    Allocation, Artifact, Fifo, Gavel, Inventory, Job, LeastAttained, MarketPolicy, Model, Outcome, Policy,
+    PolicyError, Pollux, Round, Settings, Sia, SimulationError, Synthetic, finish_time_ratios, simulate,
 };
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
-const USAGE: &str = "traces POLICY WORKLOADS [SCALE ROUNDS]
-  POLICY     fifo, las, gavel or sia
+const USAGE: &str = "traces POLICY WORKLOADS [SCALE ROUNDS | fair]
+  POLICY     fifo, las, gavel, sia, pollux or market
   WORKLOADS  a folder of the artifact's workloads, such as saturn or scale/scale_32x/workload-1, or seed:NUMBER for one of our own
-  SCALE      so many times the hosts, for ROUNDS rounds alone
+  SCALE      so many times the hosts, for ROUNDS rounds alone; of our own, so many times the jobs too, which arrive so many times as often
+  fair       also finish-time fairness, for which each job is run alone
 The artifact's folder sia-simulator stands in HARMONAIZE_SIA.";
 
 /// The most rounds of a run to the end.
@@ -28,6 +29,10 @@ struct Timed {
 impl Policy for Timed {
     fn name(&self) -> &'static str {
         self.policy.name()
+    }
+
+    fn needs_tuned_speeds(&self) -> bool {
+        self.policy.needs_tuned_speeds()
     }
 
     fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
@@ -47,14 +52,15 @@ struct World {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (policy, workloads, scale, rounds) = match arguments.as_slice() {
-        [policy, workloads] => (policy, workloads, 1, ROUNDS),
-        [policy, workloads, scale, rounds] => (policy, workloads, scale.parse()?, rounds.parse()?),
+    let (policy, workloads, scale, rounds, fair): (_, _, u32, usize, bool) = match arguments.as_slice() {
+        [policy, workloads] => (policy, workloads, 1, ROUNDS, false),
+        [policy, workloads, fair] if fair == "fair" => (policy, workloads, 1, ROUNDS, true),
+        [policy, workloads, scale, rounds] => (policy, workloads, scale.parse()?, rounds.parse()?, false),
         _ => return Err(USAGE.into()),
     };
     let world = match workloads.strip_prefix("seed:") {
         Some(seed) => {
-            let made = Synthetic::new(seed.parse()?, 160, 180.0)?;
+            let made = Synthetic::new(seed.parse()?, 160 * scale as usize, 180.0 / f64::from(scale))?;
             let workloads = vec![(workloads.clone(), made.jobs)];
             World { inventory: made.inventory, models: made.models, workloads }
         }
@@ -62,15 +68,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let inventory = world.inventory.scaled(scale)?;
     for (name, jobs) in &world.workloads {
-        // The round that each policy's authors use.
-        let (policy, round): (Box<dyn Policy>, u32) = match policy.as_str() {
-            "fifo" => (Box::new(Fifo), 360),
-            "las" => (Box::new(LeastAttained), 360),
-            "gavel" => (Box::new(Gavel::default()), 360),
-            "sia" => (Box::new(Sia::default()), 60),
-            _ => return Err(USAGE.into()),
-        };
-        let settings = Settings { round, adapts_batch: policy.name() == "Sia", rounds };
+        let (make, round, adapts_batch) = named(policy).ok_or(USAGE)?;
+        let policy = make();
+        let settings = Settings { round, adapts_batch, rounds };
         let mut timed = Timed { policy, times: Vec::new() };
         let outcome = match simulate(&inventory, &world.models, jobs, &mut timed, settings) {
             Ok(outcome) => outcome,
@@ -80,12 +80,48 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             Err(error) => return Err(error.into()),
         };
-        print(name, jobs.len(), &outcome, &mut timed);
+        let ratios = if fair {
+            let models = &world.models;
+            finish_time_ratios(&inventory, models, (jobs.as_slice(), &outcome), &make, settings)?
+        } else {
+            Vec::new()
+        };
+        print(name, jobs.len(), &outcome, &mut timed, &fairness(&ratios));
     }
     Ok(())
 }
 
-fn print(name: &str, jobs: usize, outcome: &Outcome, timed: &mut Timed) {
+/// Makes a policy.
+type Make = fn() -> Box<dyn Policy>;
+
+/// How a policy is made, the round in seconds that its authors use, and whether jobs choose their batches.
+fn named(policy: &str) -> Option<(Make, u32, bool)> {
+    let tuned = |make: Make| Some((make, 360, false));
+    let adapting = |make: Make| Some((make, 60, true));
+    match policy {
+        "fifo" => tuned(|| Box::new(Fifo)),
+        "las" => tuned(|| Box::new(LeastAttained)),
+        "gavel" => tuned(|| Box::new(Gavel::default())),
+        "sia" => adapting(|| Box::new(Sia::default())),
+        "pollux" => adapting(|| Box::new(Pollux::default())),
+        "market" => adapting(|| Box::new(MarketPolicy::default())),
+        _ => None,
+    }
+}
+
+/// Fields of the line on finish-time fairness; none where it was not asked for.
+fn fairness(ratios: &[Option<f64>]) -> String {
+    let known: Vec<f64> = ratios.iter().copied().flatten().collect();
+    if known.is_empty() {
+        return String::new();
+    }
+    let mean = known.iter().sum::<f64>() / known.len() as f64;
+    let most = known.iter().copied().fold(0.0, f64::max);
+    let unknown = ratios.len() - known.len();
+    format!(",\"fairness_mean\":{mean:.4},\"fairness_max\":{most:.4},\"fairness_unknown\":{unknown}")
+}
+
+fn print(name: &str, jobs: usize, outcome: &Outcome, timed: &mut Timed, fairness: &str) {
     timed.times.sort_by(f64::total_cmp);
     let at = |part: f64| {
         let place = (timed.times.len().saturating_sub(1) as f64 * part).round() as usize;
@@ -93,7 +129,7 @@ fn print(name: &str, jobs: usize, outcome: &Outcome, timed: &mut Timed) {
     };
     println!(
         "{{\"workload\":\"{name}\",\"policy\":\"{}\",\"jobs\":{jobs},\"rounds\":{},\"completion_hours\":{:.4},\"makespan_hours\":{:.3},\
-         \"restarts\":{:.3},\"accelerator_hours\":{:.3},\"policy_p50_ms\":{:.3},\"policy_p95_ms\":{:.3},\"policy_max_ms\":{:.1}}}",
+         \"restarts\":{:.3},\"accelerator_hours\":{:.3},\"policy_p50_ms\":{:.3},\"policy_p95_ms\":{:.3},\"policy_max_ms\":{:.1}{fairness}}}",
         timed.name(),
         outcome.rounds,
         outcome.mean_completion_hours(),

@@ -98,7 +98,27 @@ impl LocalBatch {
         let passes = if alone_and_beyond { passes.max(2.0) } else { passes };
         Self { samples: ceiling(samples / passes) as u32, accumulated: passes as u32 - 1 }
     }
+
+    /// The fewest passes of all workers that make a batch of a range, each of `least` to `most` samples. `None` where no number of whole
+    /// samples does.
+    pub(crate) fn within(
+        workers: u32,
+        (smallest, largest): (u32, u32),
+        (least, most): (u32, u32),
+        alone_and_beyond: bool,
+    ) -> Option<Self> {
+        let first = if alone_and_beyond { 2 } else { 1 };
+        (first..=MOST_PASSES).find_map(|passes| {
+            let count = workers.checked_mul(passes).filter(|count| *count > 0)?;
+            let samples = smallest.div_ceil(count).max(least);
+            let fits = samples <= most && samples.checked_mul(count).is_some_and(|batch| batch <= largest);
+            fits.then_some(Self { samples, accumulated: passes - 1 })
+        })
+    }
 }
+
+/// The most passes that are tried to make a batch of a range.
+const MOST_PASSES: u32 = 64;
 
 /// Rounds up, but for what is off by a rounding error.
 pub(crate) fn ceiling(value: f64) -> f64 {
@@ -108,8 +128,10 @@ pub(crate) fn ceiling(value: f64) -> f64 {
 /// What a job's batches may be.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchRange {
-    /// The batch for which progress counts 1: the smallest allowed.
+    /// The batch for which progress counts 1: the smallest recorded.
     pub initial: u32,
+    /// The smallest batch over all workers.
+    pub least: u32,
     /// The largest batch over all workers.
     pub most: u32,
     /// The fewest samples of a pass.
@@ -134,7 +156,7 @@ const CANDIDATES: u32 = 50;
 /// may be none.
 pub fn candidates(workers: u32, range: BatchRange) -> impl Iterator<Item = LocalBatch> {
     let each = f64::from(workers.max(1));
-    let first = f64::from(range.initial).max(f64::from(range.local_least) * each);
+    let first = f64::from(range.least).max(f64::from(range.local_least) * each);
     let last = f64::from(range.most);
     (0..CANDIDATES)
         .map(move |place| match place {
@@ -195,7 +217,7 @@ mod tests {
 
     #[test]
     fn the_batch_grows_with_noise() {
-        let range = BatchRange { initial: 32, most: 1024, local_least: 8, local_most: 64 };
+        let range = BatchRange { initial: 32, least: 32, most: 1024, local_least: 8, local_most: 64 };
         let choose = |square, variance| best(&MODEL, Noise { square, variance }, 1, 4, range).unwrap();
         let (small, large) = (choose(1.0, 0.01), choose(0.01, 1.0));
         assert!(small.local.total() < large.local.total(), "{small:?} {large:?}");
@@ -205,9 +227,31 @@ mod tests {
     }
 
     #[test]
+    fn no_batch_is_below_the_least() {
+        let still = Noise { square: 1.0, variance: 0.0 };
+        let range = BatchRange { initial: 32, least: 200, most: 1024, local_least: 8, local_most: 64 };
+        for workers in 1..=16 {
+            let batches = candidates(workers, range).map(|local| f64::from(workers) * local.total());
+            assert!(batches.fold(f64::INFINITY, f64::min) >= 200.0, "{workers} workers");
+            // Without noise a larger batch gains nothing, so that the least is chosen.
+            let choice = best(&MODEL, still, 1, workers, range).unwrap();
+            assert!(f64::from(workers) * choice.local.total() < 240.0, "{workers} workers: {choice:?}");
+        }
+    }
+
+    #[test]
     fn one_worker_beyond_the_initial_batch_makes_two_passes() {
         let local = LocalBatch::split(33.0, 64, true);
         assert_eq!(local, LocalBatch { samples: 17, accumulated: 1 });
         assert_eq!(LocalBatch::split(129.0, 64, false), LocalBatch { samples: 43, accumulated: 2 });
+    }
+
+    #[test]
+    fn whole_samples_make_a_batch_of_a_range() {
+        let within = |workers, range, alone| LocalBatch::within(workers, range, (4, 64), alone);
+        assert_eq!(within(3, (100, 110), false), Some(LocalBatch { samples: 34, accumulated: 0 }));
+        assert_eq!(within(3, (100, 100), false), None);
+        assert_eq!(within(1, (100, 200), false), Some(LocalBatch { samples: 50, accumulated: 1 }));
+        assert_eq!(within(1, (32, 64), true), Some(LocalBatch { samples: 16, accumulated: 1 }));
     }
 }

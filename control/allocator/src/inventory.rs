@@ -25,6 +25,11 @@ impl Kind {
         self.hosts.saturating_mul(self.accelerators)
     }
 
+    /// The most accelerators of one job: those of the hosts that it may span.
+    pub fn job_capacity(&self) -> u32 {
+        self.hosts.min(self.job_hosts).saturating_mul(self.accelerators)
+    }
+
     /// The host of an accelerator.
     pub(crate) fn host(&self, accelerator: u32) -> u32 {
         accelerator / self.accelerators.max(1)

@@ -1,7 +1,9 @@
 //! What a tenant asks for: a training with the workers and the batch that it was tuned for, and ranges within which it may run.
 
+use crate::goodput::LocalBatch;
 use crate::inventory::{Inventory, Kind, KindId};
 use crate::model::Model;
+use crate::profile::ProfileError;
 use std::ops::RangeInclusive;
 use thiserror::Error;
 
@@ -37,6 +39,32 @@ impl Job {
     /// Whether it may run on a kind.
     pub fn may_use(&self, kind: KindId) -> bool {
         self.ranges.kinds.is_empty() || self.ranges.kinds.contains(&kind)
+    }
+
+    /// Steps a second on a kind, as the job was tuned and with hosts filled one by one. `None` where it cannot run there; a hole where
+    /// the profile does not cover it.
+    pub(crate) fn tuned_speed(
+        &self,
+        model: &Model,
+        (id, kind): (KindId, &Kind),
+    ) -> Option<Result<f64, ProfileError>> {
+        if !self.may_use(id) || self.workers > kind.capacity() || self.workers == 0 {
+            return None;
+        }
+        let profile = model.profile(id)?;
+        let shape = kind.filled(self.workers);
+        let samples = f64::from(self.batch) / f64::from(self.workers);
+        let Some(most) = profile.most_samples(&shape) else {
+            return Some(Err(profile.hole(&shape, samples.ceil() as u32)));
+        };
+        let mut local = LocalBatch::split(samples, most, self.workers == 1);
+        let passes = self.workers.saturating_mul(local.accumulated + 1);
+        local.samples = local.samples.min(model.batches().1 / passes.max(1));
+        let speed = profile.step_time(&shape, local.samples).map(|time| {
+            let accumulated = f64::from(local.accumulated) * (time.step - time.exchange);
+            1.0 / ((time.step + accumulated) * model.facts().slowdown)
+        });
+        Some(speed)
     }
 }
 
@@ -111,6 +139,22 @@ pub enum RangeError {
         /// The largest recorded.
         recorded_most: u32,
     },
+    /// No profile covers the placement that it was tuned for.
+    #[error(
+        "job {job} was tuned for {workers} workers and a batch of {batch}, of which no kind's speed is known; on {kind}: {hole}"
+    )]
+    Hole {
+        /// The job's name.
+        job: String,
+        /// The workers that it was tuned for.
+        workers: u32,
+        /// The batch that it was tuned for.
+        batch: u32,
+        /// The first kind with room for it.
+        kind: String,
+        /// What that kind's profile lacks, and the nearest that it has.
+        hole: ProfileError,
+    },
     /// Fewer samples for each worker than a pass has.
     #[error("job {job}: a batch of {batch} gives {workers} workers less than a pass of {pass} samples; the nearest is {}", u64::from(*pass) * u64::from(*workers))]
     Pass {
@@ -163,9 +207,9 @@ impl Job {
             return Err(RangeError::Batch { job: job(), least, most, recorded_least, recorded_most });
         }
         let usable: Vec<(KindId, &Kind)> = usable.collect();
-        let widest = usable.iter().max_by_key(|(_, kind)| kind.capacity());
-        if let Some((_, kind)) = widest.filter(|(_, kind)| kind.capacity() < self.workers) {
-            let (workers, most, kind) = (self.workers, kind.capacity(), kind.name.clone());
+        let widest = usable.iter().max_by_key(|(_, kind)| kind.job_capacity());
+        if let Some((_, kind)) = widest.filter(|(_, kind)| kind.job_capacity() < self.workers) {
+            let (workers, most, kind) = (self.workers, kind.job_capacity(), kind.name.clone());
             return Err(RangeError::Workers { job: job(), workers, most, kind });
         }
         let passes = usable.iter().filter_map(|(kind, _)| Some(model.profile(*kind)?.local_batch().0));
@@ -174,5 +218,32 @@ impl Job {
             return Err(RangeError::Pass { job: job(), batch: largest, workers: least, pass });
         }
         Ok(())
+    }
+
+    /// Whether a profile covers the placement that the job was tuned for, on any kind that it may use. A policy that asks for speeds of
+    /// those placements gives the job nothing otherwise.
+    ///
+    /// # Errors
+    ///
+    /// What the first kind's profile lacks.
+    pub fn check_tuned(&self, inventory: &Inventory, models: &[Model]) -> Result<(), RangeError> {
+        let Some(model) = models.get(self.model) else {
+            return Err(RangeError::Model {
+                job: self.name.clone(),
+                model: self.model,
+                models: models.len(),
+            });
+        };
+        let speeds = inventory.kinds().filter_map(|kind| Some((kind.1, self.tuned_speed(model, kind)?)));
+        let mut first = None;
+        for (kind, speed) in speeds {
+            match speed {
+                Ok(_) => return Ok(()),
+                Err(hole) => first = first.or(Some((kind, hole))),
+            }
+        }
+        let Some((kind, hole)) = first else { return Ok(()) };
+        let (job, kind) = (self.name.clone(), kind.name.clone());
+        Err(RangeError::Hole { job, workers: self.workers, batch: self.batch, kind, hole })
     }
 }

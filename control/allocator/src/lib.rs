@@ -1,15 +1,18 @@
 //! Who runs where, with how many workers: an inventory of accelerators by kind, jobs with ranges, goodput fitted to what was
-//! measured, policies behind one trait, and a simulator in virtual time.
+//! measured, policies behind one trait, a market, and a simulator in virtual time.
 //!
-//! Architecture invariant: no clock, no socket, no thread, no file; time, profiles and workloads come in as arguments.
+//! Architecture invariant: no clock, no socket, no thread, no file; time, profiles and workloads come in as arguments. The
+//! solver of programs alone reads a clock, against limits that callers give.
 #![forbid(unsafe_code)]
 
 mod allocation;
 mod artifact;
+mod fairness;
 mod fit;
 mod goodput;
 mod inventory;
 mod job;
+mod market;
 mod model;
 mod policy;
 mod profile;
@@ -19,12 +22,19 @@ mod synthetic;
 
 pub use allocation::{Allocation, AllocationError, check};
 pub use artifact::{Artifact, ArtifactError};
+pub use fairness::{MakePolicy, finish_time_ratios};
 pub use fit::{Measured, fit};
 pub use goodput::{BatchRange, Choice, LocalBatch, Noise, StepModel, best, candidates};
 pub use inventory::{Inventory, InventoryError, Kind, KindId};
 pub use job::{Job, RangeError, Ranges};
+pub use market::{
+    Bid, BidId, Cleared, Exchange, Market, MarketError, MarketEvent, OperatorCost, Traded, highest_price,
+};
 pub use model::{Epoch, Facts, Model, ModelError};
-pub use policy::{Candidate, Fifo, Gavel, LeastAttained, Policy, PolicyError, Round, Sia, SiaSettings};
+pub use policy::{
+    Candidate, Fifo, Gavel, LeastAttained, MarketPolicy, Policy, PolicyError, Pollux, PolluxSettings, Round,
+    Sia, SiaSettings,
+};
 pub use profile::{Placement, Profile, ProfileError, Scaling, StepTime};
 pub use program::{Configuration, Program};
 pub use simulator::{JobOutcome, Outcome, Settings, SimulationError, simulate};

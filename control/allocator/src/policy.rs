@@ -1,14 +1,19 @@
 //! Who gets what in the next round: one trait, and a policy a file.
 
+mod elastic;
 mod fifo;
 mod gavel;
 mod least_attained;
+mod market;
+mod pollux;
 mod sia;
 mod tuned;
 
 pub use fifo::Fifo;
 pub use gavel::Gavel;
 pub use least_attained::LeastAttained;
+pub use market::MarketPolicy;
+pub use pollux::{Pollux, PolluxSettings};
 pub use sia::{Sia, SiaSettings};
 
 use crate::allocation::Allocation;
@@ -82,6 +87,11 @@ pub trait Policy {
     /// The policy's name.
     fn name(&self) -> &'static str;
 
+    /// Whether it gives nothing to jobs whose speeds, as they were tuned, are unknown on all kinds. Such jobs are refused beforehand.
+    fn needs_tuned_speeds(&self) -> bool {
+        false
+    }
+
     /// What each of the round's jobs has until the next round, in the order of the round's jobs: accelerators that the inventory has,
     /// each given once.
     ///
@@ -94,6 +104,10 @@ pub trait Policy {
 impl<P: Policy + ?Sized> Policy for &mut P {
     fn name(&self) -> &'static str {
         (**self).name()
+    }
+
+    fn needs_tuned_speeds(&self) -> bool {
+        (**self).needs_tuned_speeds()
     }
 
     fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {

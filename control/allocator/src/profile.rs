@@ -187,7 +187,12 @@ impl Profile {
             self.between.borrow_mut().insert(key, found);
             found
         });
-        found.ok_or_else(|| hole(shape, batch, self.points.keys().map(|point| point.2)))
+        found.ok_or_else(|| self.hole(shape, batch))
+    }
+
+    /// The hole at a placement that nothing covers.
+    pub(crate) fn hole(&self, shape: &[u32], batch: u32) -> ProfileError {
+        hole(shape, batch, self.points.keys().map(|point| point.2))
     }
 
     /// Linear between the corners of the tetrahedron around a point, by Delaunay: the lifted points' lower hull above it, which a

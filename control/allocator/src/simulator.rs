@@ -91,6 +91,8 @@ pub struct JobOutcome {
     pub restarts: u32,
     /// Seconds of accelerators by kind, each round counted whole.
     pub given: Vec<f64>,
+    /// How many jobs there were, itself among them: the mean over the decisions from its arrival to its end.
+    pub contention: f64,
 }
 
 impl JobOutcome {
@@ -155,6 +157,9 @@ pub fn simulate(
     let mut trainings = Vec::with_capacity(jobs.len());
     for job in jobs {
         job.check(inventory, models)?;
+        if policy.needs_tuned_speeds() {
+            job.check_tuned(inventory, models)?;
+        }
         let model = models.get(job.model).ok_or_else(|| unknown(job))?;
         trainings.push(Training::new(inventory, job, model, settings.adapts_batch));
     }
@@ -194,6 +199,7 @@ fn decide(
     if candidates.is_empty() {
         return Ok(());
     }
+    let count = candidates.len();
     let given = policy.allocate(&Round { inventory, seconds, jobs: &candidates })?;
     let wrong = |error| SimulationError::Allocation { policy: policy.name(), round, error };
     if given.len() != candidates.len() {
@@ -203,6 +209,8 @@ fn decide(
     let numbers: Vec<usize> = candidates.iter().map(|candidate| candidate.number).collect();
     for (number, given) in numbers.into_iter().zip(given) {
         if let Some(training) = trainings.get_mut(number) {
+            training.decisions += 1.0;
+            training.present += count as f64;
             training.give(given, now, seconds)?;
         }
     }
@@ -233,6 +241,9 @@ struct Training<'a> {
     ended: Option<f64>,
     attained: f64,
     given: Vec<f64>,
+    /// Decisions since it arrived, and the jobs that were there at each of them, added up.
+    decisions: f64,
+    present: f64,
     measured: Vec<BTreeMap<(u32, u32, u32), Measured>>,
     fitted: Vec<Option<StepModel>>,
     noise: Option<Noise>,
@@ -255,6 +266,8 @@ impl<'a> Training<'a> {
             ended: None,
             attained: 0.0,
             given: vec![0.0; kinds],
+            decisions: 0.0,
+            present: 0.0,
             measured: vec![BTreeMap::new(); kinds],
             fitted: vec![None; kinds],
             noise: None,
@@ -285,6 +298,7 @@ impl<'a> Training<'a> {
             ended: self.ended?,
             restarts: self.restarts.unwrap_or(0),
             given: self.given,
+            contention: self.present / self.decisions,
         })
     }
 
@@ -314,16 +328,20 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// What each worker computes: by goodput, or of the batch that the job was tuned for.
+    /// What each worker computes: by goodput, or of the batch that the job was tuned for. Adapting jobs may use the whole of their ranges, as
+    /// in the artifact, whose policy predicts with no more than the batch that they were tuned for.
     fn local_batch(&self, kind: KindId, shape: &[u32]) -> Result<LocalBatch, SimulationError> {
         let (workers, hosts) = (shape.iter().sum::<u32>(), shape.len() as u32);
         let profile = self.model.profile(kind).ok_or_else(|| unknown(self.job))?;
-        let most = profile.most_samples(shape).ok_or_else(|| unknown(self.job))?;
-        let (smallest, largest) = (self.model.batches().0, *self.job.ranges.batch.end());
+        let least = profile.local_batch().0;
+        let hole = || self.profile_error(kind, profile.hole(shape, least));
+        let most = profile.most_samples(shape).ok_or_else(hole)?;
+        let initial = self.model.batches().0;
+        let (smallest, largest) = (*self.job.ranges.batch.start(), *self.job.ranges.batch.end());
         let known = self.fitted.get(kind.0).copied().flatten().zip(self.noise);
         let mut local = match known {
             Some((fitted, noise)) if self.adapts_batch => {
-                let range = self.model.range(profile, largest, most);
+                let range = self.model.range(profile, (smallest, largest), most);
                 let best = best(&fitted, noise, hosts, workers, range).ok_or_else(|| unknown(self.job))?;
                 best.local
             }
@@ -331,15 +349,26 @@ impl<'a> Training<'a> {
                 let first = smallest.max(profile.local_batch().0 * workers);
                 let batch = if self.adapts_batch { first } else { self.job.batch };
                 let samples = ceiling(f64::from(batch) / f64::from(workers));
-                LocalBatch::split(samples, most, workers == 1 && batch > smallest)
+                LocalBatch::split(samples, most, workers == 1 && batch > initial)
             }
         };
-        if let Some(most) = profile.most_samples_of(workers) {
-            local.samples = local.samples.min(most);
-        }
+        let most = profile.most_samples_of(workers).unwrap_or(local.samples);
+        local.samples = local.samples.min(most);
         let passes = workers.saturating_mul(local.accumulated + 1).max(1);
         local.samples = local.samples.min(largest / passes);
+        if self.adapts_batch && u64::from(passes) * u64::from(local.samples) < u64::from(smallest) {
+            // What fits a pass has become too little: more passes, or a batch that divides better.
+            let alone_and_beyond = workers == 1 && smallest > initial;
+            let samples = (profile.local_batch().0, most);
+            let within = LocalBatch::within(workers, (smallest, largest), samples, alone_and_beyond);
+            return Ok(within.unwrap_or(local));
+        }
         Ok(local)
+    }
+
+    fn profile_error(&self, kind: KindId, error: ProfileError) -> SimulationError {
+        let kind = self.inventory.kind(kind).map(|kind| kind.name.clone()).unwrap_or_default();
+        SimulationError::Profile { job: self.job.name.clone(), kind, error }
     }
 
     /// Runs for so many seconds.
@@ -388,10 +417,8 @@ impl<'a> Training<'a> {
         let noise = self.model.noise(batch as u32, self.epochs).ok_or_else(|| unknown(self.job))?;
         let gain = noise.gain(batch / f64::from(initial));
         let profile = self.model.profile(kind).ok_or_else(|| unknown(self.job))?;
-        let time = profile.step_time(&running.shape, local.samples).map_err(|error| {
-            let kind = self.inventory.kind(kind).map(|kind| kind.name.clone()).unwrap_or_default();
-            SimulationError::Profile { job: self.job.name.clone(), kind, error }
-        })?;
+        let time = profile.step_time(&running.shape, local.samples);
+        let time = time.map_err(|error| self.profile_error(kind, error))?;
         self.noise = Some(noise);
         let compute = time.step - time.exchange;
         if self.adapts_batch
@@ -407,5 +434,40 @@ impl<'a> Training<'a> {
         }
         let seconds = time.step + compute * f64::from(local.accumulated);
         Ok(gain / seconds / self.model.facts().slowdown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic::Synthetic;
+
+    #[test]
+    fn adapted_batches_stay_within_their_range() {
+        let made = Synthetic::new(1, 1, 60.0).unwrap();
+        let (model, inventory) = (&made.models[0], &made.inventory);
+        let kind = inventory.kind(KindId(0)).unwrap();
+        // What it was recorded with begins at 64, and gradients without noise gain nothing by more.
+        let mut job = Job { model: 0, workers: 1, batch: 300, ..made.jobs[0].clone() };
+        job.ranges.batch = 300..=2000;
+        assert_eq!(job.check(inventory, &made.models), Ok(()));
+        let fitted = StepModel {
+            compute_base: 0.1,
+            compute_sample: 0.01,
+            hosts_base: 0.2,
+            hosts_worker: 0.01,
+            local_base: 0.05,
+            local_worker: 0.001,
+            overlap: 1.0,
+        };
+        for noise in [None, Some(Noise { square: 1.0, variance: 0.0 })] {
+            let mut training = Training::new(inventory, &job, model, true);
+            (training.fitted[0], training.noise) = (Some(fitted), noise);
+            for workers in 1..=kind.capacity() {
+                let local = training.local_batch(KindId(0), &kind.filled(workers)).unwrap();
+                let batch = f64::from(workers) * local.total();
+                assert!((300.0..=2000.0).contains(&batch), "{workers} workers, {noise:?}: {local:?}");
+            }
+        }
     }
 }

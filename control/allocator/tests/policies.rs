@@ -2,11 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_allocator::{
-    Allocation, Candidate, Configuration, Fifo, Gavel, Inventory, Job, Kind, KindId, LeastAttained, Model,
-    Outcome, Policy, PolicyError, Program, Round, Settings, Sia, SimulationError, Synthetic, check, simulate,
+    Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
+    LeastAttained, MarketPolicy, Model, Noise, Outcome, Placement, Policy, PolicyError, Pollux,
+    PolluxSettings, Profile, Program, RangeError, Ranges, Round, Scaling, Settings, Sia, SiaSettings,
+    SimulationError, StepTime, Synthetic, check, finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// More than any program here needs.
+const LIMIT: Duration = Duration::from_secs(3600);
 
 /// A policy's decisions are checked as they are made.
 struct Watched<'a, P> {
@@ -17,6 +24,10 @@ struct Watched<'a, P> {
 impl<P: Policy> Policy for Watched<'_, P> {
     fn name(&self) -> &'static str {
         self.policy.name()
+    }
+
+    fn needs_tuned_speeds(&self) -> bool {
+        self.policy.needs_tuned_speeds()
     }
 
     fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
@@ -52,6 +63,11 @@ fn small(seed: u64) -> Synthetic {
     Synthetic::new(seed, 12, 120.0).unwrap()
 }
 
+/// Pollux with a small search.
+fn pollux(seed: u64) -> Pollux {
+    Pollux::new(PolluxSettings { population: 12, generations: 12, seed, ..PolluxSettings::default() })
+}
+
 /// Nothing is asked beyond capacity and ranges.
 fn nothing(_: &Round<'_>, _: &[Option<Allocation>]) {}
 
@@ -72,6 +88,8 @@ proptest! {
             run(&world, LeastAttained, false, &mut nothing),
             run(&world, Gavel::default(), false, &mut nothing),
             run(&world, Sia::default(), true, &mut nothing),
+            run(&world, pollux(seed), true, &mut nothing),
+            run(&world, MarketPolicy::default(), true, &mut nothing),
         ];
         for outcome in outcomes {
             prop_assert_eq!(outcome.jobs.len(), world.jobs.len());
@@ -115,7 +133,7 @@ proptest! {
         let sia = Sia::default();
         run(&small(seed), sia, true, &mut |round, _| {
             let program = sia.program(round).unwrap();
-            let chosen = program.solve().unwrap();
+            let chosen = program.solve(LIMIT).unwrap();
             let (best, gap) = (program.cost(&chosen), 1e-4 * program.cost(&chosen).abs() + 1e-9);
             for greedy in [greedy(&program, |it| it.cost), greedy(&program, |it| f64::from(it.workers))] {
                 assert!(best <= program.cost(&greedy) + gap, "{best} {}", program.cost(&greedy));
@@ -124,18 +142,58 @@ proptest! {
     }
 
     #[test]
+    fn sia_ends_a_job_of_any_range(least in 1..=10_u32, more in 0..=6_u32, tuned in 0..=6_u32) {
+        let range = least..=least + more;
+        let ended = lone_with(range.clone(), least + tuned.min(more));
+        prop_assert!(ended.is_ok(), "{:?}: {:?}", range, ended);
+    }
+
+    #[test]
+    fn a_program_without_time_has_a_feasible_solution(program in programs()) {
+        let chosen = program.solve(Duration::ZERO).unwrap();
+        prop_assert!(fits(&program, &chosen));
+        // A job gets something wherever one more fits alone.
+        let gets = chosen.iter().any(Option::is_some);
+        let could = program.jobs.iter().flatten().any(|it| it.cost < 1.1 && it.workers <= program.capacity[it.kind.0]);
+        prop_assert_eq!(gets, could);
+        prop_assert!(program.cost(&chosen) <= program.idle_cost * program.jobs.len() as f64 + 1e-9);
+    }
+
+    #[test]
     fn the_program_finds_the_least_cost(program in programs()) {
-        let chosen = program.solve().unwrap();
-        let mut used = vec![0; program.capacity.len()];
-        for (job, choice) in program.jobs.iter().zip(&chosen) {
-            let Some(choice) = choice else { continue };
-            prop_assert!(job.contains(choice));
-            used[choice.kind.0] += choice.workers;
-        }
-        prop_assert!(used.iter().zip(&program.capacity).all(|(used, capacity)| used <= capacity));
+        let chosen = program.solve(LIMIT).unwrap();
+        prop_assert!(fits(&program, &chosen));
         let least = exhaustive(&program, &program.capacity, 0);
         prop_assert!(program.cost(&chosen) <= least + 1e-4 * least.abs() + 1e-9, "{} {least}", program.cost(&chosen));
     }
+}
+
+#[test]
+fn what_a_job_must_get_it_gets_or_nothing_is_decided() {
+    let must = Configuration { kind: KindId(0), workers: 4, cost: f64::MIN };
+    let other = Configuration { workers: 2, cost: 0.5, ..must };
+    for limit in [Duration::ZERO, LIMIT, Duration::MAX] {
+        let solve = |accelerators| {
+            let jobs = vec![vec![must], vec![other]];
+            Program { capacity: vec![accelerators], idle_cost: 1.1, jobs }.solve(limit)
+        };
+        assert_eq!(solve(6).unwrap(), [Some(must), Some(other)]);
+        assert_eq!(solve(5).unwrap(), [Some(must), None]);
+        assert!(solve(3).unwrap_err().to_string().ends_with("do not fit"));
+    }
+}
+
+/// Whether each job gets what it may, and all together what there is.
+fn fits(program: &Program, chosen: &[Option<Configuration>]) -> bool {
+    let mut used = vec![0; program.capacity.len()];
+    for choice in chosen.iter().flatten() {
+        used[choice.kind.0] += choice.workers;
+    }
+    let may = |(job, choice): (&Vec<Configuration>, &Option<Configuration>)| {
+        choice.is_none_or(|choice| job.contains(&choice))
+    };
+    program.jobs.iter().zip(chosen).all(may)
+        && used.iter().zip(&program.capacity).all(|(used, all)| used <= all)
 }
 
 fn prop_assert_or_panic(holds: bool) {
@@ -195,6 +253,137 @@ fn lone(accelerators: u32) -> (Inventory, Vec<Model>, Job) {
     (Inventory::new(vec![kind]).unwrap(), world.models, job)
 }
 
+/// What becomes of a job with such a range of workers, alone on six hosts of four accelerators, under Sia.
+fn lone_with(workers: RangeInclusive<u32>, tuned: u32) -> Result<Outcome, SimulationError> {
+    let (_, models, job) = lone(4);
+    let kind = Kind { name: "only".to_owned(), hosts: 6, accelerators: 4, job_hosts: 6 };
+    let inventory = Inventory::new(vec![kind]).unwrap();
+    let ranges = Ranges { workers, ..job.ranges.clone() };
+    let job = Job { workers: tuned, ranges, ..job };
+    let mut policy = Watched { policy: Sia::default(), rule: &mut nothing };
+    simulate(&inventory, &models, &[job], &mut policy, settings(true))
+}
+
+#[test]
+fn three_workers_exactly_are_given_by_sia() {
+    let outcome = lone_with(3..=3, 3).unwrap();
+    // Each round takes 60 seconds of three accelerators.
+    assert!(outcome.jobs[0].given[0] > 0.0 && outcome.jobs[0].given[0] % 180.0 == 0.0, "{outcome:?}");
+    assert_eq!(outcome.jobs[0].restarts, 0);
+}
+
+#[test]
+fn ranges_beyond_sias_largest_size_have_configurations() {
+    let (_, _, job) = steady();
+    let kind = Kind { name: "only".to_owned(), hosts: 30, accelerators: 4, job_hosts: 30 };
+    let inventory = Inventory::new(vec![kind]).unwrap();
+    let alone = Placement { shape: vec![1], batch: 8, time: STEADY };
+    let all = Scaling { hosts: 30, workers: 120, batch: 8, time: STEADY };
+    let model = steady_model(Profile::new(vec![alone], vec![all], None).unwrap());
+    let chosen = |workers: RangeInclusive<u32>, tuned| {
+        let job = Job { workers: tuned, ranges: Ranges { workers, ..job.ranges.clone() }, ..job.clone() };
+        let jobs = [Candidate {
+            number: 0,
+            job: &job,
+            model: &model,
+            age: 0.0,
+            restarts: 0,
+            attained: 0.0,
+            is_starting: false,
+            current: None,
+            fitted: &[None],
+            noise: None,
+            most_workers: 0,
+        }];
+        let round = Round { inventory: &inventory, seconds: 60.0, jobs: &jobs };
+        let given = Sia::default().allocate(&round).unwrap();
+        given[0].as_ref().map(Allocation::workers)
+    };
+    assert_eq!(chosen(65..=67, 66), Some(65));
+    // Whole hosts are preferred where the range has some.
+    assert_eq!(chosen(65..=70, 70), Some(68));
+    assert_eq!(chosen(121..=130, 125), None, "there are 120");
+}
+
+#[test]
+fn a_tuned_placement_that_no_profile_covers_is_refused() {
+    let (inventory, models, job) = lone(16);
+    // Of 64 samples each of 12 workers has 6, and no fewer than 8 were measured.
+    let uncovered = Job { workers: 12, batch: 64, ..job.clone() };
+    let later = Job { name: "later".to_owned(), arrival: 90.0, ..job };
+    for policy in [&mut Fifo as &mut dyn Policy, &mut LeastAttained] {
+        let jobs = [uncovered.clone(), later.clone()];
+        let error = simulate(&inventory, &models, &jobs, policy, settings(false)).unwrap_err();
+        assert!(matches!(error, SimulationError::Range(RangeError::Hole { .. })), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("job lone was tuned for 12 workers and a batch of 64"), "{text}");
+        assert!(text.ends_with("the nearest that is known has 8 samples"), "{text}");
+    }
+}
+
+/// Steps of a second, whatever a job runs on.
+const STEADY: StepTime = StepTime { step: 1.0, exchange: 0.25 };
+
+/// A model of 90 steps with such a profile.
+fn steady_model(profile: Profile) -> Model {
+    let facts =
+        Facts { name: "steady".to_owned(), epochs: 1, restart: 0.0, restart_guess: 0.0, slowdown: 1.0 };
+    let epoch = Epoch { progress: 90.0, noise: Noise { square: 1.0, variance: 1.0 } };
+    Model::new(facts, BTreeMap::from([(8, vec![epoch])]), vec![Some(profile)]).unwrap()
+}
+
+/// A job of 90 steps of a second each, on one or two workers of one host's two accelerators.
+fn steady() -> (Inventory, Model, Job) {
+    let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators: 2, job_hosts: 1 };
+    let placement = |workers, batch| Placement { shape: vec![workers], batch, time: STEADY };
+    let placements = vec![placement(1, 4), placement(1, 8), placement(2, 4), placement(2, 8)];
+    let model = steady_model(Profile::new(placements, Vec::new(), None).unwrap());
+    let ranges = Ranges { workers: 1..=2, kinds: Vec::new(), batch: 8..=8 };
+    let job = Job { name: "steady".to_owned(), arrival: 0.0, model: 0, workers: 2, batch: 8, ranges };
+    (Inventory::new(vec![kind]).unwrap(), model, job)
+}
+
+#[test]
+fn sizes_in_a_hole_of_the_profile_are_not_given() {
+    let (_, model, job) = steady();
+    let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators: 4, job_hosts: 1 };
+    let inventory = Inventory::new(vec![kind]).unwrap();
+    let ranges = Ranges { workers: 1..=4, ..job.ranges.clone() };
+    let jobs = [Job { ranges, ..job }];
+    let policies: [&mut dyn Policy; 3] = [&mut Sia::default(), &mut pollux(1), &mut MarketPolicy::default()];
+    for policy in policies {
+        let mut most = 0;
+        let mut watched = Watched {
+            policy,
+            rule: &mut |_, given: &[Option<Allocation>]| {
+                most = given.iter().flatten().map(Allocation::workers).fold(most, u32::max);
+            },
+        };
+        simulate(&inventory, std::slice::from_ref(&model), &jobs, &mut watched, settings(true)).unwrap();
+        assert_eq!(most, 2, "four were never measured");
+    }
+    // A policy that gives them ends with what is missing.
+    let given = vec![Some(Allocation { kind: KindId(0), accelerators: vec![0, 1, 2, 3] })];
+    let error = simulate(&inventory, &[model], &jobs, &mut Wrong(given), settings(true)).unwrap_err();
+    assert!(error.to_string().contains("the profile has a hole: workers [4]"), "{error}");
+}
+
+#[test]
+fn finish_time_ratios_are_over_a_share_alone() {
+    let (inventory, model, job) = steady();
+    let (models, jobs) = ([model], [job.clone(), job]);
+    let outcome = simulate(&inventory, &models, &jobs, &mut Fifo, settings(false)).unwrap();
+    // Both arrive at 0, and the first decision is made at 60. The first runs to 150; the second begins at 180 and runs to 270.
+    assert_eq!([0, 1].map(|job: usize| outcome.jobs[job].completion_time()), [150.0, 270.0]);
+    // The first shares both of its decisions with the other; the second shares two of four.
+    assert_eq!([0, 1].map(|job: usize| outcome.jobs[job].contention), [2.0, 1.5]);
+    // Alone a job takes 150 s with two workers. With a share of 1 that is 300 s, and with one of 4/3 it is 225.
+    let alone = || Box::new(Fifo) as Box<dyn Policy>;
+    let ratios = finish_time_ratios(&inventory, &models, (&jobs, &outcome), &alone, settings(false)).unwrap();
+    let ratios: Vec<f64> = ratios.into_iter().map(Option::unwrap).collect();
+    assert!((ratios[0] - 0.5).abs() < 1e-12 && (ratios[1] - 1.2).abs() < 1e-12, "{ratios:?}");
+}
+
 #[test]
 fn a_lone_job_takes_its_start_and_its_epochs() {
     let (inventory, models, job) = lone(4);
@@ -222,9 +411,9 @@ fn who_had_least_preempts_and_a_restart_is_counted() {
     assert!(las.jobs[1].ended < fifo.jobs[1].ended && las.jobs[0].restarts > 0);
 }
 
-fn ranges(model: &Model) -> harmonaize_allocator::Ranges {
+fn ranges(model: &Model) -> Ranges {
     let (least, most) = model.batches();
-    harmonaize_allocator::Ranges { workers: 1..=64, kinds: Vec::new(), batch: least..=most }
+    Ranges { workers: 1..=64, kinds: Vec::new(), batch: least..=most }
 }
 
 #[test]
@@ -235,7 +424,7 @@ fn a_range_that_nothing_meets_names_the_nearest() {
         assert!(matches!(error, SimulationError::Range(_)), "{error}");
         error.to_string()
     };
-    let ranged = |workers, kinds: Vec<KindId>, batch| harmonaize_allocator::Ranges { workers, kinds, batch };
+    let ranged = |workers, kinds: Vec<KindId>, batch| Ranges { workers, kinds, batch };
     let batches = models[0].batches();
     let all = batches.0..=batches.1;
     let workers = refused(Job { workers: 8, ..job.clone() });
@@ -299,7 +488,50 @@ fn adapting_jobs_end_sooner_than_tuned_ones() {
     by_name.insert("fifo", run(&world, Fifo, false, &mut nothing).mean_completion_hours());
     by_name.insert("gavel", run(&world, Gavel::default(), false, &mut nothing).mean_completion_hours());
     by_name.insert("sia", run(&world, Sia::default(), true, &mut nothing).mean_completion_hours());
-    assert!(by_name["sia"] < by_name["gavel"] && by_name["sia"] < by_name["fifo"], "{by_name:?}");
+    by_name.insert("pollux", run(&world, pollux(1), true, &mut nothing).mean_completion_hours());
+    by_name
+        .insert("market", run(&world, MarketPolicy::default(), true, &mut nothing).mean_completion_hours());
+    for adapting in ["sia", "pollux", "market"] {
+        let hours = by_name[adapting];
+        assert!(hours < by_name["gavel"] && hours < by_name["fifo"], "{adapting}: {by_name:?}");
+    }
+}
+
+#[test]
+fn pollux_decides_the_same_from_one_seed() {
+    let world = small(5);
+    let outcome = |seed| run(&world, pollux(seed), true, &mut nothing);
+    assert_eq!(outcome(1), outcome(1));
+    assert_ne!(outcome(1), outcome(2));
+}
+
+#[test]
+fn settings_that_are_no_numbers_are_refused() {
+    let (inventory, models, job) = lone(4);
+    let refused = |policy: &mut dyn Policy| {
+        let jobs = std::slice::from_ref(&job);
+        match simulate(&inventory, &models, jobs, policy, settings(true)).unwrap_err() {
+            SimulationError::Policy(error) => error.to_string(),
+            error => panic!("{error}"),
+        }
+    };
+    let idle_cost = SiaSettings { idle_cost: f64::INFINITY, ..SiaSettings::default() };
+    assert!(refused(&mut Sia::new(idle_cost)).ends_with("a job that gets nothing costs inf"));
+    let idle_worth = PolluxSettings { idle_worth: 0.0, ..PolluxSettings::default() };
+    assert!(refused(&mut Pollux::new(idle_worth)).ends_with("an idle job is worth 0"));
+    let fairness = PolluxSettings { fairness: f64::NAN, ..PolluxSettings::default() };
+    assert!(refused(&mut Pollux::new(fairness)).starts_with("policy Pollux"));
+    for price in [f64::NAN, f64::INFINITY, -1.0] {
+        let text = refused(&mut MarketPolicy::new(price));
+        assert!(text.contains("a base price of"), "{text}");
+    }
+}
+
+#[test]
+fn gavel_without_time_gives_all_kinds_alike() {
+    let world = small(6);
+    let outcome = run(&world, Gavel::new(Duration::ZERO), false, &mut nothing);
+    assert_eq!(outcome.jobs.len(), world.jobs.len());
 }
 
 #[test]
@@ -326,7 +558,7 @@ fn a_goodput_that_is_no_number_is_an_error() {
         is_starting: false,
         current: None,
         fitted: &fitted,
-        noise: Some(harmonaize_allocator::Noise { square: 1.0, variance: 1.0 }),
+        noise: Some(Noise { square: 1.0, variance: 1.0 }),
         most_workers: 1,
     };
     let jobs = [candidate];

@@ -13,6 +13,10 @@ impl Policy for Fifo {
         "FIFO"
     }
 
+    fn needs_tuned_speeds(&self) -> bool {
+        true
+    }
+
     fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
         let mut pools = Pool::all(round.inventory);
         let mut given: Vec<Option<Allocation>> = round

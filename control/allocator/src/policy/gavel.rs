@@ -5,19 +5,32 @@ use super::tuned::{Pool, steps_per_second};
 use super::{Candidate, Policy, PolicyError, Round};
 use crate::allocation::Allocation;
 use crate::inventory::KindId;
-use good_lp::{Expression, ProblemVariables, Solution, SolverModel, constraint, microlp, variable};
+use good_lp::{
+    Expression, ProblemVariables, Solution, SolverModel, WithTimeLimit, constraint, microlp, variable,
+};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// What a job that no kind can hold counts as, in steps a second: as in Sia's artifact, so that it shares in the program.
 const IMPOSSIBLE: f64 = 0.1;
 
+/// The time that the linear program may take. Beyond it each job should have each kind for the same part of the time.
+const LIMIT: Duration = Duration::from_secs(10);
+
 /// Gavel, with the workers that jobs were tuned for.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Gavel {
+    limit: Duration,
     /// Seconds that each job has had each kind, and half a round beforehand.
     received: BTreeMap<(usize, KindId), f64>,
     /// The same of all jobs that ever were.
     given: BTreeMap<KindId, f64>,
+}
+
+impl Default for Gavel {
+    fn default() -> Self {
+        Self::new(LIMIT)
+    }
 }
 
 /// Jobs that the program cannot tell apart: as fast on each kind, with as many workers.
@@ -41,7 +54,7 @@ impl Policy for Gavel {
                 });
             }
         }
-        let parts = parts(round)?;
+        let parts = parts(round, self.limit);
         let placed = self.choose(round, &parts);
         let given = assign(round, placed);
         for (candidate, allocation) in round.jobs.iter().zip(&given) {
@@ -54,6 +67,12 @@ impl Policy for Gavel {
 }
 
 impl Gavel {
+    /// With a time of its own for the linear program, a day at most.
+    pub fn new(limit: Duration) -> Self {
+        let limit = limit.min(Duration::from_secs(86_400));
+        Self { limit, received: BTreeMap::new(), given: BTreeMap::new() }
+    }
+
     /// On which kind each job runs in this round: those furthest behind their part first.
     fn choose(&self, round: &Round<'_>, parts: &[Vec<f64>]) -> Vec<Option<KindId>> {
         let mut left: Vec<u32> = round.inventory.kinds().map(|(_, kind)| kind.capacity()).collect();
@@ -90,7 +109,7 @@ impl Gavel {
 
 /// The part of the time that each job should have each kind. Jobs of a class get the same, so that the outcome does not depend on
 /// which of several best solutions the solver finds.
-fn parts(round: &Round<'_>) -> Result<Vec<Vec<f64>>, PolicyError> {
+fn parts(round: &Round<'_>, limit: Duration) -> Vec<Vec<f64>> {
     let mut classes: Vec<Class> = Vec::new();
     let mut class_of: Vec<usize> = Vec::new();
     for candidate in round.jobs {
@@ -106,8 +125,10 @@ fn parts(round: &Round<'_>) -> Result<Vec<Vec<f64>>, PolicyError> {
         }
         class_of.push(class);
     }
-    let by_class = solve(round, &classes)?;
-    Ok(class_of.iter().map(|class| by_class.get(*class).cloned().unwrap_or_default()).collect())
+    let kinds = round.inventory.kinds().len();
+    let even = || vec![vec![1.0 / kinds as f64; kinds]; classes.len()];
+    let by_class = solve(round, &classes, limit).unwrap_or_else(even);
+    class_of.iter().map(|class| by_class.get(*class).cloned().unwrap_or_default()).collect()
 }
 
 fn speeds(round: &Round<'_>, candidate: &Candidate<'_>) -> Vec<f64> {
@@ -118,8 +139,8 @@ fn speeds(round: &Round<'_>, candidate: &Candidate<'_>) -> Vec<f64> {
     round.inventory.kinds().map(speed).collect()
 }
 
-/// A class's part of each kind, for each of its jobs.
-fn solve(round: &Round<'_>, classes: &[Class]) -> Result<Vec<Vec<f64>>, PolicyError> {
+/// A class's part of each kind, for each of its jobs; `None` where the limit passes first.
+fn solve(round: &Round<'_>, classes: &[Class], limit: Duration) -> Option<Vec<Vec<f64>>> {
     let mut variables = ProblemVariables::new();
     let mut goal = Expression::default();
     let mut used: Vec<Expression> = round.inventory.kinds().map(|_| Expression::default()).collect();
@@ -132,7 +153,7 @@ fn solve(round: &Round<'_>, classes: &[Class]) -> Result<Vec<Vec<f64>>, PolicyEr
         }
         shares.push(of_class);
     }
-    let mut program = variables.maximise(goal).using(microlp);
+    let mut program = variables.maximise(goal).using(microlp).with_time_limit(limit.as_secs_f64());
     for (used, (_, kind)) in used.into_iter().zip(round.inventory.kinds()) {
         program = program.with(constraint!(used <= kind.capacity()));
     }
@@ -140,16 +161,14 @@ fn solve(round: &Round<'_>, classes: &[Class]) -> Result<Vec<Vec<f64>>, PolicyEr
         let sum: Expression = shares.iter().sum();
         program = program.with(constraint!(sum <= class.jobs as f64));
     }
-    let solved = program
-        .solve()
-        .map_err(|error| PolicyError::Solver { policy: "Gavel", reason: error.to_string() })?;
+    let solved = program.solve().ok()?;
     let part = |share, class: &Class| {
         let part = solved.value(share) / class.jobs.max(1) as f64;
         ((part * 1e5).round_ties_even() / 1e5).clamp(0.0, 1.0) + 0.0
     };
     let of_class =
         |(shares, class): (&Vec<_>, &Class)| shares.iter().map(|share| part(*share, class)).collect();
-    Ok(shares.iter().zip(classes).map(of_class).collect())
+    Some(shares.iter().zip(classes).map(of_class).collect())
 }
 
 /// Accelerators for the chosen: large jobs first, and who can stays.

@@ -2,7 +2,6 @@
 
 use super::Candidate;
 use crate::allocation::{Allocation, Free};
-use crate::goodput::LocalBatch;
 use crate::inventory::{Inventory, Kind, KindId};
 
 /// A kind with what is free of it.
@@ -22,19 +21,7 @@ impl<'a> Pool<'a> {
 /// Steps a second of a job on a kind, by its profile; 0 where it cannot run there. Control would measure it; a policy that has it
 /// beforehand has an advantage.
 pub(super) fn steps_per_second(candidate: &Candidate<'_>, id: KindId, kind: &Kind) -> f64 {
-    let (job, model) = (candidate.job, candidate.model);
-    if !job.may_use(id) || job.workers > kind.capacity() || job.workers == 0 {
-        return 0.0;
-    }
-    let shape = kind.filled(job.workers);
-    let Some(profile) = model.profile(id) else { return 0.0 };
-    let Some(most) = profile.most_samples(&shape) else { return 0.0 };
-    let mut local = LocalBatch::split(f64::from(job.batch) / f64::from(job.workers), most, job.workers == 1);
-    let passes = job.workers.saturating_mul(local.accumulated + 1);
-    local.samples = local.samples.min(model.batches().1 / passes.max(1));
-    let Ok(time) = profile.step_time(&shape, local.samples) else { return 0.0 };
-    let accumulated = f64::from(local.accumulated) * (time.step - time.exchange);
-    1.0 / ((time.step + accumulated) * model.facts().slowdown)
+    candidate.job.tuned_speed(candidate.model, (id, kind)).and_then(Result::ok).unwrap_or(0.0)
 }
 
 /// Accelerators for a job: those that it has, where they are free, or else of the fastest kind with room those with the lowest
