@@ -1,9 +1,10 @@
-//! `cargo xtask aarch64`: builds for the offload unit's architecture, and runs tests of the result under emulation.
+//! `cargo xtask aarch64`: builds programs and wheel for the offload unit's architecture, and runs tests of the result under emulation.
 
 pub mod archive;
 pub mod toolchain;
 pub(crate) mod tree;
 
+use crate::wheel;
 use anyhow::Result;
 use harmonaize_testkit::packages::Consent;
 use harmonaize_testkit::strict;
@@ -52,7 +53,8 @@ pub(crate) fn build(toolchain: &Toolchain) -> Result<()> {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
-    let toolchain = match Toolchain::prepare(Consent::from_flag(args.yes))? {
+    let consent = Consent::from_flag(args.yes);
+    let toolchain = match Toolchain::prepare(consent)? {
         Prepared::Ready(toolchain) => toolchain,
         Prepared::Impossible(why) => return strict::skip("building and testing for aarch64", why),
     };
@@ -70,5 +72,5 @@ pub fn run(args: &Args) -> Result<()> {
     tests.args(["--", "--skip", MODELS, "--skip", WIPED]);
     workspace::run(&mut tests)?;
     println!("its tests have passed after {:.0} s", tested.elapsed().as_secs_f64());
-    Ok(())
+    wheel::cross(&toolchain, false, consent)
 }

@@ -11,6 +11,7 @@ mod tar;
 use crate::aarch64::toolchain::{Prepared, TARGET, Toolchain};
 use anyhow::{Context, Result, bail};
 use contents::Contents;
+pub(crate) use contents::Libraries;
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
@@ -80,7 +81,7 @@ pub enum Arch {
 
 impl Arch {
     /// This machine's.
-    const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::Amd64 };
+    pub(crate) const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::Amd64 };
 
     fn name(self) -> &'static str {
         match self {
@@ -90,10 +91,18 @@ impl Arch {
     }
 
     /// As compilers and rpm name it.
-    fn machine(self) -> &'static str {
+    pub(crate) fn machine(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
             Self::Arm64 => "aarch64",
+        }
+    }
+
+    /// As `readelf` names it.
+    pub(crate) fn elf(self) -> &'static str {
+        match self {
+            Self::Amd64 => "Advanced Micro Devices X86-64",
+            Self::Arm64 => "AArch64",
         }
     }
 
@@ -278,7 +287,7 @@ fn build(args: &Args, consent: Consent, source: &Source) -> Result<Option<Progra
     };
     compile(toolchain.cargo(), args, source)?;
     let kind = if args.smoke { "debug" } else { "release" };
-    let folder = crate::aarch64::folder().join("build").join(TARGET).join(kind);
+    let folder = crate::aarch64::toolchain::folder().join("build").join(TARGET).join(kind);
     let programs = Programs::take(&folder, |path| toolchain.emulated(path))?;
     Ok(Some(Programs { toolchain: Some(toolchain), ..programs }))
 }

@@ -2,7 +2,8 @@
 //! is refused.
 
 use crate::result::Failure;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::offset_of;
 
 /// What NCCL's initializers mark a configuration with.
 const MAGIC: c_uint = 0xcafe_beef;
@@ -28,8 +29,13 @@ pub struct ncclConfig_t {
 #[repr(C)]
 pub struct ncclCollConfig_t {
     _head: Head,
-    /// Extensions, and what chooses and tunes kernels.
-    _tuning: [u64; 6],
+    _extensions: *mut c_void,
+    _blocks: [c_int; 4],
+    /// Which of NCCL's algorithms may be used, and whether no other may.
+    alg_selection: *const c_char,
+    force_alg_selection: c_int,
+    _policy: c_int,
+    _profiler_tag: u64,
     /// Since release 2.32.
     launch_completion_event: *mut c_void,
 }
@@ -61,7 +67,13 @@ pub(crate) fn check(config: *const ncclConfig_t) -> Result<(), Failure> {
 
 /// Checks a collective's.
 pub(crate) fn check_collective(config: *const ncclCollConfig_t) -> Result<(), Failure> {
-    if size(config.cast())? < size_of::<ncclCollConfig_t>() {
+    let bytes = size(config.cast())?;
+    if bytes >= offset_of!(ncclCollConfig_t, launch_completion_event) {
+        // SAFETY: the configuration is as large as it says.
+        let (selection, forced) = unsafe { ((*config).alg_selection, (*config).force_alg_selection) };
+        check_selection(selection, forced != 0)?;
+    }
+    if bytes < size_of::<ncclCollConfig_t>() {
         return Ok(());
     }
     // SAFETY: the configuration is as large as it says.
@@ -69,5 +81,20 @@ pub(crate) fn check_collective(config: *const ncclCollConfig_t) -> Result<(), Fa
     match event.is_null() {
         true => Ok(()),
         false => Err(Failure::usage("launchCompletionEvent: this library launches no kernels")),
+    }
+}
+
+/// Checks a selection of algorithms. An empty one leaves the choice open, as none does.
+fn check_selection(selection: *const c_char, forced: bool) -> Result<(), Failure> {
+    if !forced || selection.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller gives a text that ends.
+    let text = unsafe { CStr::from_ptr(selection) }.to_string_lossy();
+    match text.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::argument(format!(
+            "algSelection \"{text}\": the provider chooses algorithms; set forceAlgSelection to 0 to let it"
+        ))),
     }
 }

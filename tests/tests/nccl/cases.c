@@ -202,7 +202,7 @@ static void mistakes(void) {
     FAILS(ncclCommDestroy(comm), ncclInvalidArgument, "no such");
 }
 
-/* As NCCL's initializers make them; of what follows nothing is looked at. */
+/* As NCCL's initializers make them; of `more` nothing is looked at. */
 static void configurations(void) {
     struct {
         size_t size;
@@ -212,9 +212,13 @@ static void configurations(void) {
     struct {
         size_t size;
         unsigned magic, version;
-        uint64_t tuning[6];
+        void *extensions;
+        int blocks[4];
+        const char *selection;
+        int forced, policy;
+        uint64_t tag;
         void *event;
-    } call = {sizeof call, 0xcafebeef, 23203, {0}, NULL};
+    } call = {sizeof call, 0xcafebeef, 23203, NULL, {0}, NULL, 1, INT_MIN, 0, NULL};
     ncclComm_t comm = join(), other = NULL;
     ncclUniqueId id = {{7}};
     float each = 1;
@@ -233,6 +237,14 @@ static void configurations(void) {
     FAILS(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call), ncclInvalidUsage, "launch");
     /* A release before has no such field. */
     call.size = sizeof call - sizeof call.event;
+    OK(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call));
+    /* Nothing runs by NCCL's algorithms; who does not insist on one goes on. */
+    call.selection = "ring";
+    FAILS(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call), ncclInvalidArgument, "\"ring\"");
+    call.forced = 0;
+    OK(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call));
+    call.selection = "";
+    call.forced = 1;
     OK(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call));
     call.magic = 0;
     FAILS(ncclAllReduceConfig(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL, &call), ncclInvalidArgument, "initializer");

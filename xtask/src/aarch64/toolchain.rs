@@ -148,16 +148,40 @@ impl Toolchain {
         command
     }
 
+    /// A call of Debian's Python for the target, under emulation, with the modules of its minimal package.
+    pub(crate) fn python(&self) -> Result<Command> {
+        let tree = Tree {
+            home: folder().join("python"),
+            key: "python3",
+            request: "minimal",
+            size: 3,
+            contents: python,
+        };
+        let found = tree.find(&mut None)?;
+        let (_, root, _) = found.context("Debian's package lists do not name python3")?;
+        let mut programs = fs::read_dir(root.join("usr/bin"))?;
+        let program = programs.next().context("Debian's package of Python has no program")??.path();
+        let mut command = Command::new(EMULATOR);
+        // What this machine has for its own Python is not for that one.
+        command.args(emulation(&root)).arg(program).args(["-I", "-S"]);
+        Ok(command)
+    }
+
     /// A cargo call for the target, in the workspace's root.
     pub fn cargo(&self) -> Command {
         let mut cargo = workspace::cargo();
+        self.configure(&mut cargo);
+        cargo
+    }
+
+    /// Has a call of cargo, or of maturin, build with this.
+    pub(crate) fn configure(&self, command: &mut Command) {
         // Each of these would win over the configuration.
         for variable in ["RUSTC", "RUSTC_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_TARGET_DIR"]
         {
-            cargo.env_remove(variable);
+            command.env_remove(variable);
         }
-        cargo.arg("--config").arg(&self.config);
-        cargo
+        command.arg("--config").arg(&self.config);
     }
 }
 
@@ -193,6 +217,15 @@ fn compiler(archive: &Archive, version: &str) -> Result<Contents> {
 
 fn libraries(_: &Archive, _: &str) -> Result<Contents> {
     Ok(unpacked(LINKED))
+}
+
+/// The Python that is Debian's default, as far as the interpreter itself needs it.
+fn python(archive: &Archive, version: &str) -> Result<Contents> {
+    let depends = archive.depends("python3", version)?;
+    let python = depends.iter().find(|name| name.starts_with("python3."));
+    let python = python.context("Debian's python3 depends on no release of Python")?;
+    let [program, modules] = ["", "lib"].map(|before| format!("{before}{python}-minimal"));
+    Ok(unpacked(&[&program, &modules, "libexpat1", "zlib1g"]))
 }
 
 /// Writes the program that starts the unpacked compiler, and returns its path.

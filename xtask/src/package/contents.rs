@@ -39,7 +39,9 @@ pub(super) struct File {
 
 /// The libraries that programs load when they start.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Libraries {
+pub(crate) struct Libraries {
+    /// What the programs run on.
+    pub machines: BTreeSet<String>,
     /// By the names that they are loaded by.
     pub names: BTreeSet<String>,
     /// The least version of glibc that has all that is called.
@@ -146,15 +148,18 @@ fn listed(tree: &Path) -> Result<Vec<File>> {
 
 impl Libraries {
     /// Those that these files load themselves.
-    pub(super) fn of(arch: Arch, files: &[PathBuf]) -> Result<Self> {
+    pub(crate) fn of(arch: Arch, files: &[PathBuf]) -> Result<Self> {
         let mut readelf = Command::new(format!("{}readelf", arch.prefix()));
-        readelf.env("LC_ALL", "C").args(["--dynamic", "--version-info", "--wide"]).args(files);
+        readelf
+            .args(["--file-header", "--dynamic", "--version-info", "--wide"])
+            .args(files)
+            .env("LC_ALL", "C");
         let output = readelf.output().context("cannot start readelf, of Debian's package binutils")?;
         Ok(Self::read(&String::from_utf8_lossy(&output.stdout)))
     }
 
     /// Those in what `readelf` lists.
-    pub(super) fn read(listed: &str) -> Self {
+    pub(crate) fn read(listed: &str) -> Self {
         let between = |line: &str, open: &str, close: char| {
             line.split_once(open)
                 .and_then(|(_, rest)| rest.split_once(close))
@@ -167,7 +172,9 @@ impl Libraries {
         };
         let glibc = listed.lines().filter_map(|line| between(line, "Name: GLIBC_", ' ')).filter_map(version);
         let names = listed.lines().filter_map(|line| between(line, "Shared library: [", ']'));
-        Self { names: names.collect(), glibc: glibc.max() }
+        let machines = listed.lines().filter_map(|line| line.trim_start().strip_prefix("Machine:"));
+        let machines = machines.map(|machine| machine.trim().to_owned()).collect();
+        Self { machines, names: names.collect(), glibc: glibc.max() }
     }
 }
 
