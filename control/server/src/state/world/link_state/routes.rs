@@ -71,7 +71,7 @@ impl TracedRoutes {
     /// Returns all routes: from which host, to which.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (HostId, HostId, &Route)> {
         self.by_host.iter().flat_map(|(from, peers)| {
-            peers.iter().flat_map(|(to, routes)| routes.iter().map(|route| (*from, *to, route)))
+            peers.iter().flat_map(move |(to, routes)| routes.iter().map(move |route| (*from, *to, route)))
         })
     }
 }
