@@ -17,7 +17,8 @@ Examples:
   harmonaize topology check fabric.toml       is the file right? if not, which line?
   harmonaize topology show fabric.toml        its hosts, switches, links, and the ring over all hosts
   harmonaize topology import lldp hosts/*.json > topology.toml
-  harmonaize topology new --racks 4 --hosts 16 --spines 2 > topology.toml";
+  harmonaize topology new --racks 4 --hosts 16 --spines 2 > topology.toml
+  harmonaize topology discover --out topology.toml    of the routes that agents traced";
 
 /// Of `plans`.
 pub(crate) const PLANS: &str = "\

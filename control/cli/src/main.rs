@@ -128,7 +128,7 @@ enum Command {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Shows the fabric as control sees it; or checks, shows and makes topology files, without control.
+    /// Shows the fabric as control sees it; or checks, shows and makes topology files.
     #[command(after_help = help::TOPOLOGY, args_conflicts_with_subcommands = true)]
     Topology {
         /// What to do with a file; control is asked where it is left out.
@@ -437,6 +437,9 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
     let runtime = runtime.map_err(|error| Failure::Refused(error.to_string()))?;
     let Arguments { control, command } = arguments;
     let outcome = match command {
+        Command::Topology { action: Some(TopologyAction::Discover(asked)), .. } => {
+            runtime.block_on(asked.run(&control))
+        }
         Command::Topology { action: Some(action), .. } => topology::run(action),
         Command::Init(asked) => asked.run(),
         Command::Revoke(asked) => asked.run(),

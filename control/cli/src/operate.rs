@@ -217,6 +217,16 @@ impl Operate {
         Ok(print.page(&reply, text::topology))
     }
 
+    /// The fabric as control has it, and the routes that agents traced.
+    pub(crate) async fn traced_paths(
+        &mut self,
+    ) -> Result<(v1::TopologyReply, v1::TracedPathsReply), Failure> {
+        let outcome = self.client.topology(v1::TopologyRequest {}).await;
+        let fabric = self.done(outcome)?;
+        let outcome = self.client.traced_paths(v1::TracedPathsRequest {}).await;
+        Ok((fabric, self.done(outcome)?))
+    }
+
     pub(crate) async fn tenants(
         &mut self,
         action: Option<TenantAction>,

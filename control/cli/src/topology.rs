@@ -1,4 +1,4 @@
-//! Topology files: checked, shown, imported from what operators have, and made from counts.
+//! Topology files: checked, shown, imported from what operators have, and made from counts or from traces.
 
 use crate::Failure;
 use crate::table::{row, table};
@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use harmonaize_planner::{HostId, Node, Rate, SwitchKind, Topology, order, ring_crossings, tuning};
 use std::path::{Path, PathBuf};
 
+mod discover;
 mod draft;
 mod ibnetdiscover;
 mod json;
@@ -44,6 +45,9 @@ pub(crate) enum TopologyAction {
     /// Makes a topology file of racks with a leaf each, joined by spines, and prints it.
     #[command(after_help = NEW_HELP)]
     New(new::New),
+    /// Makes a topology file of the routes that agents traced, as control has them.
+    #[command(after_help = discover::HELP)]
+    Discover(discover::Discover),
 }
 
 const IMPORT_HELP: &str = "\
@@ -104,6 +108,8 @@ pub(crate) fn run(action: TopologyAction) -> Result<String, Failure> {
         TopologyAction::Show { file } => check(&file, true),
         TopologyAction::New(new) => new.draft().and_then(|draft| draft.file()).map_err(refused),
         TopologyAction::Import { source } => import(source).map_err(refused),
+        // Control is asked; see `run` of the program.
+        TopologyAction::Discover(_) => Ok(String::new()),
     }
 }
 

@@ -45,11 +45,16 @@ async fn ask(control: SocketAddr, arguments: &'static [&'static str]) -> (i32, S
 }
 
 async fn serve() -> SocketAddr {
+    serve_with("").await
+}
+
+/// Control with more keys in its configuration.
+async fn serve_with(keys: &str) -> SocketAddr {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("topology.toml"), TOPOLOGY).unwrap();
     let path = folder.path().join("control.toml");
     let config = "listen = \"127.0.0.1:0\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\ntenant = [{ name = \"a\" }]\n";
-    std::fs::write(&path, config).unwrap();
+    std::fs::write(&path, format!("{keys}{config}")).unwrap();
     let server = Server::bind(Config::load(&path).unwrap()).await.unwrap();
     let address = server.local_address();
     tokio::spawn(server.run(std::future::pending()));
@@ -354,6 +359,60 @@ async fn operators_see_and_steer() {
     let (code, out, _) = ask(control, &["top", "--once", "-o", "jsonpath={.hosts[*].host}"]).await;
     assert_eq!((code, out.as_str()), (0, "h0 h1\n"));
     assert_eq!(ask(control, &["top", "--json"]).await.0, 2);
+}
+
+/// An agent on whose routes one switch answers.
+async fn run_tracing_agent(control: SocketAddr, host: &str) {
+    let mut client = ProviderClient::connect(format!("http://{control}")).await.unwrap();
+    let (up, stream) = mpsc::channel(16);
+    let hello = v1::Hello {
+        protocol_version: PROTOCOL_VERSION,
+        host: host.to_owned(),
+        listen: "127.0.0.1:9".to_owned(),
+        capabilities: Some(v1::Capabilities { trace: true, ..Default::default() }),
+        ..Default::default()
+    };
+    up.send(from_agent::Message::Hello(hello).into()).await.unwrap();
+    let mut down = client.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
+    tokio::spawn(async move {
+        while let Ok(Some(message)) = down.message().await {
+            let Some(to_agent::Message::TracePaths(question)) = message.message else { continue };
+            let path = |ports: &v1::PortPair| v1::TracedPath {
+                source_port: ports.source_port,
+                destination_port: ports.destination_port,
+                hops: vec!["10.0.0.1".to_owned()],
+            };
+            let paths = question.ports.iter().map(path).collect();
+            let traced = v1::PathsTraced { request: question.request, paths, error: String::new() };
+            if up.send(from_agent::Message::PathsTraced(traced).into()).await.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_topology_is_discovered_from_agents_traces() {
+    let control = serve_with("source_ports = \"20000-20999\"\n").await;
+    let (code, _, err) = ask(control, &["topology", "discover"]).await;
+    assert_eq!((code, err.starts_with("harmonaize: no agent has traced a route yet")), (1, true), "{err}");
+    run_tracing_agent(control, "h0").await;
+    run_tracing_agent(control, "h1").await;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let made = loop {
+        match ask(control, &["topology", "discover"]).await {
+            (0, out, _) => break out,
+            (_, _, err) => assert!(std::time::Instant::now() < deadline, "{err}"),
+        }
+    };
+    assert!(made.contains("\n# ? Hosts without traces: h1\n"), "{made}");
+    assert!(made.contains("addresses = [\"10.0.0.1\"]"), "{made}");
+    let folder = tempfile::tempdir().unwrap();
+    let file: &'static str = folder.path().join("fabric.toml").to_str().unwrap().to_owned().leak();
+    let (code, out, err) = ask(control, vec!["topology", "discover", "--out", file].leak()).await;
+    assert!(code == 0 && out.starts_with(file) && out.ends_with(" marked as unsure\n"), "{out}{err}");
+    let (code, out, err) = outcome(&harmonaize(&["topology", "check", file]));
+    assert_eq!((code, out), (0, format!("{file}: 2 hosts, 1 switch, 2 links: ok\n")), "{err}");
 }
 
 #[test]

@@ -235,6 +235,11 @@ impl Operator for Operators {
         Ok(Response::new(v1::WithdrawalsReply { withdrawals }))
     }
 
+    async fn traced_paths(&self, request: Request<v1::TracedPathsRequest>) -> Answer<v1::TracedPathsReply> {
+        self.access.caller(&request, Role::Viewer, "topology discover")?;
+        Ok(Response::new(self.query(|state, now| state.queries(now).traced_paths()).await?))
+    }
+
     type AskStream = Replies;
 
     async fn ask(&self, request: Request<v1::AskRequest>) -> Answer<Self::AskStream> {

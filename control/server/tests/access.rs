@@ -264,6 +264,7 @@ async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
     looks.push(operator.explain(v1::ExplainRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.dry_run(v1::DryRunRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.withdrawals(v1::WithdrawalsRequest::default()).await.err().map_or(Code::Ok, code));
+    looks.push(operator.traced_paths(v1::TracedPathsRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.ask(v1::AskRequest::default()).await.err().map_or(Code::Ok, code));
     let plans = operator.plans(v1::PlansRequest { communicator: 1 }).await.err().map(code);
     looks.push(plans.filter(|code| *code != Code::NotFound).unwrap_or(Code::Ok));

@@ -3,6 +3,7 @@
 use harmonaize_planner::{Nanos, Rate, Topology, TopologyError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::net::IpAddr;
 
 /// Why an input makes no topology.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +74,8 @@ pub(super) enum Kind {
 struct DraftNode {
     kind: Kind,
     rack: Option<String>,
+    /// Where a switch answers from when a packet's time to live has run out.
+    addresses: Vec<IpAddr>,
     /// What is unsure about it.
     doubt: Option<String>,
 }
@@ -82,6 +85,8 @@ struct DraftNode {
 struct Cables {
     forward: Vec<Option<Rate>>,
     backward: Vec<Option<Rate>>,
+    /// What is unsure about them beside their rates.
+    doubt: Option<String>,
 }
 
 /// Nodes by name, and the cables between them.
@@ -126,7 +131,7 @@ impl Draft {
 
     /// Adds a node; one that is there already stays as it is.
     pub(super) fn add(&mut self, name: &str, kind: Kind, doubt: Option<String>) {
-        let node = DraftNode { kind, rack: None, doubt };
+        let node = DraftNode { kind, rack: None, addresses: Vec::new(), doubt };
         self.nodes.entry(name.to_owned()).or_insert(node);
     }
 
@@ -142,12 +147,28 @@ impl Draft {
         }
     }
 
+    /// Sets a switch's addresses.
+    pub(super) fn addresses(&mut self, name: &str, addresses: Vec<IpAddr>) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.addresses = addresses;
+        }
+    }
+
     /// Adds a cable that `from` reports. One that both ends report is added at both.
     pub(super) fn cable(&mut self, from: &str, to: &str, rate: Option<Rate>) {
         let forward = from <= to;
-        let (low, high) = if forward { (from, to) } else { (to, from) };
-        let cables = self.cables.entry((low.to_owned(), high.to_owned())).or_default();
+        let cables = self.cables_of(from, to);
         if forward { cables.forward.push(rate) } else { cables.backward.push(rate) }
+    }
+
+    /// Marks the cables between two nodes as unsure.
+    pub(super) fn doubt_cables(&mut self, from: &str, to: &str, doubt: &str) {
+        self.cables_of(from, to).doubt = Some(doubt.to_owned());
+    }
+
+    fn cables_of(&mut self, from: &str, to: &str) -> &mut Cables {
+        let (low, high) = if from <= to { (from, to) } else { (to, from) };
+        self.cables.entry((low.to_owned(), high.to_owned())).or_default()
     }
 
     /// Leaves nodes out, with their cables.
@@ -204,9 +225,15 @@ impl Draft {
         let kinds = self.kinds();
         for (name, node) in names.iter().filter(|(_, node)| node.kind == Kind::Switch) {
             let kind = kinds.get(name.as_str()).copied().unwrap_or("leaf");
+            let addresses: Vec<String> =
+                node.addresses.iter().map(|address| quoted(&address.to_string())).collect();
+            let addresses = match addresses.as_slice() {
+                [] => String::new(),
+                addresses => format!(", addresses = [{}]", addresses.join(", ")),
+            };
             let _ = writeln!(
                 text,
-                "  {{ name = {}, kind = \"{kind}\" }},{}",
+                "  {{ name = {}, kind = \"{kind}\"{addresses} }},{}",
                 quoted(name),
                 mark(node.doubt.as_deref())
             );
@@ -235,7 +262,7 @@ impl Draft {
         let rates = if longer { &cables.forward } else { &cables.backward };
         let sum = rates.iter().fold(0_u64, |sum, rate| sum.saturating_add(rate.unwrap_or(self.assumed).0));
         let unknown = rates.iter().filter(|rate| rate.is_none()).count();
-        let mut doubts = Vec::new();
+        let mut doubts: Vec<String> = cables.doubt.iter().cloned().collect();
         match (unknown, rates.len()) {
             (0, _) => {}
             (1, 1) => doubts.push("rate assumed".to_owned()),

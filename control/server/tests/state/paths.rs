@@ -239,6 +239,40 @@ fn unknown_hops_are_reported_once() {
 }
 
 #[test]
+fn operators_read_routes_over_switches_that_the_topology_lacks() {
+    let mut world = two_racks();
+    let [first, _] = [0, 4].map(|host| able(&mut world, host));
+    let question = questions(&mut world, first).remove(0);
+    let path = |ports: &v1::PortPair| v1::TracedPath {
+        source_port: ports.source_port,
+        destination_port: ports.destination_port,
+        hops: vec!["10.9.0.1".to_owned(), "no address".to_owned()],
+    };
+    let paths = question.ports.iter().map(path).collect();
+    let traced = v1::PathsTraced { request: question.request, paths, error: String::new() };
+    world.send(first, from_agent::Message::PathsTraced(traced));
+    let reply = world.state.queries(world.now).traced_paths();
+    let [route] = &reply.paths[..] else { panic!("all ports took one: {reply:?}") };
+    assert_eq!((route.from.as_str(), route.to.as_str()), ("h0", "h4"));
+    assert_eq!(route.hops, ["10.9.0.1", "", ""]);
+    assert!(question.ports.iter().any(|ports| ports.source_port == route.port) && route.traced_ns > 0);
+}
+
+#[test]
+fn operators_read_the_routes_of_both_directions() {
+    let (world, ..) = traced_pair();
+    let reply = world.state.queries(world.now).traced_paths();
+    let mut routes: Vec<String> =
+        reply.paths.iter().map(|path| format!("{} {} {}", path.from, path.hops.join(" "), path.to)).collect();
+    routes.sort();
+    let over = |spine| format!("h0 10.64.0.1 10.64.0.{spine} 10.64.0.2 h4");
+    let home = |spine| format!("h4 10.64.0.2 10.64.0.{spine} 10.64.0.1 h0");
+    assert_eq!(routes, [over(3), over(4), home(3), home(4)]);
+    // The port is that of the end that connects, in both directions.
+    assert!(reply.paths.iter().all(|path| (20000..30000).contains(&path.port)), "{reply:?}");
+}
+
+#[test]
 fn unanswered_traces_are_repeated_ever_more_seldom() {
     let mut world = two_racks();
     let [first, _] = [0, 4].map(|host| able(&mut world, host));

@@ -15,6 +15,7 @@ use harmonaize_planner::{
 };
 use harmonaize_store::{Withdrawal, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// How many connections of ours cross what.
@@ -64,6 +65,19 @@ impl Queries<'_> {
             links: self.link_states(&crossings),
             aggregators: self.aggregators.reply(topology),
         }
+    }
+
+    /// The routes that agents traced last, with the addresses that answered.
+    pub fn traced_paths(&self) -> v1::TracedPathsReply {
+        let text = |hop: &Option<IpAddr>| hop.map_or_else(String::new, |hop| hop.to_string());
+        let paths = self.links.routes.iter().map(|(from, to, route)| v1::TracedPathRecord {
+            from: self.ctx.host_name(from),
+            to: self.ctx.host_name(to),
+            port: u32::from(route.port),
+            hops: route.hops.iter().map(text).collect(),
+            traced_ns: self.ctx.operator.realtime(route.at).0,
+        });
+        v1::TracedPathsReply { paths: paths.collect() }
     }
 
     fn link_states(&self, crossings: &Crossings) -> Vec<v1::DirectedLinkStatus> {

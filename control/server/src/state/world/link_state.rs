@@ -14,6 +14,7 @@ pub(crate) mod ports;
 mod probes;
 mod probing;
 mod reports;
+mod routes;
 mod timers;
 mod trace;
 mod traces;
@@ -28,6 +29,8 @@ pub(crate) struct LinkState {
     /// Source ports of connections, and which paths they take.
     pub ports: Ports,
     traces: traces::Traces,
+    /// What answered on routes, whatever the topology makes of it.
+    pub routes: routes::TracedRoutes,
     pub reports: reports::Reports,
     pub failures: failed::Failures,
     probes: probing::Probes,
@@ -42,6 +45,7 @@ impl LinkState {
         Self {
             ports: Ports::new(source_ports),
             traces: traces::Traces::default(),
+            routes: routes::TracedRoutes::default(),
             reports: reports::Reports::default(),
             failures: failed::Failures::default(),
             probes: probing::Probes::default(),

@@ -42,10 +42,13 @@ impl LinkState {
             let hops = path.hops.iter().map(|hop| hop.parse().ok()).chain(std::iter::repeat(None));
             seen.insert(port, hops.take(most).collect());
         }
+        let hosts = ctx.settings.topology.hosts().len();
+        let ends = if back { (pair.1, pair.0) } else { pair };
         let mut learned = Learned::default();
         let mut died: BTreeMap<DirectedLink, usize> = BTreeMap::new();
         for (port, hops) in &seen {
             self.report_unknown_hops(ctx, effects, asker(asked.direction), hops);
+            self.routes.insert(hosts, ends, *port, hops, ctx.now);
             self.learn(ctx, (pair, back), *port, hops, &mut learned, &mut died);
         }
         let dead = died.iter().filter(|(link, count)| **count >= DEATHS && !learned.alive.contains(link));
