@@ -6,10 +6,12 @@ use anyhow::{Result, ensure};
 use harmonaize_identity::Use;
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_testkit::namespace::Namespace;
-use harmonaize_testkit::{clock, packages, strict, workspace};
+use harmonaize_testkit::{clock, etcd, packages, strict, workspace};
 use harmonaize_tests::job::deploy;
+use harmonaize_tests::load::noticed_soon;
 use harmonaize_tests::scrape::{PORTS, scrape};
 use harmonaize_tests::star;
+use rustix::process::Signal;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -233,4 +235,35 @@ fn an_agent_a_certificate_and_the_disk_come_to_their_ends() {
     }
     let after = Scrape::new(&instances);
     fires("HarmonaizeStoreFailing", &before, &after, &[labels([("instance", "control")])]);
+}
+
+#[test]
+fn control_fails_over_and_then_nobody_leads() {
+    if !etcd::is_installed() {
+        return;
+    }
+    let adjust = |setup: &mut Setup| {
+        noticed_soon(setup);
+        (setup.unmanaged_hosts, setup.replicated) = (3, true);
+    };
+    let Some(mut deployment) = deploy(&star(4, "1Gbit/s"), adjust) else { return };
+    let hosts: Vec<_> = deployment.replicas().iter().map(|replica| replica.host.clone()).collect();
+    let instances: Vec<Instance> =
+        hosts.iter().map(|host| (host.name.clone(), host.namespace.clone(), PORTS[0])).collect();
+    let metric = "harmonaize_control_leader";
+    let leads = |scrape: &Scrape| scrape.with(metric, 1.0).len() == 1;
+    let follow = |scrape: &Scrape, count: usize| scrape.with(metric, 0.0).len() == count;
+
+    let before = until(&instances, |scrape| leads(scrape) && follow(scrape, 2)).unwrap();
+    let leader = before.with(metric, 1.0).remove(0);
+    let position = hosts.iter().position(|host| leader["instance"] == host.name).unwrap();
+    deployment.replicas()[position].control.signal(Signal::KILL).unwrap();
+    let another = until(&instances, |scrape| leads(scrape) && follow(scrape, 1)).unwrap();
+    fires("HarmonaizeControlFailover", &before, &another, &another.with(metric, 1.0));
+
+    for replica in &mut deployment.replicas()[..2] {
+        replica.etcd.signal(Signal::KILL).unwrap();
+    }
+    let nobody = until(&instances, |scrape| follow(scrape, 2)).unwrap();
+    fires("HarmonaizeNoLeader", &another, &nobody, &[Labels::new()]);
 }
