@@ -3,20 +3,24 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Result, ensure};
+use harmonaize_client::{Constraints, Negotiated};
 use harmonaize_identity::Use;
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_testkit::namespace::Namespace;
 use harmonaize_testkit::{clock, etcd, packages, strict, workspace};
-use harmonaize_tests::job::deploy;
-use harmonaize_tests::load::noticed_soon;
+use harmonaize_tests::job::{deploy, joined, sockets};
+use harmonaize_tests::load::{noticed_soon, train};
 use harmonaize_tests::scrape::{PORTS, scrape};
 use harmonaize_tests::star;
+use rustix::net::sockopt::set_tcp_congestion;
 use rustix::process::Signal;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
@@ -266,4 +270,69 @@ fn control_fails_over_and_then_nobody_leads() {
     }
     let nobody = until(&instances, |scrape| follow(scrape, 2)).unwrap();
     fires("HarmonaizeNoLeader", &another, &nobody, &[Labels::new()]);
+}
+
+#[test]
+fn a_late_rank_a_broken_promise_and_a_full_queue_are_found() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), |setup| setup.measure("1Gbit/s")) else { return };
+    let instances = [agents(&deployment), vec![control(&deployment)]].concat();
+    let idle = Scrape::new(&instances);
+    let [first, second, third] = deployment.hosts() else { panic!("three hosts") };
+
+    let workers = joined(&sockets(&deployment, "a"), "job");
+    let (slow, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let late = labels([("host", third.name.as_str()), ("cause", "compute"), ("instance", "control")]);
+    let after = std::thread::scope(|scope| {
+        for worker in &workers {
+            scope.spawn(|| train(worker, &slow, &over));
+        }
+        // What is usual comes first.
+        std::thread::sleep(Duration::from_secs(1));
+        slow.store(true, Ordering::Relaxed);
+        let named = |scrape: &Scrape| scrape.with("harmonaize_control_stragglers", 1.0) == [late.clone()];
+        let after = until(&instances, named);
+        over.store(true, Ordering::Relaxed);
+        after
+    });
+    fires("HarmonaizeStraggler", &idle, &after.unwrap(), &[late]);
+
+    let workers = joined(&sockets(&deployment, "b"), "job");
+    let promise = Constraints::new().min_busbw(20_000_000);
+    let outcome = workers[0].client.propose("job", &promise).unwrap();
+    assert!(matches!(outcome, Negotiated::Agreed(_)), "{outcome:?}");
+    let kept = Scrape::new(&instances);
+    // An eighth of what is promised.
+    deployment.fabric().set_rate(&second.name, Some(20_000_000)).unwrap();
+    std::thread::scope(|scope| {
+        for worker in &workers {
+            // Of a size that tells a bandwidth.
+            scope.spawn(|| (0..4).for_each(|salt| worker.sum(salt, 1 << 17, true, PATIENCE).unwrap()));
+        }
+    });
+    let broken = labels([("tenant", "b"), ("state", "broken"), ("instance", "control")]);
+    let after =
+        until(&instances, |scrape| scrape.with("harmonaize_control_agreements", 1.0).contains(&broken));
+    fires("HarmonaizeAgreementBroken", &kept, &after.unwrap(), &[broken]);
+
+    // Others fill the queue before the narrow link.
+    let address = second.addresses[0];
+    let listener = second.namespace.enter(|| TcpListener::bind((address, 0))).unwrap().unwrap();
+    let target = listener.local_addr().unwrap();
+    let sender = first.namespace.enter(|| TcpStream::connect(target)).unwrap().unwrap();
+    // Whatever the machine's usual is, which may leave queues empty.
+    set_tcp_congestion(&sender, "reno").unwrap();
+    let (receiver, _) = listener.accept().unwrap();
+    let metric = "harmonaize_link_congestion_level";
+    let leaves = |labels: &Labels| labels["instance"] == first.name && labels["direction"] == "egress";
+    let after = std::thread::scope(|scope| {
+        scope.spawn(|| std::io::copy(&mut &receiver, &mut std::io::sink()));
+        scope.spawn(|| while (&sender).write_all(&[0x5a; 1 << 16]).is_ok() {});
+        let after = until(&instances, |scrape| scrape.with(metric, 2.0).iter().any(leaves));
+        for end in [&sender, &receiver] {
+            end.shutdown(Shutdown::Both).unwrap();
+        }
+        after
+    });
+    let after = after.unwrap();
+    fires("HarmonaizeInterfaceCongested", &idle, &after, &after.with(metric, 2.0));
 }
