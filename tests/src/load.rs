@@ -42,12 +42,20 @@ impl Load {
 /// # Panics
 /// Where one does, or `scenario` panics.
 pub fn under_load(sockets: &[PathBuf], scenario: impl FnOnce(&Load)) {
+    under_load_of(sockets, 20_000, scenario);
+}
+
+/// The same of sums of so many elements.
+///
+/// # Panics
+/// As of [`under_load`].
+pub fn under_load_of(sockets: &[PathBuf], elements: usize, scenario: impl FnOnce(&Load)) {
     let load = Load::default();
     std::thread::scope(|scope| {
         let job = scope.spawn(|| {
             run(sockets, "load", 1, |worker| {
                 for round in 0.. {
-                    worker.sum(round, 20_000, round % 2 == 0, STEP)?;
+                    worker.sum(round, elements, round % 2 == 0, STEP)?;
                     let stop = worker.tensor(&[u64::from(load.over.load(Ordering::SeqCst))])?;
                     worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
                     if worker.contents(&stop)? == [1] {

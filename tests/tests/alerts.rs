@@ -5,13 +5,15 @@
 use anyhow::{Result, ensure};
 use harmonaize_client::{Constraints, Negotiated};
 use harmonaize_identity::Use;
+use harmonaize_testkit::cross_traffic::CrossTraffic;
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_testkit::namespace::Namespace;
+use harmonaize_testkit::plans::{self, Plan};
 use harmonaize_testkit::{clock, etcd, packages, strict, workspace};
 use harmonaize_tests::job::{deploy, joined, sockets};
-use harmonaize_tests::load::{noticed_soon, train};
+use harmonaize_tests::load::{noticed_soon, train, under_load_of};
 use harmonaize_tests::scrape::{PORTS, scrape};
-use harmonaize_tests::star;
+use harmonaize_tests::{racks_with_unmanaged_hosts, star};
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::process::Signal;
 use serde_json::json;
@@ -335,4 +337,51 @@ fn a_late_rank_a_broken_promise_and_a_full_queue_are_found() {
     });
     let after = after.unwrap();
     fires("HarmonaizeInterfaceCongested", &idle, &after, &after.with(metric, 2.0));
+}
+
+/// A spine that the ring of the only job crosses.
+fn crossed_spine(deployment: &Deployment) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let plan = plans::plans(deployment).unwrap().into_iter().next().filter(Plan::paths_known);
+        if let Some(spine) = plan.as_ref().and_then(|plan| plan.crossed("spine").first().copied()) {
+            return spine.to_owned();
+        }
+        assert!(Instant::now() < deadline, "control does not know the paths of {plan:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn links_that_are_cut_and_congested_are_found() {
+    const RATE: &str = "100Mbit/s";
+    let measured = |setup: &mut Setup| {
+        setup.unmanaged_hosts = 2;
+        setup.measure(RATE);
+    };
+    let Some(deployment) = deploy(&racks_with_unmanaged_hosts(2, 2, 2, RATE), measured) else { return };
+    let instances = [control(&deployment)];
+    let before = Scrape::new(&instances);
+    let impaired = |scrape: &Scrape, state: &str| {
+        let all = scrape.with("harmonaize_control_link_impaired", 1.0).into_iter();
+        all.filter(|labels| labels["state"] == state).collect::<Vec<_>>()
+    };
+    let at = |labels: &Labels, node: &str| labels["from"] == node || labels["to"] == node;
+    under_load_of(&sockets(&deployment, "a"), 250_000, |_| {
+        let spine = crossed_spine(&deployment);
+        deployment.fabric().set_switch(&spine, false).unwrap();
+        let failed =
+            until(&instances, |scrape| impaired(scrape, "failed").iter().any(|labels| at(labels, &spine)));
+        let failed = failed.unwrap();
+        fires("HarmonaizeLinkFailed", &before, &failed, &impaired(&failed, "failed"));
+
+        // All that crosses from rack to rack has the other spine now, of which a foreign flow takes half.
+        let other = if spine == "spine0" { "spine1" } else { "spine0" };
+        let flow = CrossTraffic::start(deployment.fabric(), "f0", "f1", other, 50_000_000).unwrap();
+        let congested =
+            until(&instances, |scrape| impaired(scrape, "congested").iter().any(|labels| at(labels, other)));
+        flow.stop().unwrap();
+        let congested = congested.unwrap();
+        fires("HarmonaizeLinkCongested", &before, &congested, &impaired(&congested, "congested"));
+    });
 }
