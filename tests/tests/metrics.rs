@@ -30,16 +30,19 @@ fn rules_pass_promtool_and_each_alert_fires() {
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(output.status.success(), "{text}");
     }
-    // Each alert has a test that expects it, one where it must not fire, and an entry of the runbook.
+    // Each alert has a test that expects it, one where it must not fire, one that makes its condition, and an entry of the runbook.
     let read = |name: &str| std::fs::read_to_string(shipped().join(name)).unwrap();
     let (rules, tests) = (read("harmonaize.rules.yml"), read("harmonaize.test.yml"));
-    let runbook = std::fs::read_to_string(workspace::root().join("docs/operators.md")).unwrap();
+    let [runbook, conditions] = ["docs/operators.md", "tests/tests/alerts.rs"]
+        .map(|path| std::fs::read_to_string(workspace::root().join(path)).unwrap());
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 6, "{alerts:?}");
     for alert in alerts {
         assert!(tests.contains(&format!("  - name: {alert}\n")), "no test of {alert}");
         let quiet = format!("  - name: {alert} stays quiet\n");
         assert!(tests.contains(&quiet), "no test of what {alert} must not fire at");
+        let made = alert == "HarmonaizePanic" || conditions.contains(&format!("fires(\"{alert}\", "));
+        assert!(made, "no test that makes the condition of {alert}");
         assert!(runbook.contains(&format!("`{alert}`")), "no entry of {alert} in docs/operators.md");
     }
     // So has each recorded series.
