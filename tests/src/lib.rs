@@ -7,6 +7,7 @@ pub mod c_program;
 pub mod job;
 pub mod load;
 pub mod replay;
+pub mod scrape;
 
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::fabric::Fabric;

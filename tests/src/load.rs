@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // support for tests
 
 use crate::STEP;
-use crate::job::{run, sockets, succeeded};
-use harmonaize_client::Rank;
+use crate::job::{Worker, run, sockets, succeeded};
+use harmonaize_client::{Rank, ReduceOp};
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,12 +42,20 @@ impl Load {
 /// # Panics
 /// Where one does, or `scenario` panics.
 pub fn under_load(sockets: &[PathBuf], scenario: impl FnOnce(&Load)) {
+    under_load_of(sockets, 20_000, scenario);
+}
+
+/// The same of sums of so many elements.
+///
+/// # Panics
+/// As of [`under_load`].
+pub fn under_load_of(sockets: &[PathBuf], elements: usize, scenario: impl FnOnce(&Load)) {
     let load = Load::default();
     std::thread::scope(|scope| {
         let job = scope.spawn(|| {
             run(sockets, "load", 1, |worker| {
                 for round in 0.. {
-                    worker.sum(round, 20_000, round % 2 == 0, STEP)?;
+                    worker.sum(round, elements, round % 2 == 0, STEP)?;
                     let stop = worker.tensor(&[u64::from(load.over.load(Ordering::SeqCst))])?;
                     worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
                     if worker.contents(&stop)? == [1] {
@@ -64,6 +72,23 @@ pub fn under_load(sockets: &[PathBuf], scenario: impl FnOnce(&Load)) {
         scenario.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         succeeded(outcomes);
     });
+}
+
+/// Computes and adds up until rank 0 ends it; rank 2 computes ten times as long while it is slow.
+///
+/// # Panics
+/// Where an operation fails.
+pub fn train(worker: &Worker, slow: &AtomicBool, over: &AtomicBool) {
+    loop {
+        let late = worker.rank == 2 && slow.load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(if late { 200 } else { 20 }));
+        let ends = worker.rank == 0 && over.load(Ordering::Relaxed);
+        let tensor = worker.tensor(&[u64::from(ends)]).unwrap();
+        worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(STEP).unwrap();
+        if worker.contents(&tensor).unwrap()[0] > 0 {
+            return;
+        }
+    }
 }
 
 /// Waits until control says of all communicators that they are in this phase.

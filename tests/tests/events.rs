@@ -2,8 +2,9 @@
 //! of another tenant's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank, ReduceOp, Status, StragglerCause};
-use harmonaize_tests::job::{Worker, deploy, joined, sockets};
+use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank, Status, StragglerCause};
+use harmonaize_tests::job::{deploy, joined, sockets};
+use harmonaize_tests::load::train;
 use harmonaize_tests::star;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -83,20 +84,6 @@ fn an_orderly_agent_stop_is_a_failure() {
                 assert_eq!((status, detail.ranks), (Status::RankLost, vec![Rank(2)]));
             }
             other => panic!("{other:?}"),
-        }
-    }
-}
-
-/// Computes and adds up until rank 0 ends it; rank 2 computes ten times as long while it is slow.
-fn train(worker: &Worker, slow: &AtomicBool, over: &AtomicBool) {
-    loop {
-        let late = worker.rank == 2 && slow.load(Ordering::Relaxed);
-        std::thread::sleep(Duration::from_millis(if late { 200 } else { 20 }));
-        let ends = worker.rank == 0 && over.load(Ordering::Relaxed);
-        let tensor = worker.tensor(&[u64::from(ends)]).unwrap();
-        worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(PATIENCE).unwrap();
-        if worker.contents(&tensor).unwrap()[0] > 0 {
-            return;
         }
     }
 }

@@ -1,23 +1,20 @@
 //! Metrics of all three programs on a fabric, and the rules and dashboards that are shipped: what these ask for is there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_testkit::namespace::Namespace;
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::{packages, strict, workspace};
 use harmonaize_tests::job::{deploy, joined, sockets};
+use harmonaize_tests::scrape::{PORTS, scrape};
 use harmonaize_tests::star_with_aggregator;
 use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where control, agents and aggregators serve by default.
-const PORTS: [u16; 3] = [9476, 9477, 9478];
 
 fn shipped() -> PathBuf {
     workspace::root().join("xtask/package/monitoring")
@@ -33,16 +30,19 @@ fn rules_pass_promtool_and_each_alert_fires() {
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(output.status.success(), "{text}");
     }
-    // Each alert has a test that expects it, one where it must not fire, and an entry of the runbook.
+    // Each alert has a test that expects it, one where it must not fire, one that makes its condition, and an entry of the runbook.
     let read = |name: &str| std::fs::read_to_string(shipped().join(name)).unwrap();
     let (rules, tests) = (read("harmonaize.rules.yml"), read("harmonaize.test.yml"));
-    let runbook = std::fs::read_to_string(workspace::root().join("docs/operators.md")).unwrap();
+    let [runbook, conditions] = ["docs/operators.md", "tests/tests/alerts.rs"]
+        .map(|path| std::fs::read_to_string(workspace::root().join(path)).unwrap());
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 6, "{alerts:?}");
     for alert in alerts {
         assert!(tests.contains(&format!("  - name: {alert}\n")), "no test of {alert}");
         let quiet = format!("  - name: {alert} stays quiet\n");
         assert!(tests.contains(&quiet), "no test of what {alert} must not fire at");
+        let made = alert == "HarmonaizePanic" || conditions.contains(&format!("fires(\"{alert}\", "));
+        assert!(made, "no test that makes the condition of {alert}");
         assert!(runbook.contains(&format!("`{alert}`")), "no entry of {alert} in docs/operators.md");
     }
     // So has each recorded series.
@@ -56,21 +56,6 @@ fn rules_pass_promtool_and_each_alert_fires() {
 
 /// What a scrape has: the labels of each metric, `le` included.
 type Scrape = BTreeMap<String, BTreeSet<String>>;
-
-fn scrape(namespace: &Namespace, port: u16) -> String {
-    let ask = move || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let text = namespace.enter(ask).unwrap().unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    assert!(head.contains("200 OK") && head.contains("application/openmetrics-text"), "{head}");
-    body.to_owned()
-}
 
 /// Debian's own, which has Debian's packages; another may come before it on the path.
 const PYTHON: &str = "/usr/bin/python3";
@@ -189,14 +174,14 @@ fn every_query_finds_its_metrics_in_a_scrape() {
     reloaded(deployment.aggregator(0).unwrap(), deadline);
     // Marks and reports take a moment.
     let agent = loop {
-        let text = scrape(&hosts[0], PORTS[1]);
+        let text = scrape(&hosts[0], PORTS[1]).unwrap();
         if text.contains("harmonaize_operations_total{tenant=\"a\",communicator=\"job\"} 20\n") {
             break text;
         }
         assert!(Instant::now() < deadline, "{text}");
         std::thread::sleep(Duration::from_millis(50));
     };
-    let control = scrape(&deployment.fabric().control(), PORTS[0]);
+    let control = scrape(&deployment.fabric().control(), PORTS[0]).unwrap();
     for line in [
         "harmonaize_control_leader 1",
         "harmonaize_control_agent_connected{host=\"h0\"} 1",
@@ -206,7 +191,7 @@ fn every_query_finds_its_metrics_in_a_scrape() {
         assert!(control.lines().any(|one| one == line), "{line} is not in\n{control}");
     }
     let mut metrics = Scrape::new();
-    for text in [agent, control, scrape(&aggregator, PORTS[2])] {
+    for text in [agent, control, scrape(&aggregator, PORTS[2]).unwrap()] {
         assert!(text.ends_with("# EOF\n") && text.contains("harmonaize_build_info{"), "{text}");
         assert!(text.contains("harmonaize_certificate_expiry_timestamp_seconds 1"), "{text}");
         parsed(&text);
@@ -229,18 +214,5 @@ fn every_query_finds_its_metrics_in_a_scrape() {
         for label in grouped(&query) {
             assert!(all.contains(&label) || !complete, "{file}: {query}: nothing has a label {label}");
         }
-    }
-}
-
-#[test]
-fn a_lost_agent_is_seen_in_control_s_metrics() {
-    let Some(mut deployment) = deploy(&harmonaize_tests::star(2, "1Gbit/s"), |_| {}) else { return };
-    deployment.agent(1).unwrap().end().unwrap();
-    let name = deployment.hosts()[1].name.clone();
-    let line = format!("harmonaize_control_agent_connected{{host=\"{name}\"}} 0\n");
-    let deadline = Instant::now() + PATIENCE;
-    while !scrape(&deployment.fabric().control(), PORTS[0]).contains(&line) {
-        assert!(Instant::now() < deadline, "no {line}");
-        std::thread::sleep(Duration::from_millis(50));
     }
 }

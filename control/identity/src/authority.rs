@@ -95,13 +95,21 @@ impl Authority {
     /// # Errors
     /// If the name is none that a certificate can have.
     pub fn issue(&self, name: &str, purpose: Use) -> Result<Issued, Error> {
+        self.issue_for(name, purpose, CERTIFICATE_AGE.unsigned_abs())
+    }
+
+    /// The same, of one that ends `age` from now; ten years at most.
+    ///
+    /// # Errors
+    /// As of [`Authority::issue`].
+    pub fn issue_for(&self, name: &str, purpose: Use, age: std::time::Duration) -> Result<Issued, Error> {
         if !is_certificate_name(name) {
             let why = "a certificate's name has letters, digits, `-`, `_` and dots between them".to_owned();
             return Err(Error::Content { path: name.into(), why });
         }
         let made = || {
             let key = KeyPair::generate()?;
-            let mut params = dated(CERTIFICATE_AGE);
+            let mut params = dated(Duration::try_from(age).unwrap_or(AUTHORITY_AGE).min(AUTHORITY_AGE));
             params.distinguished_name = named(name);
             params.subject_alt_names = vec![SanType::DnsName(name.try_into()?)];
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

@@ -1,0 +1,31 @@
+//! What the programs show to Prometheus.
+
+use anyhow::{Context, Result, ensure};
+use harmonaize_testkit::namespace::Namespace;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Where control, agents and aggregators serve it by default.
+pub const PORTS: [u16; 3] = [9476, 9477, 9478];
+/// How long a page may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The page at a port of a namespace's loopback.
+///
+/// # Errors
+/// Where nobody serves it there, or what comes is none.
+pub fn scrape(namespace: &Namespace, port: u16) -> Result<String> {
+    let request = move || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = namespace.enter(request)??;
+    let (head, body) = text.split_once("\r\n\r\n").context("an answer without an end of its head")?;
+    ensure!(head.contains("200 OK") && head.contains("application/openmetrics-text"), "{head}");
+    Ok(body.to_owned())
+}
