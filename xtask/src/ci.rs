@@ -59,6 +59,8 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "cooperation", "--smoke", "--only", "tenant"])?;
         task(args, &["bench", "codec", "--smoke"])?;
         task(args, &["bench", "small", "--smoke"])?;
+        task(args, &["bench", "allocation", "--smoke"])?;
+        task(args, &["bench", "sharing", "--smoke", "--rounds", "1"])?;
         task(args, &["bench", "trust", "--smoke"])
     }),
     ("fuzz", |_| fuzz::run(&fuzz::Args { seconds: fuzz::SECONDS, ..fuzz::Args::default() })),
