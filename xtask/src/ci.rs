@@ -61,6 +61,7 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "small", "--smoke"])?;
         let parts = ["--rounds", "1", "--only", "host,idle", "--figures", "target/figures"];
         task(args, &["bench", "sharing", "--smoke"].into_iter().chain(parts).collect::<Vec<_>>())?;
+        task(args, &["bench", "allocation", "--smoke"])?;
         task(args, &["bench", "trust", "--smoke"])
     }),
     ("fuzz", |_| fuzz::run(&fuzz::Args { seconds: fuzz::SECONDS, ..fuzz::Args::default() })),

@@ -26,6 +26,13 @@ pub(super) fn magnitudes(values: &[f64]) -> Vec<f64> {
     values.iter().map(|value| value.abs()).collect()
 }
 
+/// The value that so many percent of all do not exceed, `None` of none: one of them, and nothing between two.
+pub(super) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
+}
+
 /// Smallest, middle and largest, for people.
 pub(super) fn summary(values: &[f64]) -> String {
     let mut sorted = values.to_vec();
@@ -51,6 +58,13 @@ mod tests {
         // P(Bin(20, 1/2) <= 13) = 0.942, <= 14 = 0.979.
         assert_eq!(upper_bound(&values(20)), Some(15.0));
         assert_eq!(upper_bound(&[]), None);
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_values() {
+        let values: Vec<f64> = (1..=20).rev().map(f64::from).collect();
+        assert_eq!([50, 90, 100].map(|percent| percentile(&values, percent)), [10.0, 18.0, 20.0].map(Some));
+        assert_eq!((percentile(&[7.0], 90), percentile(&[], 90)), (Some(7.0), None));
     }
 
     #[test]

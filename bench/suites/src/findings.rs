@@ -20,11 +20,13 @@ pub(crate) fn socket(host: &Host) -> String {
     format!("unix:{}", host.folder.join(SOCKET).display())
 }
 
-/// The row beside a detection time: so many false alarms in so many seconds without a cause, an hour. It states, and is held to nothing.
-pub(crate) fn false_alarms(case: Case, count: usize, seconds: f64) -> Row {
+/// The row beside a detection time: so many false alarms in so many seconds without a cause, an hour. It is held to a limit where there is
+/// one, and states otherwise.
+pub(crate) fn false_alarms(case: Case, count: usize, seconds: f64, limit: Option<f64>) -> Row {
     eprintln!("{}: {count} false alarms in {seconds:.0} s", case.case);
     let case = Case { case: format!("{}: false alarms an hour", case.case), ..case };
-    case.state(&[3600.0 * count as f64 / seconds.max(1e-3)])
+    let hourly = [3600.0 * count as f64 / seconds.max(1e-3)];
+    limit.map_or_else(|| case.state(&hourly), |limit| case.limit(&hourly, limit))
 }
 
 /// That what leaves a host is held up, by whom, and when that was said, in nanoseconds of CLOCK_MONOTONIC.
@@ -132,8 +134,10 @@ mod tests {
 
     #[test]
     fn false_alarms_are_stated_by_the_hour() {
-        let row = false_alarms(Case::less("s", "idle", 1.0), 3, 1800.0);
-        assert_eq!((row.ours, row.pass, row.runs), (Some(6.0), None, 1));
-        assert_eq!(row.case, "idle: false alarms an hour");
+        let row = |count, limit| false_alarms(Case::less("s", "idle", 1.0), count, 1800.0, limit);
+        let stated = row(3, None);
+        assert_eq!((stated.ours, stated.pass, stated.runs), (Some(6.0), None, 1));
+        assert_eq!(stated.case, "idle: false alarms an hour");
+        assert_eq!([0, 5, 6].map(|count| row(count, Some(10.0)).pass), [Some(true), Some(true), Some(false)]);
     }
 }

@@ -94,8 +94,16 @@ impl BenchBudget for Budget {
         ("congestion", congestion::idle),
         ("congestion-busy", congestion::busy),
     ];
-    const SMOKE: &'static [&'static str] =
-        &["busbw", "busbw-shaped", "thread", "decision", "stragglers", "congestion", "congestion-busy"];
+    const SMOKE: &'static [&'static str] = &[
+        "busbw",
+        "busbw-shaped",
+        "thread",
+        "decision",
+        "phases",
+        "stragglers",
+        "congestion",
+        "congestion-busy",
+    ];
 
     fn new(request: &Request) -> Self {
         Self {

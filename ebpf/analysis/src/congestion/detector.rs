@@ -380,7 +380,7 @@ impl Detector {
             if let Some(leg) = change.rtt {
                 queue = Some(monitor.record_rtt(time, leg, limits));
             } else if let Some(pending) = change.pending_rtt {
-                monitor.record_pending_rtt(time, pending, limits);
+                monitor.record_pending_rtt(time, pending);
             }
         }
     }
@@ -513,7 +513,7 @@ impl Detector {
             };
             let starved = monitor.due
                 && stated > 0
-                && (monitor.queue_jumped || monitor.late_period(end, &self.limits).is_some_and(starved));
+                && (monitor.queue_jumped || monitor.late_period(end).is_some_and(starved));
             let parts =
                 interface.paths.get(way).map_or(MIN_PATH_SHARE, |paths| MIN_PATH_SHARE.max(2 * paths));
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
@@ -565,7 +565,7 @@ impl Detector {
                 let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
                 let pressure = monitor.measure.pressure;
                 let changed = monitor.decide(self.now, pressure, cause, &self.limits);
-                self.pending |= monitor.has_pending_report(&self.limits);
+                self.pending |= monitor.has_pending_report();
                 if changed {
                     if self.found.len() >= self.limits.max_findings.max(1) {
                         self.found.pop_front();

@@ -8,9 +8,11 @@
 //!
 //! **Pressure.** Each signal is brought to a scale on which 1 is mild and 2 is severe, and the largest counts:
 //! - *delay*: the least round trip of the last 3 ms (or the last one, for twice as long as it took) less the round trip at rest,
-//!   which is the least of the last 1 to 2 minutes (10 to 20 while the link is congested). 1 at [`Limits::delay`] and half of the
-//!   rest, 2 at [`Limits::severe_delay`]. One that is under way counts as soon as it is twice as late as mild. A round trip of
-//!   30 ms and more counts only if 32 KiB followed its packet: else an acknowledgement may have been delayed.
+//!   which is the least of the last 1 to 2 minutes (10 to 20 while the link is congested). 1 at a unit
+//!   and half of the rest, 2 at ten units and twice the rest. One that is under way counts as soon as it is twice as late as mild. A round trip of
+//!   30 ms and more counts only if 32 KiB followed its packet: else an acknowledgement may have been delayed. The unit is what the
+//!   link takes for [`Limits::queue_bytes`], but no less than twice the jitter, of which [`Limits::delay`] counts at most. The jitter is
+//!   the least that 16 round trips in a row differed by within the last 1 to 2 minutes.
 //! - *marks*: ECN marks, echoes of them, CNPs, as a part of the packets of the last 8 ms; *loss*: retransmissions, RoCE
 //!   repeats, gaps and NAKs of the sequence, likewise. 1 at 2 of them and the mild part, 2 at 8 and the severe part.
 //! - *load*, of an interface alone: bytes of the last 4 ms over its capacity; at most 1.5.
@@ -20,15 +22,15 @@
 //! that is not ready) says nothing of the network for 50 ms. An interface has the pressure that all of its paths have (with at
 //! least a twentieth of its bytes each): their least, or its load.
 //!
-//! **Starved.** A path on which all that was measured for 6 ms or more came back later than at rest by half of what is severe, nearly
+//! **Starved.** A path on which all that was measured for 6 ms and two units came back later than at rest by a unit and twice the jitter, nearly
 //! without a break, while what was acknowledged is less than 72% of what is stated, and no more through its interface; and that
 //! has carried 80% of it over 40 ms within the last one or two minutes. What is acknowledged between the ends of two round trips was
 //! sent between their beginnings, so that a queue shows as it grows, before its sender is held up; of a round trip under way it
 //! is the most that can have been. Of a late round trip that the programs told, the end and the beginning are known, and it is held apart from the quick
-//! ones before it, that ended in the same look. A path that has carried as much is starved, too, where such a round trip alone found a queue of 3.6 ms or more
-//! after one that was not late, and 1.3 to 6.2 ms of it are not of what was sent between: bolder, for whoever has it proven.
-//! Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to
-//! follow.
+//! ones before it, that ended in the same look. A path that has carried as much is starved, too, where such a round trip alone found a queue
+//! of which 1 to 2.7 units are not of what was sent since the one before. They must be 0.2 units longer than the link takes for what the round trip
+//! measures. That is bolder, for whoever has it proven. Others are the cause, at once. Kernels' own states of sockets could say more, and
+//! cost too much to follow.
 //!
 //! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell`] with [`Limits::evidence`] signals, and
 //! left when the pressure was below 0.6 (severe: 1.4) for the hold, which doubles when the state comes back soon, from
@@ -74,10 +76,10 @@ pub enum Capacity {
 /// What decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// A round trip that is longer than at rest by this, and by half of that at rest, shows a queue: mild.
+    /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many are severe.
+    pub queue_bytes: u64,
+    /// The same as a time, of a link whose rate or whose round trips are not known.
     pub delay: Duration,
-    /// And by this, and twice that at rest, a long one: severe.
-    pub severe_delay: Duration,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
     pub ecn_ce_ppm: (u32, u32),
     /// Of a million packets, so many lost or sent again: mild, and severe. At least 2 and 8 packets.
@@ -108,11 +110,21 @@ pub struct Limits {
     pub max_findings: usize,
 }
 
+impl Limits {
+    /// The time that a link of so many bytes a second takes for the shortest queue that is news.
+    fn queue_unit(&self, bytes_per_second: u64) -> Duration {
+        let nanos = u128::from(self.queue_bytes) * 1_000_000_000;
+        nanos
+            .checked_div(bytes_per_second.into())
+            .map_or(self.delay, |nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            queue_bytes: 64 << 10,
             delay: Duration::from_micros(500),
-            severe_delay: Duration::from_millis(5),
             ecn_ce_ppm: (20_000, 200_000),
             lost_ppm: (10_000, 50_000),
             load: 0.9,
@@ -128,5 +140,18 @@ impl Default for Limits {
             max_links: 4096,
             max_findings: 1024,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_queue_goes_by_the_rate() {
+        let limits = Limits::default();
+        let unit = |rate| limits.queue_unit(rate).as_nanos();
+        assert_eq!([12_500_000, 125_000_000, 12_500_000_000].map(unit), [5_242_880, 524_288, 5_242]);
+        assert_eq!(limits.queue_unit(0), limits.delay, "nothing is known");
     }
 }

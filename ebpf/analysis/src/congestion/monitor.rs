@@ -28,6 +28,12 @@ const MIN_ANCHOR_DISTANCE: u64 = 8;
 const QUIET: u64 = 2;
 /// Bins that what a link carried without a queue is taken over.
 const CLEAR: u64 = 24;
+/// So many of the shortest queues that are news make a long one.
+const SEVERE_UNITS: u32 = 10;
+/// So many times what round trips differ by at least is no accident.
+const JITTERS: u32 = 2;
+/// Round trips in a row whose spread is taken.
+const SPREAD_RTTS: u32 = 16;
 /// A link's recent past, its rest, its capacity and its state.
 #[derive(Debug, Clone)]
 pub(super) struct Monitor {
@@ -50,6 +56,13 @@ pub(super) struct Monitor {
     /// The least round trip.
     pub(super) min_rtt: WindowedMinMax<Duration>,
     rtt: Option<LastRtt>,
+    /// By how much round trips in a row differed at least, and those of now.
+    jitter: WindowedMinMax<Duration>,
+    spread: Spread,
+    /// The shortest queue that is news.
+    pub(super) unit: Duration,
+    /// A round trip so much longer than at rest is late, where own bursts make queues too.
+    pub(super) late: Duration,
     /// What it carried while a queue stood, and while none did.
     max_queued: WindowedMinMax<u64>,
     max_unqueued: WindowedMinMax<u64>,
@@ -72,6 +85,25 @@ pub(super) struct Monitor {
 struct LastRtt {
     at: Nanos,
     rtt: Duration,
+}
+
+/// The shortest and the longest of some round trips.
+#[derive(Debug, Clone, Copy, Default)]
+struct Spread {
+    count: u32,
+    least: Duration,
+    most: Duration,
+}
+
+impl Spread {
+    /// Takes a round trip; returns by how much they differed once there are enough, and begins anew.
+    fn add(&mut self, trip: Duration) -> Option<Duration> {
+        let first = self.count == 0;
+        self.least = if first { trip } else { self.least.min(trip) };
+        self.most = if first { trip } else { self.most.max(trip) };
+        self.count = (self.count + 1) % SPREAD_RTTS;
+        (self.count == 0).then(|| self.most.saturating_sub(self.least))
+    }
 }
 
 /// What a link's recent past says.
@@ -140,6 +172,10 @@ impl Monitor {
             last_seen: now,
             min_rtt: WindowedMinMax::default(),
             rtt: None,
+            jitter: WindowedMinMax::default(),
+            spread: Spread::default(),
+            unit: limits.delay,
+            late: limits.delay,
             max_queued: WindowedMinMax::default(),
             max_unqueued: WindowedMinMax::default(),
             unqueued_since: now,
@@ -164,9 +200,12 @@ impl Monitor {
             10 * limits.min_rtt_window
         };
         self.min_rtt.update(now, age, trip, Duration::min);
+        if let Some(spread) = self.spread.add(trip) {
+            self.jitter.update(now, age, spread, Duration::min);
+        }
         let rest = self.min_rtt.min().unwrap_or(trip);
         let queue = QueueSample { sent, delay: trip.saturating_sub(rest) };
-        if queue.delay >= limits.delay.max(rest / 2) {
+        if queue.delay >= self.unit.max(rest / 2) {
             add(&mut self.evidence, 1);
         }
         self.rtt = Some(LastRtt { at: now, rtt: trip });
@@ -178,11 +217,11 @@ impl Monitor {
     }
 
     /// Takes the least that a round trip under way will be: it counts where nothing better is known, and for no small queue.
-    pub(super) fn record_pending_rtt(&mut self, now: Nanos, trip: Duration, limits: &Limits) {
+    pub(super) fn record_pending_rtt(&mut self, now: Nanos, trip: Duration) {
         let Some(rest) = self.min_rtt.min() else { return };
         let trip = trip.min(MAX_RTT);
         self.rtt_history.set_pending(now.before(trip), now);
-        if trip.saturating_sub(rest) >= 2 * limits.delay.max(rest / 2) && self.recent_rtt(now).is_none() {
+        if trip.saturating_sub(rest) >= 2 * self.unit.max(rest / 2) && self.recent_rtt(now).is_none() {
             add(&mut self.evidence, 1);
             self.rtt = Some(LastRtt { at: now, rtt: trip });
         }
@@ -259,7 +298,7 @@ impl Monitor {
         };
         let marks = enough(marks, measure.ecn_ce_ppm, limits.ecn_ce_ppm);
         let losses = enough(lost, measure.lost_ppm, limits.lost_ppm);
-        measure.delay = self.delay(end, &mut measure, limits);
+        measure.delay = self.delay(end, &mut measure);
         // What stands in a queue was sent before a round trip that tells of it: by then the sender may have paused.
         let span = SHORT_WINDOW + bins::count((measure.rtt / 2).saturating_mul(3));
         if span < BINS as u64 && measure.rtt > length(SHORT_WINDOW) {
@@ -310,15 +349,15 @@ impl Monitor {
         }
     }
 
-    fn delay(&self, end: Nanos, measure: &mut Measure, limits: &Limits) -> f64 {
+    fn delay(&self, end: Nanos, measure: &mut Measure) -> f64 {
         // A round trip says how things are for about as long as it took.
         let held =
             self.rtt.filter(|trip| end.since(trip.at) <= (2 * trip.rtt).clamp(length(RTT_BINS), length(100)));
         let trip = self.recent_rtt(end).or(held.map(|trip| trip.rtt));
         let Some((trip, rest)) = trip.zip(self.min_rtt.min()) else { return 0.0 };
         measure.rtt = trip;
-        let mild = nanos(limits.delay.max(rest / 2)) as f64;
-        let severe = nanos(limits.severe_delay.max(2 * rest)) as f64;
+        let mild = nanos(self.unit.max(rest / 2)) as f64;
+        let severe = nanos((SEVERE_UNITS * self.unit).max(2 * rest)) as f64;
         pressure(nanos(trip.saturating_sub(rest)) as f64, mild, severe)
     }
 
@@ -350,6 +389,10 @@ impl Monitor {
         };
         let rate = per_second(self.measure.bytes, length(SHORT_WINDOW));
         let known = if capacity == 0 { stated } else { capacity };
+        // Hosts lengthen round trips by no more than what is taken for a queue where nothing is known: more is a queue.
+        let jitter = self.jitter.min().map_or(limits.delay, |jitter| JITTERS * jitter);
+        self.unit = limits.queue_unit(known).max(jitter.min(limits.delay));
+        self.late = self.unit.max(jitter);
         (self.measure.capacity, self.measure.capacity_confirmed) = (known, capacity > 0);
         self.measure.used_ppm = if known == 0 { 0 } else { ppm(rate, known) };
         if let Some(news) = news {
@@ -528,8 +571,8 @@ impl Monitor {
 
     /// Whether there is pressure that is no state yet, a state whose cause is not settled, or a path that may be starved: more
     /// records would decide it.
-    pub(super) fn has_pending_report(&self, limits: &Limits) -> bool {
-        if self.may_be_starved(limits) {
+    pub(super) fn has_pending_report(&self) -> bool {
+        if self.may_be_starved() {
             return true;
         }
         match self.hysteresis.level {
@@ -555,4 +598,21 @@ struct Anchors {
     until: QueueSample,
     /// There was no silence between.
     steady: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_of_so_many_round_trips() {
+        let mut spread = Spread::default();
+        let mut found: Vec<Duration> = Vec::new();
+        for trip in (0..2 * SPREAD_RTTS)
+            .map(|at| Duration::from_micros(if at < SPREAD_RTTS { 100 + at } else { 900 }.into()))
+        {
+            found.extend(spread.add(trip));
+        }
+        assert_eq!(found, [Duration::from_micros(15), Duration::ZERO]);
+    }
 }

@@ -9,10 +9,11 @@ use harmonaize_abi::Nanos;
 use harmonaize_events::Event;
 use std::time::Duration;
 
-/// So much of the queue that it found is not of the connection. More no queue grows by between two round trips: a host stood still.
-const UNEXPLAINED: std::ops::Range<Duration> = Duration::from_micros(2_600)..Duration::from_millis(7);
+/// So much of the queue that it found is not of the connection, in tenths of the shortest queue that is news. More no queue grows by
+/// between two round trips: a host stood still.
+const UNEXPLAINED: std::ops::Range<u32> = 10..27;
 /// And so much is left where what it measures, which a host may hand over all at once, waited for itself.
-const MIN_REMAINDER: Duration = Duration::from_micros(500);
+const MIN_REMAINDER: u32 = 2;
 /// Fewer bytes than this between the two are no traffic to speak of: their acknowledgement may have been delayed.
 const MIN_BYTES: u64 = 4 << 10;
 /// An event is of now for so long.
@@ -63,8 +64,9 @@ impl Monitor {
         };
         let (unexplained, itself) = leap.unexplained(rest, stated);
         let old = now.since(leap.rtt.acknowledged) >= MAX_AGE;
-        let alone = unexplained >= itself.saturating_add(MIN_REMAINDER);
-        let grown = UNEXPLAINED.contains(&unexplained) && alone;
+        let tenth = self.unit / 10;
+        let alone = unexplained >= itself.saturating_add(MIN_REMAINDER * tenth);
+        let grown = (UNEXPLAINED.start * tenth..UNEXPLAINED.end * tenth).contains(&unexplained) && alone;
         grown && !old && leap.bytes >= MIN_BYTES && self.dominates(whole)
     }
 

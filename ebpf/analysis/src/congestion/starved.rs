@@ -7,8 +7,9 @@ use super::monitor::{Monitor, per_second};
 use harmonaize_abi::Nanos;
 use std::time::Duration;
 
-/// Over so long it was so, at least.
-const STARVED: Duration = Duration::from_millis(6);
+/// Over so long it was so, at least: so many bins, whose first and last are inexact, and so many of the shortest queues that are news.
+const STARVED: Duration = length(6);
+const STARVED_UNITS: u32 = 2;
 /// Longer than this says nothing of now; neither does what was acknowledged longer ago than the other.
 const MAX_PERIOD: Duration = Duration::from_millis(90);
 const AGE: Duration = Duration::from_millis(10);
@@ -79,8 +80,8 @@ pub(super) struct LatePeriod {
 
 impl Monitor {
     /// How much later than at rest an acknowledgement is late.
-    fn is_late(&self, trip: Duration, limits: &Limits) -> bool {
-        let late = |rest: Duration| trip >= rest.saturating_add(rest.max(limits.severe_delay / 2));
+    fn is_late(&self, trip: Duration) -> bool {
+        let late = |rest: Duration| trip >= rest.saturating_add(rest.max(self.late));
         self.min_rtt.min().is_some_and(late)
     }
 
@@ -90,21 +91,21 @@ impl Monitor {
     }
 
     /// The last while in which all that was measured was late, where the path has carried about all that is stated.
-    pub(super) fn late_period(&self, end: Nanos, limits: &Limits) -> Option<LatePeriod> {
+    pub(super) fn late_period(&self, end: Nanos) -> Option<LatePeriod> {
         if !self.fills_link() {
             return None;
         }
-        let late = |leg: &RttSample| self.is_late(leg.took(), limits);
+        let late = |leg: &RttSample| self.is_late(leg.took());
         let open = self.rtt_history.pending.filter(late);
         let mut legs = open.into_iter().chain(self.rtt_history.samples.iter().rev().copied());
         let last = legs.next().filter(late)?;
         if end.since(last.acknowledged) >= AGE {
             return None;
         }
-        let mut waited = last.total;
+        let (mut waited, least) = (last.total, STARVED.max(STARVED_UNITS * self.unit));
         for leg in legs {
             let took = last.acknowledged.since(leg.acknowledged);
-            if took >= STARVED {
+            if took >= least {
                 let waited = waited.saturating_mul(100) >= took.saturating_mul(WAITED);
                 let of = LatePeriod { from: leg.sent, until: last.sent, took };
                 return Some(of).filter(|_| waited && took <= MAX_PERIOD);
@@ -148,15 +149,15 @@ impl Monitor {
 
     /// Whether a long queue may stand on a path that has carried about all that is stated, and a closer look would tell whether it
     /// is starved.
-    pub(super) fn may_be_starved(&self, limits: &Limits) -> bool {
+    pub(super) fn may_be_starved(&self) -> bool {
         self.fills_link()
             && !self.measure.signals.starved
-            && (self.is_late(self.measure.rtt, limits) || self.was_late(limits))
+            && (self.is_late(self.measure.rtt) || self.was_late())
     }
 
     /// Whether the latest round trip was late, however long those took that ended with it.
-    fn was_late(&self, limits: &Limits) -> bool {
+    fn was_late(&self) -> bool {
         let lately = |leg: &&RttSample| self.measured.since(leg.acknowledged) < AGE;
-        self.rtt_history.samples.last().filter(lately).is_some_and(|leg| self.is_late(leg.took(), limits))
+        self.rtt_history.samples.last().filter(lately).is_some_and(|leg| self.is_late(leg.took()))
     }
 }

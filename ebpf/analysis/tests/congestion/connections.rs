@@ -1,6 +1,7 @@
 //! Own connections to one host, each by a way of its own: whose way is congested is told, and by whom.
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
+use super::seeds;
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::Nanos;
 use harmonaize_analysis::congestion::{Congestion, Detector, Limits, Link, Path};
@@ -66,7 +67,7 @@ fn connection(port: u16) -> Link {
 #[test]
 fn only_the_congested_connection_is_reported() {
     let mut late = 0;
-    for seed in 0..30 {
+    for seed in seeds(0, 30) {
         let paced: &[Source] = &[Source::Paced(90e6)];
         let mut ways = TwoPaths::new(seed, [paced, paced]);
         ways.advance(600);
@@ -86,7 +87,7 @@ fn only_the_congested_connection_is_reported() {
 
 #[test]
 fn own_traffic_filling_a_path_is_own() {
-    for seed in 100..120 {
+    for seed in seeds(100, 20) {
         let burst = Source::Bursts { bytes: 6e6, pause_ns: 60 * MS };
         let mut ways = TwoPaths::new(seed, [&[Source::Paced(30e6)], &[burst]]);
         ways.advance(1000);

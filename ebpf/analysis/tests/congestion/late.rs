@@ -2,6 +2,7 @@
 //! starved: by how much sooner it says so of an own connection that fills a link of which a foreign flow takes half.
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
+use super::seeds;
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::Nanos;
 use harmonaize_analysis::congestion::{Detector, Limits, Link, Path};
@@ -70,7 +71,7 @@ impl Agent {
 /// After how many milliseconds agents say so, without and with what is told, the least first; and looks in a second before, of which were hurried.
 fn delays(late_ns: u64) -> (Vec<f64>, f64, f64) {
     let (mut delays, mut looks, mut hurried, mut wrong) = (Vec::new(), 0, 0, 0);
-    for seed in 0..60 {
+    for seed in seeds(0, 60) {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut agent = Agent::new(seed, late_ns, Source::Paced(STATED * random.random_range(0.86..0.93)));
         let onset_ns = agent.world.now_ns() + random.random_range(500 * MS..600 * MS);
@@ -107,9 +108,9 @@ fn late_rtt_events_speed_up_detection() {
 #[test]
 fn own_bursts_do_not_report_starvation() {
     let mut told = 0;
-    for seed in 0..40 {
-        let bytes = [64e3, 128e3, 256e3, 1e6][seed as usize % 4];
-        let burst = Source::Bursts { bytes, pause_ns: MS * (1 + seed) };
+    for (seed, run) in seeds(0, 40).zip(0..) {
+        let bytes = [64e3, 128e3, 256e3, 1e6][run as usize % 4];
+        let burst = Source::Bursts { bytes, pause_ns: MS * (1 + run) };
         let mut agent = Agent::new(seed, LATE_NS, burst);
         let until_ns = agent.world.now_ns() + 2000 * MS;
         assert_eq!(agent.starved(until_ns), None, "seed {seed}");

@@ -2,19 +2,18 @@
 //!
 //! The bottleneck is a queue with a rate and a limit, as a shaper is, behind the point where packets are counted. Flows have a
 //! window that grows with acknowledgements (slow start, then a piece a round trip) and halves on loss or on a mark. Hidden flows
-//! share the queue and are not seen.
+//! share the queue and are not seen. Other disciplines have more than one queue, or mark.
 
 use harmonaize_analysis::trace::{Label, Link, Owner, Record};
 use harmonaize_events::{Event, EventKind, FlowKey, Protocol, TcpFlow};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 pub const MS: u64 = 1_000_000;
 pub const INTERFACE: u32 = 3;
-const PACKETS: u64 = 8;
-const PAYLOAD: f64 = 1448.0 * 8.0;
-const WIRE: f64 = 1514.0 * 8.0;
+const PAYLOAD: f64 = 1448.0;
+const WIRE: f64 = 1514.0;
 
 /// Whose a flow is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,9 +34,25 @@ pub enum Source {
     Bursts { bytes: f64, pause_ns: u64 },
 }
 
+/// How a bottleneck queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discipline {
+    /// One queue that drops at its end, and marks what finds it long where marks are: tbf.
+    DropTail,
+    /// A queue for each flow, served in turn. What left a queue of 5 ms is marked or dropped after 100 ms, then ever more often: fq_codel.
+    FqCodel,
+    /// A class for our own flows and one for all others, served in turn: each has half of the rate, and what the other leaves. HTB.
+    Htb,
+    /// One queue that marks with a probability that grows with its mean length: RED with ECN.
+    Red,
+}
+
 /// The bottleneck.
 #[derive(Debug, Clone, Copy)]
 pub struct Bottleneck {
+    pub discipline: Discipline,
+    /// Packets of a piece that a host hands over at once.
+    pub packets: u64,
     pub bytes_per_second: f64,
     /// The longest queue.
     pub limit_ns: f64,
@@ -47,19 +62,84 @@ pub struct Bottleneck {
     pub mark_ns: Option<f64>,
     /// An acknowledgement is late by up to this, now and then by ten times as much.
     pub noise_ns: f64,
+    /// The most bytes that a flow has under way, as its host's buffers allow.
+    pub most_in_flight: f64,
 }
 
 impl Default for Bottleneck {
     fn default() -> Self {
-        Self { bytes_per_second: 125e6, limit_ns: 50e6, base_ns: 150e3, mark_ns: None, noise_ns: 60e3 }
+        Self {
+            discipline: Discipline::DropTail,
+            packets: 8,
+            bytes_per_second: 125e6,
+            limit_ns: 50e6,
+            base_ns: 150e3,
+            mark_ns: None,
+            noise_ns: 60e3,
+            most_in_flight: 4e6,
+        }
     }
+}
+
+impl Bottleneck {
+    /// Bytes of a piece, and the same on the wire.
+    fn payload(&self) -> f64 {
+        PAYLOAD * self.packets as f64
+    }
+
+    fn wire(&self) -> f64 {
+        WIRE * self.packets as f64
+    }
+
+    /// How long the link takes for a piece.
+    fn takes_ns(&self) -> f64 {
+        self.wire() / self.bytes_per_second * 1e9
+    }
+}
+
+/// A piece in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    flow: usize,
+    sent_ns: u64,
+    measured: bool,
+    ecn_ce: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
-    Ack { sent_ns: u64, measured: bool, ecn_ce: bool },
+    Served(Piece),
+    Ack(Piece),
     Loss,
     Send,
+}
+
+/// One of several queues.
+#[derive(Default)]
+struct Queue {
+    pieces: VecDeque<Piece>,
+    /// When CoDel marks or drops next, and how often it has.
+    next_ns: Option<u64>,
+    count: u32,
+}
+
+impl Queue {
+    /// Whether CoDel marks or drops the piece that leaves now.
+    fn codel(&mut self, now_ns: u64, sent_ns: u64) -> bool {
+        const TARGET_NS: u64 = 5 * MS;
+        const INTERVAL_NS: u64 = 100 * MS;
+        if now_ns - sent_ns < TARGET_NS || self.pieces.is_empty() {
+            (self.next_ns, self.count) = (None, 0);
+            return false;
+        }
+        let next_ns = *self.next_ns.get_or_insert(now_ns + INTERVAL_NS);
+        if now_ns < next_ns {
+            return false;
+        }
+        self.count += 1;
+        self.next_ns = Some(next_ns + (INTERVAL_NS as f64 / f64::from(self.count).sqrt()) as u64);
+        true
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -106,8 +186,16 @@ pub struct World {
     /// A round trip that is longer than the least by this, and by the least, is told where the one before was not; 0: none is.
     pub late_ns: u64,
     random: ChaCha8Rng,
+    /// How long own pieces waited all together, and how many that were.
+    pub waited: (f64, u64),
     now_ns: u64,
     free_ns: f64,
+    /// What RED takes for the length of its queue.
+    mean_ns: f64,
+    queues: Vec<Queue>,
+    /// The queue that is served, if one is, or was last.
+    turn: usize,
+    serves: bool,
     flows: Vec<Flow>,
     due: BinaryHeap<Due>,
     order: u64,
@@ -121,8 +209,13 @@ impl World {
             first_port: 10_000,
             late_ns: 0,
             random: ChaCha8Rng::seed_from_u64(seed),
+            waited: (0.0, 0),
             now_ns: 1_000 * MS,
             free_ns: 0.0,
+            mean_ns: 0.0,
+            queues: vec![Queue::default()],
+            turn: 0,
+            serves: false,
             flows: Vec::new(),
             due: BinaryHeap::new(),
             order: 0,
@@ -170,6 +263,7 @@ impl World {
             protocol: Protocol::Tcp as u8,
             ..FlowKey::default()
         };
+        self.queues.push(Queue::default());
         self.flows.push(Flow {
             owner: whose,
             source,
@@ -227,9 +321,11 @@ impl World {
             self.now_ns = self.now_ns.max(due.at_ns.0);
             match due.action {
                 Action::Send => self.wake(due.flow),
-                Action::Ack { sent_ns, measured, ecn_ce: marked } => {
-                    self.acknowledge(due.flow, sent_ns, measured, marked)
+                Action::Served(piece) => {
+                    self.depart(piece);
+                    self.serve();
                 }
+                Action::Ack(piece) => self.acknowledge(piece),
                 Action::Loss => self.lose(due.flow),
             }
             self.send(due.flow);
@@ -241,7 +337,7 @@ impl World {
 
     /// The application has something to send.
     fn wake(&mut self, index: usize) {
-        let now_ns = self.now_ns;
+        let (now_ns, payload) = (self.now_ns, self.bottleneck.payload());
         let flow = &mut self.flows[index];
         if now_ns >= flow.stops_ns {
             flow.backlog = 0.0;
@@ -250,8 +346,8 @@ impl World {
         match flow.source {
             Source::Greedy => flow.backlog = f64::INFINITY,
             Source::Paced(rate) => {
-                flow.backlog += PAYLOAD;
-                let gap = PAYLOAD / rate * 1e9 * self.random.random_range(0.2..1.8);
+                flow.backlog += payload;
+                let gap = payload / rate * 1e9 * self.random.random_range(0.2..1.8);
                 self.plan(now_ns + gap as u64, index, Action::Send);
             }
             Source::Bursts { bytes, .. } => flow.backlog = bytes,
@@ -260,64 +356,140 @@ impl World {
 
     fn send(&mut self, index: usize) {
         let now_ns = self.now_ns;
+        let bottleneck = self.bottleneck;
+        let payload = bottleneck.payload();
         loop {
-            let queue_ns = self.queue_ns();
-            let bottleneck = self.bottleneck;
+            let place = self.place(index);
+            let queue_ns = match bottleneck.discipline {
+                Discipline::DropTail | Discipline::Red => self.queue_ns(),
+                _ => self.queues[place].pieces.len() as f64 * bottleneck.takes_ns(),
+            };
             let flow = &mut self.flows[index];
             if now_ns >= flow.stops_ns {
                 flow.backlog = 0.0;
             }
             let again = flow.repeat > 0;
-            if flow.in_flight + PAYLOAD > flow.window.max(PAYLOAD) || (flow.backlog < PAYLOAD && !again) {
+            if flow.in_flight + payload > flow.window.max(payload) || (flow.backlog < payload && !again) {
                 return;
             }
-            flow.in_flight += PAYLOAD;
-            count(&mut flow.counters, now_ns);
+            flow.in_flight += payload;
+            count(&mut flow.counters, now_ns, &bottleneck);
             let mut event = None;
             if again {
                 flow.repeat -= 1;
-                flow.counters.egress.retransmissions += PACKETS;
+                flow.counters.egress.retransmissions += bottleneck.packets;
                 let key = FlowKey { direction: 2, ..flow.key };
                 let (kind, total) = (EventKind::Retransmission as u32, flow.counters.egress.retransmissions);
                 event = Some(Event { time_ns: now_ns, flow: key, kind, total, ..Event::default() });
             } else {
-                flow.backlog -= PAYLOAD;
+                flow.backlog -= payload;
             }
             let measured = !flow.measuring && !again;
             if measured {
                 flow.measuring = true;
                 flow.counters.egress.measured_ns = now_ns;
                 flow.counters.egress.measured_bytes = flow.counters.egress.traffic.bytes as u32;
-                flow.counters.egress.measured_size = WIRE as u32;
+                flow.counters.egress.measured_size = bottleneck.wire() as u32;
             }
             let hidden = flow.owner == FlowOwner::UnseenCrossTraffic;
             self.events.extend(event.filter(|_| !hidden).map(Record::Event));
             if queue_ns > bottleneck.limit_ns {
-                if measured {
-                    self.flows[index].measuring = false;
-                    self.flows[index].counters.egress.measured_ns = 0;
-                }
-                self.plan(now_ns + (queue_ns + bottleneck.base_ns) as u64, index, Action::Loss);
+                let piece = Piece { flow: index, sent_ns: now_ns, measured, ecn_ce: false };
+                self.discard(piece, queue_ns);
                 continue;
             }
-            self.free_ns = self.free_ns.max(now_ns as f64) + WIRE / bottleneck.bytes_per_second * 1e9;
-            let slow = if self.random.random_bool(0.01) { 10.0 } else { 1.0 };
-            let noise = self.random.random::<f64>() * bottleneck.noise_ns * slow;
-            let marked = bottleneck.mark_ns.is_some_and(|mark_ns| queue_ns > mark_ns);
-            let back_ns = (self.free_ns + bottleneck.base_ns + noise) as u64;
-            self.plan(back_ns, index, Action::Ack { sent_ns: now_ns, measured, ecn_ce: marked });
+            let ecn_ce = match bottleneck.discipline {
+                Discipline::DropTail => bottleneck.mark_ns.is_some_and(|mark_ns| queue_ns > mark_ns),
+                Discipline::Red => self.red(queue_ns),
+                _ => false,
+            };
+            let piece = Piece { flow: index, sent_ns: now_ns, measured, ecn_ce };
+            if matches!(bottleneck.discipline, Discipline::DropTail | Discipline::Red) {
+                self.free_ns = self.free_ns.max(now_ns as f64) + bottleneck.takes_ns();
+                self.depart(piece);
+            } else {
+                self.queues[place].pieces.push_back(piece);
+                if !self.serves {
+                    self.serve();
+                }
+            }
         }
     }
 
-    fn acknowledge(&mut self, index: usize, sent_ns: u64, measured: bool, marked: bool) {
-        let now_ns = self.now_ns;
+    /// The queue of a flow.
+    fn place(&self, flow: usize) -> usize {
+        match self.bottleneck.discipline {
+            Discipline::DropTail | Discipline::Red => 0,
+            Discipline::FqCodel => flow,
+            Discipline::Htb => usize::from(self.flows[flow].owner != FlowOwner::Own),
+        }
+    }
+
+    /// Whether RED marks what finds such a queue.
+    fn red(&mut self, queue_ns: f64) -> bool {
+        // A five hundredth for each packet, as is usual.
+        self.mean_ns += (queue_ns - self.mean_ns) * self.bottleneck.packets as f64 / 512.0;
+        let (least, most) = (self.bottleneck.limit_ns / 12.0, self.bottleneck.limit_ns / 4.0);
+        let above = (self.mean_ns - least) / (most - least);
+        above >= 1.0 || self.random.random::<f64>() < 0.1 * above
+    }
+
+    /// The link takes up the next piece, of each queue in turn.
+    fn serve(&mut self) {
+        let (now_ns, count) = (self.now_ns, self.queues.len());
+        loop {
+            let mut places = (1..=count).map(|step| (self.turn + step) % count);
+            let next = places.find(|place| !self.queues[*place].pieces.is_empty());
+            self.serves = next.is_some();
+            let Some(place) = next else { return };
+            self.turn = place;
+            let queue = &mut self.queues[place];
+            let Some(mut piece) = queue.pieces.pop_front() else { return };
+            if self.bottleneck.discipline == Discipline::FqCodel && queue.codel(now_ns, piece.sent_ns) {
+                if self.bottleneck.mark_ns.is_none() {
+                    self.discard(piece, 0.0);
+                    continue;
+                }
+                piece.ecn_ce = true;
+            }
+            self.free_ns = self.free_ns.max(now_ns as f64) + self.bottleneck.takes_ns();
+            self.plan(self.free_ns as u64, piece.flow, Action::Served(piece));
+            return;
+        }
+    }
+
+    /// A piece has left the link when that is free again.
+    fn depart(&mut self, piece: Piece) {
+        if self.flows[piece.flow].owner == FlowOwner::Own {
+            self.waited.0 += self.free_ns - piece.sent_ns as f64;
+            self.waited.1 += 1;
+        }
+        let slow = if self.random.random_bool(0.01) { 10.0 } else { 1.0 };
+        let noise = self.random.random::<f64>() * self.bottleneck.noise_ns * slow;
+        let back_ns = (self.free_ns + self.bottleneck.base_ns + noise) as u64;
+        self.plan(back_ns, piece.flow, Action::Ack(piece));
+    }
+
+    /// A piece is dropped, which its sender learns once what is before it in the queue has come through.
+    fn discard(&mut self, piece: Piece, queue_ns: f64) {
+        if piece.measured {
+            self.flows[piece.flow].measuring = false;
+            self.flows[piece.flow].counters.egress.measured_ns = 0;
+        }
+        self.plan(self.now_ns + (queue_ns + self.bottleneck.base_ns) as u64, piece.flow, Action::Loss);
+    }
+
+    fn acknowledge(&mut self, piece: Piece) {
+        let Piece { flow: index, sent_ns, measured, ecn_ce: marked } = piece;
+        let (now_ns, most) = (self.now_ns, self.bottleneck.most_in_flight);
+        let (payload, packets) = (self.bottleneck.payload(), self.bottleneck.packets);
         let flow = &mut self.flows[index];
-        flow.in_flight -= PAYLOAD;
-        flow.window += if flow.window < flow.threshold { PAYLOAD } else { PAYLOAD * PAYLOAD / flow.window };
-        flow.window = flow.window.min(4e6);
+        flow.in_flight -= payload;
+        flow.window += if flow.window < flow.threshold { payload } else { payload * payload / flow.window };
+        flow.window = flow.window.min(most);
         let ingress = &mut flow.counters.ingress;
-        ingress.traffic.packets += PACKETS / 2;
-        ingress.traffic.bytes += PACKETS / 2 * 66;
+        ingress.traffic.packets += packets / 2;
+        ingress.traffic.bytes += packets / 2 * 66;
         ingress.traffic.first_ns = ingress.traffic.first_ns.max(1).min(now_ns);
         ingress.traffic.last_ns = now_ns;
         ingress.traffic.burst_began_ns = ingress.traffic.first_ns;
@@ -351,12 +523,12 @@ impl World {
             }
         }
         if marked {
-            flow.counters.ingress.ece += PACKETS / 2;
-            halve(flow, now_ns, now_ns - sent_ns);
+            flow.counters.ingress.ece += packets / 2;
+            halve(flow, now_ns, now_ns - sent_ns, payload);
         }
         if let Source::Bursts { pause_ns, .. } = flow.source
             && flow.in_flight < 1.0
-            && flow.backlog < PAYLOAD
+            && flow.backlog < payload
         {
             let pause_ns = (pause_ns as f64 * self.random.random_range(0.8..1.2)) as u64;
             self.plan(now_ns + pause_ns, index, Action::Send);
@@ -364,24 +536,24 @@ impl World {
     }
 
     fn lose(&mut self, index: usize) {
-        let now_ns = self.now_ns;
+        let (now_ns, payload) = (self.now_ns, self.bottleneck.payload());
         let flow = &mut self.flows[index];
-        flow.in_flight -= PAYLOAD;
+        flow.in_flight -= payload;
         flow.repeat += 1;
-        halve(flow, now_ns, self.bottleneck.limit_ns as u64);
+        halve(flow, now_ns, self.bottleneck.limit_ns as u64, payload);
     }
 }
 
 /// Slows a flow down, once a round trip.
-fn halve(flow: &mut Flow, now_ns: u64, trip_ns: u64) {
+fn halve(flow: &mut Flow, now_ns: u64, trip_ns: u64, payload: f64) {
     if now_ns.saturating_sub(flow.halved_ns) > trip_ns {
-        flow.window = (flow.window / 2.0).max(2.0 * PAYLOAD);
+        flow.window = (flow.window / 2.0).max(2.0 * payload);
         (flow.threshold, flow.halved_ns) = (flow.window, now_ns);
     }
 }
 
 /// A buffer of packets leaves.
-fn count(counters: &mut TcpFlow, now_ns: u64) {
+fn count(counters: &mut TcpFlow, now_ns: u64, bottleneck: &Bottleneck) {
     let traffic = &mut counters.egress.traffic;
     if traffic.first_ns == 0 {
         (traffic.first_ns, traffic.burst_began_ns) = (now_ns, now_ns);
@@ -389,6 +561,6 @@ fn count(counters: &mut TcpFlow, now_ns: u64) {
         (traffic.burst_began_ns, traffic.burst_after) = (now_ns, traffic.bytes);
     }
     traffic.last_ns = now_ns;
-    traffic.packets += PACKETS;
-    traffic.bytes += WIRE as u64;
+    traffic.packets += bottleneck.packets;
+    traffic.bytes += bottleneck.wire() as u64;
 }

@@ -49,6 +49,15 @@ pub enum Slow {
     Link(u64),
 }
 
+/// When ranks send point to point: each to the one that is so much further on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exchange {
+    /// In the middle of the forward pass, as parts of a sequence or a grid meet.
+    Forward,
+    /// After each AllReduce but the last.
+    Between,
+}
+
 /// A job.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -70,6 +79,8 @@ pub struct Job {
     pub accumulated: usize,
     /// Buffers that the first rank sends to all before each iteration's forward pass.
     pub buffers: Option<(Broadcast, u64)>,
+    /// When each rank sends bytes to another, how far on that is, and how many.
+    pub exchange: Option<(Exchange, usize, u64)>,
     /// So often an iteration ends with all sending so many bytes to the first rank.
     pub gather: Option<(usize, u64)>,
     /// After so many iterations all pause for so long, and reduce four bytes.
@@ -100,6 +111,7 @@ impl Job {
             buckets: vec![bytes; count],
             accumulated: 0,
             buffers: None,
+            exchange: None,
             gather: None,
             evaluation: None,
             pipeline: None,
@@ -152,7 +164,13 @@ impl Run<'_> {
         let iteration = match job.pipeline {
             Some((count, bytes)) => self.pipeline(count, bytes, slow),
             None => {
-                self.compute(job.forward_ns);
+                let within = job.exchange.is_some_and(|(when, ..)| when == Exchange::Forward);
+                let first_ns = if within { job.forward_ns / 2 } else { 0 };
+                if within {
+                    self.compute(first_ns);
+                    self.exchange(Exchange::Forward);
+                }
+                self.compute(job.forward_ns - first_ns);
                 if let Some((rank, _, Slow::Forward(by_ns))) = slow {
                     self.now[rank] += by_ns;
                 }
@@ -173,6 +191,14 @@ impl Run<'_> {
         iteration
     }
 
+    /// Each rank sends to one that is further on, if it is time.
+    fn exchange(&mut self, when: Exchange) {
+        let ranks = self.hosts();
+        if let Some((_, distance, bytes)) = self.job.exchange.filter(|(at, ..)| *at == when) {
+            self.collective(&[(0..ranks).map(|rank| (rank, (rank + distance) % ranks, bytes)).collect()]);
+        }
+    }
+
     /// Every rank computes for this long, and a noise.
     fn compute(&mut self, ns: u64) {
         for now in &mut self.now {
@@ -191,7 +217,10 @@ impl Run<'_> {
         }
         let called_ns = calls[0].clone();
         self.now.clone_from(&called_ns);
-        for (bytes, called) in job.buckets.iter().zip(calls) {
+        for (place, (bytes, called)) in job.buckets.iter().zip(calls).enumerate() {
+            if place > 0 {
+                self.exchange(Exchange::Between);
+            }
             for (now, called) in self.now.iter_mut().zip(called) {
                 *now = called.max(*now);
             }

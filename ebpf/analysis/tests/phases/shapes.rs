@@ -1,6 +1,6 @@
 //! Jobs of many shapes: their phases are found as they were, and who is slow is named.
 
-use super::library::{AllReduce, Broadcast, Job, Library, Slow};
+use super::library::{AllReduce, Broadcast, Exchange, Job, Library, Slow};
 use super::training::{Iteration, chatter};
 use super::world::{Packet, Watch, address, records};
 use super::{apart, found};
@@ -14,10 +14,13 @@ const MS: u64 = 1_000_000;
 /// Stages of a pipeline compute in turn, so that who is late is not told of them.
 const PIPELINE: &str = "pipeline";
 
+/// What ranks exchange apart from AllReduces, over connections of its own, is taken for a job of its own: measured, and not held.
+const FORWARD: &str = "point to point in forward";
+
 /// A shape's name, and what makes it of a plain job.
 type Shape = (&'static str, fn(Job, &mut ChaCha8Rng) -> Job);
 
-const SHAPES: [Shape; 14] = [
+const SHAPES: [Shape; 17] = [
     ("plain", |job, _| job),
     ("buffers, tiny", |job, random| with_buffers(job, random.random_range(400..1_400))),
     ("buffers, small", |job, random| with_buffers(job, random.random_range(5_000..60_000))),
@@ -59,7 +62,23 @@ const SHAPES: [Shape; 14] = [
         let step_ns = 3 * job.forward_ns / count as u64;
         Job { pipeline: Some((count, bytes)), hosts: (0..4).collect(), step_ns, ..job }
     }),
+    ("point to point between", |job, random| exchanges(job, Exchange::Between, random)),
+    (FORWARD, |job, random| exchanges(job, Exchange::Forward, random)),
+    ("everything", |job, random| {
+        let buckets = (0..3).map(|_| random.random_range(50_000..1_500_000)).collect();
+        let evaluation = Some((15, random.random_range(200 * MS..500 * MS)));
+        let accumulated = random.random_range(1..3);
+        let job = exchanges(with_buffers(job, 40_000), Exchange::Between, random);
+        Job { buckets, evaluation, accumulated, ..job }
+    }),
 ];
+
+fn exchanges(job: Job, when: Exchange, random: &mut ChaCha8Rng) -> Job {
+    let bytes = random.random_range(10_000..300_000);
+    let distance = random.random_range(1..job.hosts.len());
+    let buckets = vec![job.buckets[0]; random.random_range(2..5)];
+    Job { exchange: Some((when, distance, bytes)), buckets, ..job }
+}
 
 fn with_buffers(job: Job, bytes: u64) -> Job {
     Job { buffers: Some((Broadcast::Binomial, bytes)), ..job }
@@ -185,7 +204,8 @@ fn phases_of_every_shape_meet_the_bars() {
         println!("{name}: {found:.1}% of {}, {beside} beside, off by {off:.2?} ms", score.iterations);
         // A pipeline is cut in two now and then.
         let (beside, end) = if *name == PIPELINE { (0, 0.0) } else { (beside, off[3]) };
-        if found < 98.0 || beside > 0 || off[0] > 1.0 || off[1] > 2.0 || end > 5.0 {
+        let held = *name != FORWARD;
+        if held && (found < 98.0 || beside > 0 || off[0] > 1.0 || off[1] > 2.0 || end > 5.0) {
             missed.push(name);
         }
     }
@@ -282,7 +302,9 @@ fn who_is_slow_is_named_in_every_shape() {
             (of, here, beside) = (of + 1, here + usize::from(named), beside + others);
         }
         println!("{name}: {here} of {of} named, {beside} others");
-        (all, right, wrong) = (all + of, right + here, wrong + beside);
+        if *name != FORWARD {
+            (all, right, wrong) = (all + of, right + here, wrong + beside);
+        }
     }
     println!("{right} of {all} named, {wrong} others");
     // The bar is 95 of 100; docs/performance/telemetry.md has what is missed.
