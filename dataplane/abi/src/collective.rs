@@ -259,6 +259,8 @@ pub struct CollectiveTraits {
     pub pattern: Pattern,
     /// busbw over algbw, from `1 - 1/ranks`.
     bus_factor: fn(f64) -> f64,
+    /// The name of nccl-tests' program without its end; empty where it has none.
+    pub nccl_tests: &'static str,
 }
 
 /// What a block of an output holds in the end.
@@ -287,6 +289,7 @@ impl Collective {
                 aggregator: Some(AggregatorTask::Sum),
                 pattern: Pattern::ReduceDistribute,
                 bus_factor: |part| 2.0 * part,
+                nccl_tests: "all_reduce",
             },
             Self::AllToAll => CollectiveTraits {
                 input: PerRank,
@@ -298,6 +301,7 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Pairwise,
                 bus_factor: |part| part,
+                nccl_tests: "alltoall",
             },
             Self::Broadcast => CollectiveTraits {
                 input: One,
@@ -309,6 +313,7 @@ impl Collective {
                 aggregator: Some(AggregatorTask::Broadcast),
                 pattern: Pattern::Chain,
                 bus_factor: |_| 1.0,
+                nccl_tests: "broadcast",
             },
             Self::Barrier => CollectiveTraits {
                 input: Blocks::None,
@@ -320,6 +325,7 @@ impl Collective {
                 aggregator: Some(AggregatorTask::Barrier),
                 pattern: Pattern::Dissemination,
                 bus_factor: |_| 0.0,
+                nccl_tests: "",
             },
             Self::AllGather => CollectiveTraits {
                 input: One,
@@ -331,6 +337,7 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Gather,
                 bus_factor: |part| part,
+                nccl_tests: "all_gather",
             },
             Self::ReduceScatter => CollectiveTraits {
                 input: PerRank,
@@ -342,6 +349,7 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Gather,
                 bus_factor: |part| part,
+                nccl_tests: "reduce_scatter",
             },
             Self::Reduce => CollectiveTraits {
                 input: One,
@@ -353,6 +361,7 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Chain,
                 bus_factor: |_| 1.0,
+                nccl_tests: "reduce",
             },
             Self::Gather => CollectiveTraits {
                 input: One,
@@ -364,6 +373,7 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Pairwise,
                 bus_factor: |part| part,
+                nccl_tests: "gather",
             },
             Self::Scatter => CollectiveTraits {
                 input: PerRank,
@@ -375,6 +385,7 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Pairwise,
                 bus_factor: |part| part,
+                nccl_tests: "scatter",
             },
         }
     }

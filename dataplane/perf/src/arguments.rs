@@ -25,7 +25,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Parser, Clone, Debug)]
 #[command(version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// What: all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, gather, scatter, alltoallv or sendrecv
+    #[arg(help = format!("What: {}", Program::names()))]
     pub(crate) collective: Program,
     /// The agent's socket for this tenant; several share the ranks out in equal parts
     #[arg(long, required = true, env = "HARMONAIZE_SOCKET")]
@@ -103,16 +103,27 @@ pub(crate) struct Program {
     pub(crate) measured: Measured,
 }
 
+impl Program {
+    /// All of them.
+    fn all() -> impl Iterator<Item = Self> {
+        let collectives =
+            Collective::ALL.iter().map(|one| (one.traits().nccl_tests, Measured::Collective(*one)));
+        let others = [("alltoallv", Measured::AllToAllV), ("sendrecv", Measured::SendRecv)];
+        let named = collectives.filter(|(name, _)| !name.is_empty()).chain(others);
+        named.map(|(name, measured)| Self { name, measured })
+    }
+
+    fn names() -> String {
+        Self::all().map(|program| program.name).collect::<Vec<_>>().join(", ")
+    }
+}
+
 impl FromStr for Program {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = <Measured as Named>::ALL;
-        let found = known.iter().find(|(name, _)| *name == text);
-        found.map(|&(name, measured)| Self { name, measured }).ok_or_else(|| {
-            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-            format!("{text:?} is none of {}", names.join(", "))
-        })
+        let found = Self::all().find(|program| program.name == text);
+        found.ok_or_else(|| format!("{text:?} is none of {}", Self::names()))
     }
 }
 
@@ -159,21 +170,6 @@ impl<T: Named> FromStr for Choice<T> {
         }
         Ok(Self(chosen))
     }
-}
-
-impl Named for Measured {
-    const ALL: &[(&str, Self)] = &[
-        ("all_reduce", Self::Collective(Collective::AllReduce)),
-        ("all_gather", Self::Collective(Collective::AllGather)),
-        ("reduce_scatter", Self::Collective(Collective::ReduceScatter)),
-        ("alltoall", Self::Collective(Collective::AllToAll)),
-        ("broadcast", Self::Collective(Collective::Broadcast)),
-        ("reduce", Self::Collective(Collective::Reduce)),
-        ("gather", Self::Collective(Collective::Gather)),
-        ("scatter", Self::Collective(Collective::Scatter)),
-        ("alltoallv", Self::AllToAllV),
-        ("sendrecv", Self::SendRecv),
-    ];
 }
 
 impl Named for Dtype {
@@ -318,16 +314,14 @@ mod tests {
     #[test]
     fn collectives_go_by_the_names_of_nccl_tests() {
         let named = |name| Arguments::try_parse_from(["harmonaize-perf", name, "--agent", "a"]);
-        for (name, measured) in <Measured as Named>::ALL {
-            let program = named(name).unwrap().collective;
-            assert_eq!((program.name, program.measured), (*name, *measured));
+        for program in Program::all() {
+            let parsed = named(program.name).unwrap().collective;
+            assert_eq!((parsed.name, parsed.measured), (program.name, program.measured));
         }
-        let measured = |one: &Collective| {
-            <Measured as Named>::ALL.iter().any(|(_, known)| *known == Measured::Collective(*one))
-        };
-        assert!(Collective::ALL.iter().filter(|one| one.has_data()).all(measured));
+        let has_program = |one: &Collective| !one.traits().nccl_tests.is_empty();
+        assert!(Collective::ALL.iter().all(|one| has_program(one) == one.has_data()));
         let error = named("allreduce").unwrap_err().to_string();
-        assert!(error.contains("none of all_reduce, all_gather"), "{error}");
+        assert!(error.contains("none of all_reduce, alltoall"), "{error}");
     }
 
     #[test]
