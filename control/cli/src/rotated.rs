@@ -38,18 +38,21 @@ impl Rotated {
         self.file.flush()?;
         let older = |number: u32| {
             let mut name = self.path.as_os_str().to_owned();
-            name.push(format!(".{number}"));
+            if number > 0 {
+                name.push(format!(".{number}"));
+            }
             PathBuf::from(name)
         };
-        for number in (1..self.keep).rev() {
-            match std::fs::rename(older(number), older(number + 1)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        // Whoever collects rows may have taken a file away.
+        let if_there = |outcome: Result<()>| match outcome {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        };
+        for number in (0..self.keep).rev() {
+            if_there(std::fs::rename(older(number), older(number + 1)))?;
         }
-        match self.keep {
-            0 => std::fs::remove_file(&self.path)?,
-            _ => std::fs::rename(&self.path, older(1))?,
+        if self.keep == 0 {
+            if_there(std::fs::remove_file(&self.path))?;
         }
         (self.file, self.bytes) = append(&self.path)?;
         Ok(())
@@ -107,6 +110,12 @@ mod tests {
         Rotated::open(path.clone(), 16, 0).unwrap().write("row 2\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "row 2\n");
         assert!(!folder.path().join("rows.1").exists());
+        for keep in [0, 2] {
+            let mut rows = Rotated::open(path.clone(), 7, keep).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            rows.write("row 3\n").unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "row 3\n");
+        }
         assert!(Rotated::open("/dev/null".into(), 16, 0).is_err());
     }
 }

@@ -15,7 +15,7 @@ use crate::agent::{Agent, Socket};
 use crate::control::ControlArguments;
 use crate::operate::Operate;
 use crate::output::PageArguments;
-use harmonaize_api::v1::{FabricSnapshot, Snapshot};
+use harmonaize_api::v1::{ExplainReply, FabricSnapshot, PlansReply, Snapshot};
 use harmonaize_planner::Nanos;
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
@@ -92,7 +92,10 @@ impl Stream {
     async fn complete(&mut self) -> Result<Value, Failure> {
         match self {
             Self::Agent(agent, stream) => Ok(complete::snapshot(&snapshot_with_rates(agent, stream).await?)),
-            Self::Control(control, stream) => Ok(complete::fabric(&fabric(control, stream).await?)),
+            Self::Control(control, stream) => {
+                let (fabric, plans, decisions) = fabric(control, stream).await?;
+                Ok(complete::fabric(&fabric, &plans, &decisions))
+            }
         }
     }
 
@@ -100,10 +103,8 @@ impl Stream {
         match self {
             Self::Agent(agent, stream) => Ok(View::agent(&snapshot(agent, stream).await?)),
             Self::Control(control, stream) => {
-                let view = View::fabric(&fabric(control, stream).await?);
-                let plans = control.plans_of(0).await?;
-                let decisions = control.decisions(0, MAX_DECISIONS).await?;
-                Ok(view.with_plans(&plans, &decisions))
+                let (fabric, plans, decisions) = fabric(control, stream).await?;
+                Ok(View::fabric(&fabric).with_plans(&plans, &decisions))
             }
         }
     }
@@ -120,12 +121,14 @@ async fn snapshot_with_rates(agent: &Agent, stream: &mut Streaming<Snapshot>) ->
     if first.interval_ns == 0 { snapshot(agent, stream).await } else { Ok(first) }
 }
 
+/// Control's next snapshot, with plans and the last decisions.
 async fn fabric(
-    control: &Operate,
+    control: &mut Operate,
     stream: &mut Streaming<FabricSnapshot>,
-) -> Result<FabricSnapshot, Failure> {
+) -> Result<(FabricSnapshot, PlansReply, ExplainReply), Failure> {
     let next = stream.message().await.map_err(|status| control.failure(&status))?;
-    next.ok_or_else(ended)
+    let plans = control.plans_of(0).await?;
+    Ok((next.ok_or_else(ended)?, plans, control.decisions(0, MAX_DECISIONS).await?))
 }
 
 fn ended() -> Failure {

@@ -258,7 +258,12 @@ fn press(screen: &mut Screen, view: &View, keys: &[KeyCode]) {
 
 #[test]
 fn programs_get_what_is_drawn() {
-    let (agent, control) = (complete::snapshot(&snapshot()), complete::fabric(&fabric()));
+    let plan = v1::PlanStatus { epoch: 3, ..v1::PlanStatus::default() };
+    let plans = v1::PlansReply { plans: vec![plan], ..v1::PlansReply::default() };
+    let decision = v1::DecisionRecord { number: 7, ..v1::DecisionRecord::default() };
+    let decisions = v1::ExplainReply { decisions: vec![decision], ..v1::ExplainReply::default() };
+    let (agent, control) = (complete::snapshot(&snapshot()), complete::fabric(&fabric(), &plans, &decisions));
+    assert_eq!((&control["plans"][0]["epoch"], &control["decisions"][0]["number"]), (&3.into(), &7.into()));
     assert_eq!((&agent["flows"][3]["protocol"], &agent["losses"]["evicted"]), (&"roce".into(), &3.into()));
     assert_eq!(control["hosts"][2]["links"][0]["congestion"]["level"], "severe");
     assert_eq!(control["communicators"][0]["communicator"], "5f3a9c1200000001");

@@ -136,6 +136,17 @@ fn tenants_are_recovered_only_where_they_may_be() {
 }
 
 #[test]
+fn names_of_the_release_before_are_recovered() {
+    let (recipes, _) = recovered_state();
+    for (name, goes_on) in [("a\u{200d}b", true), ("a\nb", false), ("", false)] {
+        let mut world = again(Stored::default());
+        let recipe = v1::Recipe { name: name.to_owned(), ..recipes[0].clone() };
+        let session = world.hello(hello(0, vec![recipe]));
+        assert_eq!(let_go(&mut world, session).is_empty(), goes_on, "{name:?}");
+    }
+}
+
+#[test]
 fn the_limit_of_communicators_holds_after_a_restart() {
     let (recipes, _) = recovered_state();
     let mut world = again(Stored::default());

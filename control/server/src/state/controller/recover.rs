@@ -11,6 +11,7 @@ use crate::state::job::reduction::AggregationChoice;
 use crate::state::job::refusals::Refusals;
 use crate::state::job::stored::{is_stored_as, take_up_plan};
 use crate::state::output::SessionId;
+use harmonaize_abi::session::MAX_NAME;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
@@ -260,16 +261,19 @@ impl Controller {
 
 /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its tenant
 /// could have it now where nothing was, beside its others. What was stored goes on where its tenant may be no
-/// longer, as it does where the file changes while control runs.
+/// longer, as it does where the file changes while control runs. Names may have characters that are not seen: agents
+/// of release 0.2.0 let communicators have them.
 fn is_credible(ctx: &Ctx<'_>, recipe: &v1::Recipe, others: impl FnOnce() -> usize) -> bool {
     if let Some(plan) = ctx.operator.stored_plan(CommunicatorId(recipe.communicator)) {
         return is_stored_as(plan, recipe);
     }
     let ranks: usize = recipe.participants.iter().map(|part| part.ranks.len()).sum();
     let elsewhere = |part: &v1::Participant| ctx.is_elsewhere(&recipe.tenant, &part.host);
+    let named = (1..=MAX_NAME).contains(&recipe.name.len()) && !recipe.name.contains(char::is_control);
     ranks <= ctx.settings.most_ranks as usize
         && !recipe.participants.iter().any(elsewhere)
-        && ctx.check_names(&recipe.tenant, &recipe.name).is_ok()
+        && ctx.settings.tenants.contains(&recipe.tenant)
+        && named
         && others() < ctx.settings.most_communicators
 }
 
