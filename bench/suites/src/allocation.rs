@@ -3,13 +3,13 @@
 use crate::part::{self, Outcome, Part};
 use crate::row::{Case, Row};
 use crate::suite::Request;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::job::printed;
 use harmonaize_testkit::workspace;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const SUITE: &str = "allocation";
@@ -120,8 +120,10 @@ pub(crate) fn run(request: &Request) -> Result<Outcome> {
         build.args(["build", "--release", "--package", "harmonaize-allocator"]);
         build.args(["--example", "traces", "--example", "market"]);
     }
-    let mut built: BTreeMap<String, PathBuf> =
-        workspace::executables(&mut build, &["traces", "market"])?.into_iter().collect();
+    let built = workspace::executables(&mut build, &["traces", "market"])?.into_iter();
+    // A test of the workspace is called `traces`, too.
+    let is_example = |path: &Path| path.parent().is_some_and(|folder| folder.ends_with("examples"));
+    let mut built: BTreeMap<String, PathBuf> = built.filter(|(_, path)| is_example(path)).collect();
     let program = built.remove("traces").context("cargo built no example `traces`")?;
     let market = built.remove("market").context("cargo built no example `market`")?;
     let traces = Traces { program, market, smoke: request.smoke };
@@ -141,11 +143,15 @@ impl Traces {
     }
 }
 
-/// The lines of JSON that a program prints.
+/// The lines of JSON that a program prints, one at least.
 fn lines<T: DeserializeOwned>(command: &mut Command) -> Result<Vec<T>> {
     let text = printed(command)?;
     let lines = text.lines().filter(|line| line.starts_with('{'));
-    lines.map(|line| serde_json::from_str(line).context("not what the example prints")).collect()
+    let lines: Vec<T> = lines
+        .map(|line| serde_json::from_str(line).context("not what the example prints"))
+        .collect::<Result<_>>()?;
+    ensure!(!lines.is_empty(), "no line of JSON in: {text}");
+    Ok(lines)
 }
 
 /// The mean over all jobs of all workloads.

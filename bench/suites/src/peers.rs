@@ -6,7 +6,7 @@ use harmonaize_testkit::python::Environment;
 use harmonaize_testkit::workspace::{self, root, target};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// What peers from PyPI are compiled with.
 const COMPILER: &[&str] = &["gcc", "g++", "binutils", "python3"];
@@ -324,14 +324,6 @@ impl Gloo {
         let environment = Environment::shared();
         environment.add_torch(consent)?;
         Ok(Self { python: environment.interpreter() })
-    }
-
-    /// Whether torch is there already, so that nothing has to be installed.
-    pub fn is_there() -> bool {
-        let there = "import torch.distributed as d, sys; sys.exit(not d.is_gloo_available())";
-        let mut python = Command::new(Environment::shared().interpreter());
-        python.args(["-c", there]).stdout(Stdio::null()).stderr(Stdio::null());
-        python.status().is_ok_and(|status| status.success())
     }
 
     /// The interpreter that has torch.

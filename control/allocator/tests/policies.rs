@@ -5,7 +5,7 @@ use harmonaize_allocator::{
     Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
     LeastAttained, MarketPolicy, Model, Noise, Outcome, Placement, Policy, PolicyError, Pollux,
     PolluxSettings, Profile, Program, RangeError, Ranges, Round, Scaling, Settings, Sia, SiaSettings,
-    SimulationError, StepTime, Synthetic, check, finish_time_ratios, simulate,
+    SimulationError, StepModel, StepTime, Synthetic, check, finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -281,7 +281,8 @@ fn ranges_beyond_sias_largest_size_have_configurations() {
     let all = Scaling { hosts: 30, workers: 120, batch: 8, time: STEADY };
     let model = steady_model(Profile::new(vec![alone], vec![all], None).unwrap());
     let chosen = |workers: RangeInclusive<u32>, tuned| {
-        let job = Job { workers: tuned, ranges: Ranges { workers, ..job.ranges.clone() }, ..job.clone() };
+        let ranges = Ranges { workers, kinds: Vec::new(), batch: 8..=1000 };
+        let job = Job { workers: tuned, ranges, ..job.clone() };
         let jobs = [Candidate {
             number: 0,
             job: &job,
@@ -303,6 +304,42 @@ fn ranges_beyond_sias_largest_size_have_configurations() {
     // Whole hosts are preferred where the range has some.
     assert_eq!(chosen(65..=70, 70), Some(68));
     assert_eq!(chosen(121..=130, 125), None, "there are 120");
+}
+
+#[test]
+fn workers_without_a_pass_each_are_no_size() {
+    let (_, models, job) = lone(4);
+    let kind = Kind { name: "only".to_owned(), hosts: 6, accelerators: 4, job_hosts: 6 };
+    let inventory = Inventory::new(vec![kind]).unwrap();
+    // A pass has 8 samples at least: of a batch of 100 each of 12 workers has one, and each of 16 has not.
+    let ranges = Ranges { batch: 64..=100, ..job.ranges.clone() };
+    let job = Job { batch: 100, ranges, ..job };
+    let fitted = [Some(StepModel {
+        compute_base: 0.1,
+        compute_sample: 0.01,
+        hosts_base: 0.2,
+        hosts_worker: 0.01,
+        local_base: 0.05,
+        local_worker: 0.001,
+        overlap: 1.0,
+    })];
+    let jobs = [Candidate {
+        number: 0,
+        job: &job,
+        model: &models[0],
+        age: 0.0,
+        restarts: 0,
+        attained: 0.0,
+        is_starting: false,
+        current: None,
+        fitted: &fitted,
+        noise: Some(Noise { square: 1.0, variance: 1.0 }),
+        most_workers: 24,
+    }];
+    let round = Round { inventory: &inventory, seconds: 60.0, jobs: &jobs };
+    let program = Sia::default().program(&round).unwrap();
+    let sizes: Vec<u32> = program.jobs[0].iter().map(|it| it.workers).collect();
+    assert_eq!(sizes, [1, 2, 4, 8, 12]);
 }
 
 #[test]
@@ -336,8 +373,8 @@ fn steady_model(profile: Profile) -> Model {
 fn steady() -> (Inventory, Model, Job) {
     let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators: 2, job_hosts: 1 };
     let placement = |workers, batch| Placement { shape: vec![workers], batch, time: STEADY };
-    let placements = vec![placement(1, 4), placement(1, 8), placement(2, 4), placement(2, 8)];
-    let model = steady_model(Profile::new(placements, Vec::new(), None).unwrap());
+    let placements = [1, 2].into_iter().flat_map(|workers| [2, 4, 8].map(|batch| placement(workers, batch)));
+    let model = steady_model(Profile::new(placements.collect(), Vec::new(), None).unwrap());
     let ranges = Ranges { workers: 1..=2, kinds: Vec::new(), batch: 8..=8 };
     let job = Job { name: "steady".to_owned(), arrival: 0.0, model: 0, workers: 2, batch: 8, ranges };
     (Inventory::new(vec![kind]).unwrap(), model, job)
@@ -538,7 +575,7 @@ fn gavel_without_time_gives_all_kinds_alike() {
 fn a_goodput_that_is_no_number_is_an_error() {
     let world = small(3);
     let job = &world.jobs[0];
-    let nowhere = harmonaize_allocator::StepModel {
+    let nowhere = StepModel {
         compute_base: f64::NAN,
         compute_sample: 0.1,
         hosts_base: 0.1,

@@ -516,7 +516,8 @@ mod tests {
     #[test]
     fn passes_shared_at_once_are_all_done() {
         // An AllToAll of three, with a block of nothing.
-        let inputs: Vec<_> = (0..3).map(|seed| memory(&numbers(seed))).collect();
+        let values: Vec<_> = (0..3).map(numbers).collect();
+        let inputs: Vec<_> = values.iter().map(|one| memory(one)).collect();
         let outputs: Vec<_> = (0..3).map(|_| Memory::private(BYTES).unwrap()).collect();
         let block = (BYTES / 12 * 4) as u64;
         let spans = |of: usize| -> Vec<[Located<'_>; 2]> {
@@ -544,7 +545,7 @@ mod tests {
                     let written = contents(output);
                     for from in (0..3).filter(|from| (*from, to) != (1, 2)) {
                         let (words, at) = (block as usize / 4, from * block as usize / 4);
-                        let expected = &numbers(from)[to * words..(to + 1) * words];
+                        let expected = &values[from][to * words..(to + 1) * words];
                         assert!(written[at..at + words] == *expected, "from {from} to {to}");
                     }
                 }

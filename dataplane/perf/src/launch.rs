@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use harmonaize_client::Place;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 /// By which ranks hear the communicator's name from the process that started them.
@@ -70,7 +70,8 @@ fn command(
     }
     let mut rsh = arguments.rsh.split_whitespace();
     let mut command = Command::new(rsh.next().context("--rsh is empty")?);
-    command.args(rsh).arg(host).arg(line);
+    // Ranks read nothing; what reaches hosts would take a script's input.
+    command.args(rsh).arg(host).arg(line).stdin(Stdio::null());
     Ok(command)
 }
 

@@ -91,20 +91,27 @@ impl Environment {
         self.pip(&[], TOOLS)
     }
 
+    /// Whether torch is there, with its Gloo.
+    ///
+    /// # Errors
+    /// If the interpreter cannot be started.
+    pub fn has_torch(&self) -> Result<bool> {
+        self.runs("import torch.distributed as d, sys; sys.exit(not d.is_gloo_available())")
+    }
+
     /// Installs torch with its Gloo, if consented, where it is missing.
     ///
     /// # Errors
     /// Without consent, or if it cannot be imported afterwards.
     pub fn add_torch(&self, consent: Consent) -> Result<()> {
-        let there = "import torch.distributed as d, sys; sys.exit(not d.is_gloo_available())";
-        if self.runs(there)? {
+        if self.has_torch()? {
             return Ok(());
         }
         self.prepare(&format!("{TORCH} (1.4 GB)"), consent)?;
         self.pip(&[], TORCH_NEEDS)?;
         self.pip(&["--no-deps"], &[TORCH])?;
         workspace::run(Command::new("bash").args(["-c", CUDA_STUBS, "cuda-stubs"]).arg(&self.folder))?;
-        if self.runs(there)? {
+        if self.has_torch()? {
             Ok(())
         } else {
             bail!("{} cannot import torch.distributed", self.folder.display())

@@ -8,6 +8,7 @@ use crate::row::{Better, Case, Row};
 use anyhow::Result;
 use harmonaize_testkit::fabric::Fabric;
 use harmonaize_testkit::found::{compare, errors, period_error, phases, replay};
+use harmonaize_testkit::python::Environment;
 use harmonaize_testkit::strict;
 use harmonaize_testkit::truth::{Span, Truth};
 use std::path::{Path, PathBuf};
@@ -104,7 +105,7 @@ const BUFFER_BYTES: usize = 212_480;
 /// against their logs.
 pub(super) fn phases_of_others(suite: &Suite) -> Result<Vec<Row>> {
     // A look whether all runs installs no gigabyte, but where nothing may be skipped.
-    if suite.request.smoke && !strict::is_strict() && !Gloo::is_there() {
+    if suite.request.smoke && !strict::is_strict() && !Environment::shared().has_torch()? {
         strict::skip("phases", "torch is not installed")?;
         return Ok(Vec::new());
     }

@@ -35,7 +35,8 @@ pub(super) fn sizes(round: &Round<'_>, candidate: &Candidate<'_>) -> Vec<Size> {
     let mut found: Vec<(KindId, u32, f64)> = Vec::new();
     for (id, kind) in round.inventory.kinds().filter(|(id, _)| job.may_use(*id)) {
         let Some(profile) = candidate.model.profile(id) else { continue };
-        let mut counts = counts(job, kind, most);
+        let busy = *job.ranges.batch.end() / profile.local_batch().0.max(1);
+        let mut counts = counts(job, kind, (most, busy));
         // What no profile covers cannot be predicted, however good it might be.
         counts.retain(|workers| profile.most_samples(&kind.filled(*workers)).is_some());
         for workers in counts.iter().copied() {
@@ -68,9 +69,10 @@ fn restart_factor(candidate: &Candidate<'_>) -> f64 {
 }
 
 /// How many workers a job may have on a kind, the fewest first: Sia's sizes in its range up to `most`. Where its range has only larger
-/// ones, the smallest of them. Where it has none, its fewest and what it was tuned for, so that no range waits for ever.
-fn counts(job: &Job, kind: &Kind, most: u32) -> Vec<u32> {
-    let range = &job.ranges.workers;
+/// ones, the smallest of them. Where it has none, its fewest and what it was tuned for, so that no range waits for ever. More than
+/// `busy` have less than a pass each, even of the largest batch.
+fn counts(job: &Job, kind: &Kind, (most, busy): (u32, u32)) -> Vec<u32> {
+    let range = *job.ranges.workers.start()..=busy.min(*job.ranges.workers.end());
     let mut in_range: Vec<u32> = regular(kind).filter(|workers| range.contains(workers)).collect();
     let few = in_range.iter().filter(|workers| **workers <= most).count();
     if !in_range.is_empty() {
@@ -79,7 +81,7 @@ fn counts(job: &Job, kind: &Kind, most: u32) -> Vec<u32> {
     }
     let mut own = vec![*range.start(), job.workers];
     own.dedup();
-    own.retain(|workers| *workers <= most && *workers <= kind.job_capacity());
+    own.retain(|workers| *workers <= most.min(busy) && *workers <= kind.job_capacity());
     own
 }
 

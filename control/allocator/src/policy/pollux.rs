@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 
-/// How Pollux searches. A decision scores `population` times `generations` matrices and no more.
+/// How Pollux searches. A decision scores `population` times `generations` matrices beside those that it begins with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PolluxSettings {
     /// The exponent of the mean of speedups: 1 is the plain mean, and the further below the fairer.
