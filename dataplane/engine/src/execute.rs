@@ -9,7 +9,7 @@ use crate::step::{
 };
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ChannelId, Collective, ReduceOp, Signature, StepId};
+use harmonaize_abi::{ChannelId, Pattern, ReduceOp, Signature, StepId};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
@@ -209,10 +209,9 @@ fn copy_blocks(
     (segment, size): (&Segment, u64),
     first: usize,
 ) -> Result<u32, ExecuteError> {
-    use Collective::{AllGather, AllToAll, Gather, Scatter};
-    let collective = segment.signature.collective;
-    let within = context.member.participants == 1 && segment.resume.is_none();
-    if !within || !matches!(collective, AllGather | AllToAll | Gather | Scatter) {
+    let traits = segment.signature.collective.traits();
+    let blocks = matches!(traits.pattern, Pattern::Gather | Pattern::Pairwise) && !traits.reduces;
+    if !blocks || context.member.participants != 1 || segment.resume.is_some() {
         return Ok(0);
     }
     let place = |operand: &Operand| match operand.buffer {
