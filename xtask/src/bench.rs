@@ -67,10 +67,10 @@ pub struct Args {
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
     /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, recorded, senders. Suite sharing: host, links, classes, engine-weights, link-weights, hostile, idle.
-    /// Suite trust: cut, tenants, protection, tls, sessions. Suite torch: host, links, start. Suite allocation: gavel, sia, queues, time, own
+    /// Suite trust: cut, tenants, protection, tls, sessions. Suite torch: host, links, start, calls. Suite allocation: gavel, sia, queues, fairness, adapting, market, time, own
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: show that all programs run, in a short round; no bar is held against it
+    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch, trust and allocation: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite codec: time PyTorch's conversions and quantisation too, in each round (1.4 GB from PyPI)
