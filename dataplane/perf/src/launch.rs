@@ -50,20 +50,20 @@ fn share<T>(all: &[T], rank: u32, ranks: u32) -> Option<&T> {
 fn command(
     arguments: &Arguments,
     program: &Path,
-    words: &[OsString],
+    given: &[OsString],
     variables: &[(&str, String)],
     host: Option<&String>,
 ) -> Result<Command> {
     let Some(host) = host else {
         let mut command = Command::new(program);
-        command.args(words).envs(variables.iter().map(|(name, value)| (name, value)));
+        command.args(given).envs(variables.iter().map(|(name, value)| (name, value)));
         return Ok(command);
     };
     let mut line = "exec env".to_owned();
     for (name, value) in variables {
         line += &format!(" {}", quoted(&format!("{name}={value}")));
     }
-    for word in [program.as_os_str()].into_iter().chain(words.iter().map(OsString::as_os_str)) {
+    for word in [program.as_os_str()].into_iter().chain(given.iter().map(OsString::as_os_str)) {
         let word =
             word.to_str().with_context(|| format!("{word:?} is no text that a shell could be given"))?;
         line += &format!(" {}", quoted(word));
@@ -86,7 +86,7 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
     ensure!(ranks > 0, "--ranks 0 runs nothing");
     let program = std::env::current_exe().context("cannot find this program again")?;
     let name = arguments.name.clone().unwrap_or_else(|| format!("perf-{}", std::process::id()));
-    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let given: Vec<OsString> = std::env::args_os().skip(1).collect();
     let socket = std::env::var(SOCKET).ok();
     let mut children = Children(Vec::new());
     for rank in 0..ranks {
@@ -97,7 +97,7 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
         ];
         variables.extend(socket.clone().map(|socket| (SOCKET, socket)));
         let host = share(&arguments.hosts, rank, ranks);
-        let mut command = command(arguments, &program, &words, &variables, host)?;
+        let mut command = command(arguments, &program, &given, &variables, host)?;
         let who = host.map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"));
         children.0.push((who.clone(), command.spawn().with_context(|| format!("cannot start {who}"))?));
     }
@@ -144,8 +144,8 @@ mod tests {
     use clap::Parser;
 
     fn seat_of(line: &str, variables: &[(&str, &str)]) -> Result<Option<Seat>> {
-        let words = ["harmonaize-perf", "all_reduce"].into_iter().chain(line.split_whitespace());
-        let arguments = Arguments::try_parse_from(words)?;
+        let typed = ["harmonaize-perf", "all_reduce"].into_iter().chain(line.split_whitespace());
+        let arguments = Arguments::try_parse_from(typed)?;
         let value = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
@@ -171,8 +171,8 @@ mod tests {
 
     #[test]
     fn hosts_get_commands_that_their_shells_read_as_meant() {
-        let words = ["harmonaize-perf", "all_reduce", "--agent", "a b", "--ranks", "2", "--hosts", "n1,n2"];
-        let arguments = Arguments::try_parse_from(words).unwrap();
+        let typed = ["harmonaize-perf", "all_reduce", "--agent", "a b", "--ranks", "2", "--hosts", "n1,n2"];
+        let arguments = Arguments::try_parse_from(typed).unwrap();
         let given: Vec<OsString> = ["all_reduce", "--agent", "it's $HOME; a b"].map(OsString::from).into();
         let variables = [("HARMONAIZE_RANK", "1".to_owned())];
         let host = share(&arguments.hosts, 1, 2);

@@ -33,18 +33,18 @@ impl Policy for MarketPolicy {
     }
 
     fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
-        let mut left: Vec<u32> = round.inventory.kinds().map(|(_, kind)| kind.capacity()).collect();
+        let mut free: Vec<u32> = round.inventory.kinds().map(|(_, kind)| kind.capacity()).collect();
         for kept in round.jobs.iter().filter_map(pinned) {
-            if let Some(left) = left.get_mut(kept.kind.0) {
-                *left = left.saturating_sub(kept.workers());
+            if let Some(free) = free.get_mut(kept.kind.0) {
+                *free = free.saturating_sub(kept.workers());
             }
         }
         let bidders = round.jobs.iter().filter(|candidate| pinned(candidate).is_none());
         let bidders: BTreeMap<usize, Vec<Size>> =
             bidders.map(|candidate| (candidate.number, sizes(round, candidate))).collect();
         self.kinds.retain(|job, _| bidders.contains_key(job));
-        let mut standing = Standing { base_price: self.base_price, left, by_kind: Vec::new() };
-        standing.by_kind.resize(standing.left.len(), Vec::new());
+        let mut standing = Standing { base_price: self.base_price, free, by_kind: Vec::new() };
+        standing.by_kind.resize(standing.free.len(), Vec::new());
         for (job, sizes) in &bidders {
             if let Some(kind) = self.kinds.get(job) {
                 standing.add(*job, *kind, sizes);
@@ -83,7 +83,7 @@ fn wrong(error: MarketError) -> PolicyError {
 struct Standing {
     base_price: f64,
     /// Accelerators by kind that no job keeps.
-    left: Vec<u32>,
+    free: Vec<u32>,
     /// Bids by kind, the highest first, each with its job.
     by_kind: Vec<Vec<(f64, usize)>>,
 }
@@ -108,8 +108,8 @@ impl Standing {
     /// out.
     fn cheapest(&self, sizes: &[Size]) -> Option<KindId> {
         let cost = |size: &Size| {
-            let (bids, left) = (self.by_kind.get(size.kind.0)?, self.left.get(size.kind.0)?);
-            let within = left.checked_sub(size.workers)?;
+            let (bids, free) = (self.by_kind.get(size.kind.0)?, self.free.get(size.kind.0)?);
+            let within = free.checked_sub(size.workers)?;
             let price = bids.get(within as usize).map_or(self.base_price, |(price, _)| *price);
             Some((size.kind, (1.0 + price * f64::from(size.workers)) / size.worth))
         };
@@ -119,7 +119,7 @@ impl Standing {
 
     /// The market with these bids.
     fn exchange(&self, round: &Round<'_>) -> Result<Market, MarketError> {
-        let traded = round.inventory.kinds().zip(&self.left).map(|((_, kind), units)| Traded {
+        let traded = round.inventory.kinds().zip(&self.free).map(|((_, kind), units)| Traded {
             name: kind.name.clone(),
             units: *units,
             base_price: self.base_price,

@@ -92,7 +92,7 @@ impl Bottleneck {
     }
 
     /// How long the link takes for a piece.
-    fn takes_ns(&self) -> f64 {
+    fn serialization_ns(&self) -> f64 {
         self.wire() / self.bytes_per_second * 1e9
     }
 }
@@ -362,7 +362,7 @@ impl World {
             let place = self.place(index);
             let queue_ns = match bottleneck.discipline {
                 Discipline::DropTail | Discipline::Red => self.queue_ns(),
-                _ => self.queues[place].pieces.len() as f64 * bottleneck.takes_ns(),
+                _ => self.queues[place].pieces.len() as f64 * bottleneck.serialization_ns(),
             };
             let flow = &mut self.flows[index];
             if now_ns >= flow.stops_ns {
@@ -405,7 +405,7 @@ impl World {
             };
             let piece = Piece { flow: index, sent_ns: now_ns, measured, ecn_ce };
             if matches!(bottleneck.discipline, Discipline::DropTail | Discipline::Red) {
-                self.free_ns = self.free_ns.max(now_ns as f64) + bottleneck.takes_ns();
+                self.free_ns = self.free_ns.max(now_ns as f64) + bottleneck.serialization_ns();
                 self.depart(piece);
             } else {
                 self.queues[place].pieces.push_back(piece);
@@ -452,7 +452,7 @@ impl World {
                 }
                 piece.ecn_ce = true;
             }
-            self.free_ns = self.free_ns.max(now_ns as f64) + self.bottleneck.takes_ns();
+            self.free_ns = self.free_ns.max(now_ns as f64) + self.bottleneck.serialization_ns();
             self.plan(self.free_ns as u64, piece.flow, Action::Served(piece));
             return;
         }

@@ -143,7 +143,7 @@ impl Case {
     /// What is said of the uplink before a foreign flow begins, and then: by how much later others are its cause, and whether own flows
     /// were held up.
     fn run(&self) -> (Vec<Congestion>, Option<u64>, bool) {
-        const LOOKS_NS: u64 = 200 * MS;
+        const WITHIN_NS: u64 = 200 * MS;
         let (mut world, mut detector, mut random) = self.begin();
         let begin = world.now_ns();
         let onset = begin + random.random_range(1000 * MS..1500 * MS);
@@ -162,12 +162,12 @@ impl Case {
         };
         let alone = own(std::mem::take(&mut world.waited), onset - begin);
         let mut after = None;
-        advance(&mut world, &mut detector, &mut random, onset + LOOKS_NS, |found| {
+        advance(&mut world, &mut detector, &mut random, onset + WITHIN_NS, |found| {
             if found.link == UPLINK && found.cause == CongestionCause::CrossTraffic {
                 after = after.or(Some(found.found.0 - onset));
             }
         });
-        let beside = own(world.waited, LOOKS_NS);
+        let beside = own(world.waited, WITHIN_NS);
         let more_ns = 65_536.0 / self.bottleneck.bytes_per_second * 1e9;
         (before, after, beside.0 > alone.0 + more_ns || beside.1 < 0.75 * alone.1)
     }

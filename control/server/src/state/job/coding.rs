@@ -127,16 +127,16 @@ pub(crate) fn set_budget(
     communicators: &mut Communicators,
     effects: &mut Effects,
     from: SessionId,
-    said: &v1::SetBudget,
+    message: &v1::SetBudget,
 ) -> Result<(), &'static str> {
-    let Ok(budget) = budget(said.budget.as_ref()) else { return Err("a budget that makes no sense") };
-    let id = CommunicatorId(said.communicator);
+    let Ok(budget) = budget(message.budget.as_ref()) else { return Err("a budget that makes no sense") };
+    let id = CommunicatorId(message.communicator);
     let Some(known) = communicators.get_mut(&id) else { return Ok(()) };
     let member = known.member_of(from).ok_or("a message about a communicator of others")?;
-    if !member.ranks.contains(&said.rank) {
+    if !member.ranks.contains(&message.rank) {
         return Err("a budget for a rank of others");
     }
-    if known.coding.want(said.rank, known.ranks, &budget) {
+    if known.coding.want(message.rank, known.ranks, &budget) {
         effects.budgets.push((id, budget));
     }
     Ok(())

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_takes_no_place() {
+    fn silence_is_no_route() {
         let mut routes = TracedRoutes::default();
         routes.insert(2, PAIR, 7, &[None, None], seconds(0));
         assert_eq!(routes.iter().count(), 0);
