@@ -59,7 +59,7 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "cooperation", "--smoke", "--only", "tenant"])?;
         task(args, &["bench", "codec", "--smoke"])?;
         task(args, &["bench", "small", "--smoke"])?;
-        let parts = ["--rounds", "1", "--only", "host,idle", "--figures", "target/figures"];
+        let parts = ["--rounds", "1", "--only", "host", "--figures", "target/figures"];
         task(args, &["bench", "sharing", "--smoke"].into_iter().chain(parts).collect::<Vec<_>>())?;
         task(args, &["bench", "allocation", "--smoke"])?;
         task(args, &["bench", "trust", "--smoke"])
