@@ -161,7 +161,7 @@ enum Role {
     Relay,
     /// What one TCP stream takes for the bytes on the bus.
     Stream,
-    /// What a copy of the tensor takes.
+    /// What all processors take to copy as much as all ranks' tensors.
     Memcpy,
 }
 
@@ -212,7 +212,7 @@ impl Setting {
     /// GB/s of 1e9 bytes on the bus; of a copy, of what is copied.
     fn busbw(&self, entry: &Entry, bytes: u64, time_us: f64) -> f64 {
         let moved = match entry.role {
-            Role::Memcpy => bytes as f64,
+            Role::Memcpy => bytes as f64 * self.ranks as f64,
             _ => self.collective.on_the_bus(bytes, self.ranks),
         };
         moved / time_us / 1e3
@@ -223,7 +223,7 @@ impl Setting {
         best(&self.entries, bytes)
     }
 
-    /// A row for each size against the best peer, one for each limit that has a bar or is a relay, and one for each contestant that failed.
+    /// A row for each size against the best peer, one for each limit that has a bar or is of one host, and one for each contestant that failed.
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         let ours = |bytes| {
@@ -242,7 +242,8 @@ impl Setting {
             });
             for limit in &self.entries {
                 let asked = self.site.share(self.collective.name, *bytes, limit);
-                let stated = (limit.role == Role::Relay).then(|| case(*bytes, 1.0).stated());
+                let stated =
+                    matches!(limit.role, Role::Relay | Role::Memcpy).then(|| case(*bytes, 1.0).stated());
                 if let Some(case) = asked.map(|share| case(*bytes, share)).or(stated) {
                     rows.push(case.compare(&ours(*bytes), &limit.times(*bytes), &limit.name));
                 }
@@ -483,7 +484,8 @@ mod tests {
             ("memcpy", Role::Memcpy, &[1.0, 1.0, 1.0]),
         ];
         let rows = setting(Site::Host, &entries).rows();
-        let [row] = rows.as_slice() else { panic!("{rows:?}") };
+        let [row, limit] = rows.as_slice() else { panic!("{rows:?}") };
+        assert_eq!((limit.reference_name.as_str(), limit.ratio, limit.pass), ("memcpy", Some(0.1), None));
         assert_eq!((row.reference_name.as_str(), row.ratio), ("fast, yielding", Some(1.8)));
         assert!(row.passed() && (row.bar.unwrap() - 1.7).abs() < 1e-9, "{row:?}");
         assert_eq!(setting(Site::Shaped, &entries).rows()[0].pass, None, "no bar at this size");

@@ -11,6 +11,7 @@ use harmonaize_testkit::process::Process;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long one run of a contestant may take.
@@ -80,7 +81,7 @@ impl Peers {
         }
         all.push((self.gloo.clone().map(Contestant::Gloo), alone("torch + Gloo", Role::Peer)));
         match site {
-            Site::Host => all.push((Ok(Contestant::Memcpy), alone("memcpy of the tensor", Role::Memcpy))),
+            Site::Host => all.push((Ok(Contestant::Memcpy), alone("copies by all processors", Role::Memcpy))),
             Site::Shaped => {
                 all.push((Ok(Contestant::Stream), alone("goodput of one TCP stream", Role::Stream)))
             }
@@ -141,7 +142,10 @@ impl Contestant {
                 let time = |bytes| collective.on_the_bus(bytes, hosts.len()) / goodput * 1e6;
                 Ok(sizes.iter().map(|(bytes, _)| (*bytes, time(*bytes))).collect())
             }
-            Self::Memcpy => sizes.iter().map(|(bytes, _)| Ok((*bytes, copy_us(*bytes)?))).collect(),
+            Self::Memcpy => {
+                let time = |(bytes, _): &(u64, u32)| Ok((*bytes, copy_us(*bytes, hosts.len())?));
+                sizes.iter().map(time).collect()
+            }
         }
     }
 }
@@ -211,24 +215,50 @@ fn printed(log: &Path) -> Result<Vec<Figure>> {
     figures(&std::fs::read_to_string(log)?)
 }
 
-/// The median of copies of so many bytes, in microseconds.
-fn copy_us(bytes: u64) -> Result<f64> {
-    let bytes = usize::try_from(bytes)?;
-    let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
-    let (began, mut times) = (Instant::now(), Vec::new());
-    // Copies that take less than the clock can tell are timed together.
-    let together = ((1 << 20) / bytes.max(1)).max(1);
-    while times.len() < 3 || began.elapsed() < COPIES {
-        let at = Instant::now();
-        for _ in 0..together {
-            to.copy_from_slice(std::hint::black_box(&from));
-            std::hint::black_box(&mut to);
+/// The median of copies of as much as all ranks' tensors, of which each processor copies its part, in microseconds: what any program takes
+/// that moves as many bytes.
+fn copy_us(bytes: u64, ranks: usize) -> Result<f64> {
+    let threads = std::thread::available_parallelism()?.get();
+    let part = usize::try_from(bytes)?.saturating_mul(ranks).div_ceil(threads);
+    let (begun, done, over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let times = std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|| {
+                let (from, mut to) = (vec![1u8; part], vec![2u8; part]);
+                for turn in 1.. {
+                    while begun.load(Ordering::Acquire) < turn {
+                        if over.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        std::hint::spin_loop();
+                    }
+                    copy(&from, &mut to);
+                    done.fetch_add(1, Ordering::Release);
+                }
+            });
         }
-        times.push(at.elapsed().as_secs_f64() * 1e6 / together as f64);
-    }
+        let (from, mut to) = (vec![1u8; part], vec![2u8; part]);
+        let (since, mut times) = (Instant::now(), Vec::new());
+        while times.len() < 3 || since.elapsed() < COPIES {
+            let at = Instant::now();
+            let turn = begun.fetch_add(1, Ordering::Release) + 1;
+            copy(&from, &mut to);
+            while done.load(Ordering::Acquire) < turn * (threads - 1) {
+                std::hint::spin_loop();
+            }
+            times.push(at.elapsed().as_secs_f64() * 1e6);
+        }
+        over.store(true, Ordering::Relaxed);
+        times
+    });
     let median = crate::row::median(&times).context("nothing was copied")?;
     ensure!(median > 0.0, "copies took no time");
     Ok(median)
+}
+
+fn copy(from: &[u8], to: &mut [u8]) {
+    to.copy_from_slice(std::hint::black_box(from));
+    std::hint::black_box(to);
 }
 
 #[cfg(test)]
@@ -251,6 +281,6 @@ mod tests {
 
     #[test]
     fn copies_take_time() {
-        assert!(copy_us(64 << 10).unwrap() > 0.0);
+        assert!(copy_us(64 << 10, 3).unwrap() > 0.0);
     }
 }
