@@ -59,8 +59,9 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "cooperation", "--smoke", "--only", "tenant"])?;
         task(args, &["bench", "codec", "--smoke"])?;
         task(args, &["bench", "small", "--smoke"])?;
-        let parts = ["--rounds", "1", "--only", "host", "--figures", "target/figures"];
-        task(args, &["bench", "sharing", "--smoke"].into_iter().chain(parts).collect::<Vec<_>>())?;
+        let drawn =
+            ["bench", "sharing", "--smoke", "--rounds", "1", "--only", "host", "--figures", "target/figures"];
+        task(args, &drawn)?;
         task(args, &["bench", "allocation", "--smoke"])?;
         task(args, &["bench", "trust", "--smoke"])
     }),

@@ -186,10 +186,10 @@ pub fn best(model: &StepModel, noise: Noise, hosts: u32, workers: u32, range: Ba
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const MODEL: StepModel = StepModel {
+    pub(crate) const MODEL: StepModel = StepModel {
         compute_base: 0.1,
         compute_sample: 0.01,
         hosts_base: 0.2,

@@ -440,6 +440,7 @@ impl<'a> Training<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::goodput::tests::MODEL;
     use crate::synthetic::Synthetic;
 
     #[test]
@@ -451,18 +452,9 @@ mod tests {
         let mut job = Job { model: 0, workers: 1, batch: 300, ..made.jobs[0].clone() };
         job.ranges.batch = 300..=2000;
         assert_eq!(job.check(inventory, &made.models), Ok(()));
-        let fitted = StepModel {
-            compute_base: 0.1,
-            compute_sample: 0.01,
-            hosts_base: 0.2,
-            hosts_worker: 0.01,
-            local_base: 0.05,
-            local_worker: 0.001,
-            overlap: 1.0,
-        };
         for noise in [None, Some(Noise { square: 1.0, variance: 0.0 })] {
             let mut training = Training::new(inventory, &job, model, true);
-            (training.fitted[0], training.noise) = (Some(fitted), noise);
+            (training.fitted[0], training.noise) = (Some(MODEL), noise);
             for workers in 1..=kind.capacity() {
                 let local = training.local_batch(KindId(0), &kind.filled(workers)).unwrap();
                 let batch = f64::from(workers) * local.total();

@@ -254,6 +254,23 @@ fn lone(accelerators: u32) -> (Inventory, Vec<Model>, Job) {
 }
 
 /// What becomes of a job with such a range of workers, alone on six hosts of four accelerators, under Sia.
+/// A job that has just come.
+fn candidate<'a>(job: &'a Job, model: &'a Model, fitted: &'a [Option<StepModel>]) -> Candidate<'a> {
+    Candidate {
+        number: 0,
+        job,
+        model,
+        age: 0.0,
+        restarts: 0,
+        attained: 0.0,
+        is_starting: false,
+        current: None,
+        fitted,
+        noise: Some(Noise { square: 1.0, variance: 1.0 }),
+        most_workers: 1,
+    }
+}
+
 fn lone_with(workers: RangeInclusive<u32>, tuned: u32) -> Result<Outcome, SimulationError> {
     let (_, models, job) = lone(4);
     let kind = Kind { name: "only".to_owned(), hosts: 6, accelerators: 4, job_hosts: 6 };
@@ -283,19 +300,7 @@ fn ranges_beyond_sias_largest_size_have_configurations() {
     let chosen = |workers: RangeInclusive<u32>, tuned| {
         let ranges = Ranges { workers, kinds: Vec::new(), batch: 8..=1000 };
         let job = Job { workers: tuned, ranges, ..job.clone() };
-        let jobs = [Candidate {
-            number: 0,
-            job: &job,
-            model: &model,
-            age: 0.0,
-            restarts: 0,
-            attained: 0.0,
-            is_starting: false,
-            current: None,
-            fitted: &[None],
-            noise: None,
-            most_workers: 0,
-        }];
+        let jobs = [Candidate { noise: None, most_workers: 0, ..candidate(&job, &model, &[None]) }];
         let round = Round { inventory: &inventory, seconds: 60.0, jobs: &jobs };
         let given = Sia::default().allocate(&round).unwrap();
         given[0].as_ref().map(Allocation::workers)
@@ -323,19 +328,7 @@ fn workers_without_a_pass_each_are_no_size() {
         local_worker: 0.001,
         overlap: 1.0,
     })];
-    let jobs = [Candidate {
-        number: 0,
-        job: &job,
-        model: &models[0],
-        age: 0.0,
-        restarts: 0,
-        attained: 0.0,
-        is_starting: false,
-        current: None,
-        fitted: &fitted,
-        noise: Some(Noise { square: 1.0, variance: 1.0 }),
-        most_workers: 24,
-    }];
+    let jobs = [Candidate { most_workers: 24, ..candidate(&job, &models[0], &fitted) }];
     let round = Round { inventory: &inventory, seconds: 60.0, jobs: &jobs };
     let program = Sia::default().program(&round).unwrap();
     let sizes: Vec<u32> = program.jobs[0].iter().map(|it| it.workers).collect();
@@ -585,20 +578,7 @@ fn a_goodput_that_is_no_number_is_an_error() {
         overlap: 1.0,
     };
     let fitted = [Some(nowhere), None, None];
-    let candidate = Candidate {
-        number: 0,
-        job,
-        model: &world.models[job.model],
-        age: f64::NAN,
-        restarts: 0,
-        attained: 0.0,
-        is_starting: false,
-        current: None,
-        fitted: &fitted,
-        noise: Some(Noise { square: 1.0, variance: 1.0 }),
-        most_workers: 1,
-    };
-    let jobs = [candidate];
+    let jobs = [Candidate { age: f64::NAN, ..candidate(job, &world.models[job.model], &fitted) }];
     let round = Round { inventory: &world.inventory, seconds: 60.0, jobs: &jobs };
     // Nothing is known that could be compared, so that the job waits and nothing breaks.
     assert_eq!(Sia::default().allocate(&round).unwrap(), [None]);
