@@ -438,6 +438,8 @@ impl PassSharing {
 mod tests {
     use super::*;
     use harmonaize_shm::Memory;
+    use std::panic::resume_unwind;
+    use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;
 
     const BYTES: usize = (3 << 20) + 4 * 37;
@@ -463,30 +465,36 @@ mod tests {
         bytes.chunks_exact(4).map(|four| f32::from_ne_bytes(four.try_into().unwrap())).collect()
     }
 
-    /// Runs what it is given while another thread helps; the pieces that it did.
-    fn beside_a_helper(run: impl FnOnce(&mut PassSharing)) -> u64 {
+    /// Calls `round` 20 times, and on until a thread that helps has done so many pieces: a busy machine may let it wait.
+    fn beside_a_helper(least: u64, mut round: impl FnMut(&mut PassSharing)) {
         let mut parts = PassSharing::among(2);
         let helper = parts.pop().unwrap();
         let mut owner = parts.pop().unwrap();
-        let (end, ended) = channel::<()>();
+        let (pieces, ended) = (AtomicU64::new(0), AtomicBool::new(false));
         let (begin, begun) = channel();
-        let helping = std::thread::spawn(move || {
-            let mut pieces = 0;
-            helper.quiet();
-            std::thread::sleep(2 * QUIET);
-            begin.send(()).unwrap();
-            while ended.try_recv().is_err() {
-                match helper.help() {
-                    0 => std::thread::yield_now(),
-                    some => pieces += some,
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                helper.quiet();
+                std::thread::sleep(2 * QUIET);
+                begin.send(()).unwrap();
+                while !ended.load(Ordering::Relaxed) {
+                    match helper.help() {
+                        0 => std::thread::yield_now(),
+                        some => _ = pieces.fetch_add(some, Ordering::Relaxed),
+                    }
                 }
-            }
-            pieces
+            });
+            begun.recv().unwrap();
+            let rounds = catch_unwind(AssertUnwindSafe(|| {
+                let mut done = 0;
+                while done < 20 || pieces.load(Ordering::Relaxed) < least {
+                    round(&mut owner);
+                    done += 1;
+                }
+            }));
+            ended.store(true, Ordering::Relaxed);
+            rounds.unwrap_or_else(|panic| resume_unwind(panic));
         });
-        begun.recv().unwrap();
-        run(&mut owner);
-        end.send(()).unwrap();
-        helping.join().unwrap()
     }
 
     #[test]
@@ -497,20 +505,14 @@ mod tests {
         let kernel = Kernel::Reduce { op: ReduceOp::Sum, dtype: Dtype::F32, divide: None };
         let outputs: Vec<_> = (0..2).map(|_| Memory::private(BYTES).unwrap()).collect();
         let whole = |memory| (memory, 0, BYTES as u64);
-        let helped = beside_a_helper(|owner| {
-            let sources: Vec<Located<'_>> = tensors.iter().map(whole).collect();
-            let destinations: Vec<Located<'_>> = outputs.iter().map(whole).collect();
-            for _ in 0..200 {
-                outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
-                let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-                owner.run(&[pass]).unwrap();
-                assert!(contents(&outputs[0]) == expected && contents(&outputs[1]) == expected);
-                if owner.passes > 20 {
-                    break;
-                }
-            }
+        let sources: Vec<Located<'_>> = tensors.iter().map(whole).collect();
+        let destinations: Vec<Located<'_>> = outputs.iter().map(whole).collect();
+        beside_a_helper(1, |owner| {
+            outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
+            let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
+            owner.run(&[pass]).unwrap();
+            assert!(contents(&outputs[0]) == expected && contents(&outputs[1]) == expected);
         });
-        assert!(helped > 0, "the other thread did nothing");
     }
 
     #[test]
@@ -528,46 +530,41 @@ mod tests {
             (0..3).map(|to| at(of, to)).collect()
         };
         let spans: Vec<_> = (0..3).flat_map(spans).collect();
-        let helped = beside_a_helper(|owner| {
-            for _ in 0..50 {
-                outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
-                let passes: Vec<_> = spans
-                    .iter()
-                    .map(|[from, to]| Pass {
-                        kernel: &Kernel::Copy,
-                        whole: BYTES,
-                        sources: std::slice::from_ref(from),
-                        destinations: std::slice::from_ref(to),
-                    })
-                    .collect();
-                owner.run(&passes).unwrap();
-                for (to, output) in outputs.iter().enumerate() {
-                    let written = contents(output);
-                    for from in (0..3).filter(|from| (*from, to) != (1, 2)) {
-                        let (words, at) = (block as usize / 4, from * block as usize / 4);
-                        let expected = &values[from][to * words..(to + 1) * words];
-                        assert!(written[at..at + words] == *expected, "from {from} to {to}");
-                    }
+        let passes: Vec<_> = spans
+            .iter()
+            .map(|[from, to]| Pass {
+                kernel: &Kernel::Copy,
+                whole: BYTES,
+                sources: std::slice::from_ref(from),
+                destinations: std::slice::from_ref(to),
+            })
+            .collect();
+        beside_a_helper(1, |owner| {
+            outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
+            owner.run(&passes).unwrap();
+            for (to, output) in outputs.iter().enumerate() {
+                let written = contents(output);
+                for from in (0..3).filter(|from| (*from, to) != (1, 2)) {
+                    let (words, at) = (block as usize / 4, from * block as usize / 4);
+                    let expected = &values[from][to * words..(to + 1) * words];
+                    assert!(written[at..at + words] == *expected, "from {from} to {to}");
                 }
             }
         });
-        assert!(helped > 0, "the other thread did nothing");
     }
 
     #[test]
     fn what_a_kernel_refuses_is_an_error_of_the_owner() {
         let (from, to) = (memory(&numbers(1)), memory(&numbers(2)));
         let kernel = Kernel::SumScaled { dtype: Dtype::F32, factors: ArrayVec::from_iter([1.0, 2.0]) };
-        beside_a_helper(|owner| {
-            let bytes = BYTES as u64;
-            for _ in 0..20 {
-                let (sources, destinations) = ([(&from, 0, bytes)], [(&to, 0, bytes)]);
-                let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-                assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
-                let short = [(&to, 0, bytes - 4)];
-                let pass = Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &short };
-                assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
-            }
+        let bytes = BYTES as u64;
+        beside_a_helper(0, |owner| {
+            let (sources, destinations) = ([(&from, 0, bytes)], [(&to, 0, bytes)]);
+            let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
+            assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
+            let short = [(&to, 0, bytes - 4)];
+            let pass = Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &short };
+            assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
             let left = owner.own().map(|own| own.offer().passes.len());
             assert_eq!(left, Some(0), "nothing is left open");
         });

@@ -397,6 +397,8 @@ def aliases():
     first = job.recv(tensor.slice(0, 6), other)
     with pytest.raises(harmonaize.ArgumentError, match="in use by an operation in flight; wait for it first"):
         job.recv(tensor.slice(5, 8), other)
+    # What the other sends ends the first: not before both have tried the second.
+    world().barrier().wait(WITHIN)
     sent = job.send(filled(mine(job.rank, 6, "float32")), other)
     first.wait(WITHIN)
     sent.wait(WITHIN)

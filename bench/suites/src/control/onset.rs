@@ -88,8 +88,8 @@ fn false_alarms(onsets: &[Onset], findings: &[Vec<CongestionFinding>], ahead: i6
         let found = finding.found_ns.saturating_add_signed(ahead);
         onsets.iter().any(|onset| (onset.flow_ns[0]..=onset.flow_ns[1] + AFTER_NS).contains(&found))
     };
-    let own = |finding: &CongestionFinding| finding.cause.as_deref() == Some("own");
-    let count = findings.iter().flatten().filter(|finding| !own(finding) && !holds(finding)).count();
+    let count =
+        findings.iter().flatten().filter(|finding| finding.is_cross_traffic() && !holds(finding)).count();
     let flows = onsets.iter().map(|onset| (onset.flow_ns[1] + AFTER_NS).saturating_sub(onset.flow_ns[0]));
     let case = case("onsets of cross traffic on a spine, eight agents".to_owned(), Better::Less, 1.0);
     findings::false_alarms(case, count, seconds - flows.sum::<u64>() as f64 / 1e9, None)

@@ -78,7 +78,7 @@ pub enum Capacity {
 pub struct Limits {
     /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many are severe.
     pub queue_bytes: u64,
-    /// The same as a time, of a link whose rate or whose round trips are not known.
+    /// The same as a time: the most that a queue of [`Limits::queue_bytes`] counts for, and all that is known where no rate is.
     pub delay: Duration,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
     pub ecn_ce_ppm: (u32, u32),
@@ -111,12 +111,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The time that a link of so many bytes a second takes for the shortest queue that is news.
+    /// The time that a link of so many bytes a second takes for the shortest queue that is news: at most [`Limits::delay`].
     fn queue_unit(&self, bytes_per_second: u64) -> Duration {
         let nanos = u128::from(self.queue_bytes) * 1_000_000_000;
         nanos
             .checked_div(bytes_per_second.into())
             .map_or(self.delay, |nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+            .min(self.delay)
     }
 }
 
@@ -151,7 +152,7 @@ mod tests {
     fn the_shortest_queue_goes_by_the_rate() {
         let limits = Limits::default();
         let unit = |rate| limits.queue_unit(rate).as_nanos();
-        assert_eq!([12_500_000, 125_000_000, 12_500_000_000].map(unit), [5_242_880, 524_288, 5_242]);
+        assert_eq!([12_500_000, 1_250_000_000, 12_500_000_000].map(unit), [500_000, 52_428, 5_242]);
         assert_eq!(limits.queue_unit(0), limits.delay, "nothing is known");
     }
 }
