@@ -11,7 +11,7 @@
 //!   which is the least of the last 1 to 2 minutes (10 to 20 while the link is congested). 1 at a unit
 //!   and half of the rest, 2 at ten units and twice the rest. One that is under way counts as soon as it is twice as late as mild. A round trip of
 //!   30 ms and more counts only if 32 KiB followed its packet: else an acknowledgement may have been delayed. The unit is what the
-//!   link takes for [`Limits::queue_bytes`], but no less than twice the jitter, of which [`Limits::delay`] counts at most. The jitter is
+//!   link takes for [`Limits::queue_bytes`], but no less than twice the jitter; of either [`Limits::delay`] counts at most. The jitter is
 //!   the least that 16 round trips in a row differed by within the last 1 to 2 minutes.
 //! - *marks*: ECN marks, echoes of them, CNPs, as a part of the packets of the last 8 ms; *loss*: retransmissions, RoCE
 //!   repeats, gaps and NAKs of the sequence, likewise. 1 at 2 of them and the mild part, 2 at 8 and the severe part.
@@ -77,8 +77,9 @@ pub enum Capacity {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many are severe.
+    /// A host hands over as much at once.
     pub queue_bytes: u64,
-    /// The same as a time: the most that a queue of [`Limits::queue_bytes`] counts for, and all that is known where no rate is.
+    /// The same as a time: what slow links take for more bytes is news, too. It stands alone where rate or round trips are not known.
     pub delay: Duration,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
     pub ecn_ce_ppm: (u32, u32),
@@ -111,13 +112,12 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The time that a link of so many bytes a second takes for the shortest queue that is news: at most [`Limits::delay`].
+    /// The time that a link of so many bytes a second takes for the shortest queue that is news.
     fn queue_unit(&self, bytes_per_second: u64) -> Duration {
         let nanos = u128::from(self.queue_bytes) * 1_000_000_000;
         nanos
             .checked_div(bytes_per_second.into())
             .map_or(self.delay, |nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
-            .min(self.delay)
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     fn the_shortest_queue_goes_by_the_rate() {
         let limits = Limits::default();
         let unit = |rate| limits.queue_unit(rate).as_nanos();
-        assert_eq!([12_500_000, 1_250_000_000, 12_500_000_000].map(unit), [500_000, 52_428, 5_242]);
+        assert_eq!([12_500_000, 125_000_000, 12_500_000_000].map(unit), [5_242_880, 524_288, 5_242]);
         assert_eq!(limits.queue_unit(0), limits.delay, "nothing is known");
     }
 }
