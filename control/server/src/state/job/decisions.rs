@@ -99,6 +99,17 @@ pub enum Outcome {
     Ended,
 }
 
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::UnderWay => f.write_str("under way"),
+            Self::InUse => f.write_str("in use"),
+            Self::GivenUp(why) => write!(f, "given up: {why}"),
+            Self::Ended => f.write_str("ended"),
+        }
+    }
+}
+
 /// One communicator's part in a decision. Times are control's: since it started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {

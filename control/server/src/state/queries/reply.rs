@@ -337,12 +337,14 @@ impl Queries<'_> {
             prepared_ns: at(changed.prepared),
             first_switched_ns: at(changed.first_switched),
             switched_ns: at(changed.switched),
-            outcome: match &changed.outcome {
-                Outcome::UnderWay => "under way".to_owned(),
-                Outcome::InUse => "in use".to_owned(),
-                Outcome::GivenUp(why) => format!("given up: {why}"),
-                Outcome::Ended => "ended".to_owned(),
-            },
+            outcome: changed.outcome.to_string(),
+            outcome_code: match &changed.outcome {
+                Outcome::UnderWay => v1::ChangeOutcome::UnderWay,
+                Outcome::InUse => v1::ChangeOutcome::InUse,
+                Outcome::GivenUp(_) => v1::ChangeOutcome::GivenUp,
+                Outcome::Ended => v1::ChangeOutcome::Ended,
+            }
+            .into(),
         }
     }
 
