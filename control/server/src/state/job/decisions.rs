@@ -2,7 +2,7 @@
 
 use crate::state::reason::Reason;
 use harmonaize_abi::{CommunicatorId, Epoch};
-use harmonaize_planner::Score;
+use harmonaize_planner::{PlanReason, Score};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ impl std::fmt::Display for Outcome {
 }
 
 /// One communicator's part in a decision. Times are control's: since it started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Changed {
     /// Which.
     pub communicator: CommunicatorId,
@@ -161,8 +161,8 @@ pub struct Decision {
     pub before: Score,
     /// What is predicted for the plan.
     pub after: Score,
-    /// Why this plan, in words.
-    pub reason: String,
+    /// Why this plan.
+    pub reason: PlanReason,
     /// Who changes.
     pub changes: Vec<Changed>,
 }
