@@ -186,8 +186,8 @@ fn what_nobody_waits_for_stays_exact() {
         fabric.hint("a", "world", &hints).unwrap();
         // Longer than a change of the codec makes the next one dearer.
         fabric.run(SECOND * 120);
-        let known = fabric.epoch(id);
-        (known.codec.name(), known.codec_reason)
+        let epoch = fabric.epoch(id);
+        (epoch.codec.name(), epoch.codec_reason)
     };
     let reduce = Collective::AllReduce;
     assert_eq!(
