@@ -84,6 +84,7 @@ const JSON_MESSAGES: &[&str] = &[
 const JSON_FIELDS: &[(&str, &str)] = &[
     ("Agreement.broken", "clauses"),
     ("ChangeRecord.communicator", "communicator"),
+    ("ChangeRecord.outcome_code", "change_outcome"),
     ("CommunicatorReport.communicator", "communicator"),
     ("CommunicatorStatus.communicator", "communicator"),
     ("CommunicatorStatus.phase", "phase"),

@@ -4,7 +4,7 @@ use crate::v1::{self, budget::Kind};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
     Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Expected, Hints, Knobs,
-    Negotiated, OnFailure, Priority, Reason, Record, Target,
+    Negotiated, OnFailure, Priority, Reason, Record, Refusal, Target,
 };
 use std::time::Duration;
 
@@ -196,12 +196,33 @@ impl From<&v1::Agreement> for Agreement {
     }
 }
 
+impl From<&Refusal> for v1::QuestionRefusedKind {
+    fn from(refusal: &Refusal) -> Self {
+        match refusal {
+            Refusal::NoCommunicator(_) => Self::NoCommunicator,
+            Refusal::Other(_) => Self::Unspecified,
+        }
+    }
+}
+
+impl v1::QuestionRefusedKind {
+    fn refusal(self, text: String) -> Refusal {
+        match self {
+            Self::NoCommunicator => Refusal::NoCommunicator(text),
+            Self::Unspecified => Refusal::Other(text),
+        }
+    }
+}
+
 impl v1::Negotiated {
     /// The answer to a question.
-    pub fn answer(request: u64, outcome: &Result<Negotiated, String>) -> Self {
+    pub fn answer(request: u64, outcome: &Result<Negotiated, Refusal>) -> Self {
         let mut answer = Self { request, ..Self::default() };
         match outcome {
-            Err(refused) => answer.refused.clone_from(refused),
+            Err(refused) => {
+                answer.refused = refused.to_string();
+                answer.refused_kind = v1::QuestionRefusedKind::from(refused).into();
+            }
             Ok(Negotiated::Agreed(agreement)) => answer.agreement = Some(agreement.into()),
             Ok(Negotiated::Refused { reasons, counter }) => {
                 let reason = |reason: &Reason| v1::Reason {
@@ -216,9 +237,9 @@ impl v1::Negotiated {
     }
 
     /// What it says, as tenants are told it.
-    pub fn outcome(self) -> Result<Negotiated, String> {
+    pub fn outcome(self) -> Result<Negotiated, Refusal> {
         if !self.refused.is_empty() {
-            return Err(self.refused);
+            return Err(self.refused_kind().refusal(self.refused));
         }
         if let Some(agreement) = &self.agreement {
             return Ok(Negotiated::Agreed(agreement.into()));
@@ -264,9 +285,12 @@ impl v1::BeginIteration {
 
 impl v1::IterationChoice {
     /// The answer to a question.
-    pub fn answer(request: u64, choice: Result<Choice, String>) -> Self {
+    pub fn answer(request: u64, choice: Result<Choice, Refusal>) -> Self {
         match choice {
-            Err(refused) => Self { request, refused, ..Self::default() },
+            Err(refused) => {
+                let refused_kind = v1::QuestionRefusedKind::from(&refused).into();
+                Self { request, refused: refused.to_string(), refused_kind, ..Self::default() }
+            }
             Ok(Choice { accumulate, checkpoint, reason: because }) => {
                 let because = match because {
                     ChoiceReason::Usual | ChoiceReason::Unknown => v1::ChoiceReason::Usual,
@@ -274,13 +298,13 @@ impl v1::IterationChoice {
                     ChoiceReason::Maintenance => v1::ChoiceReason::Maintenance,
                     ChoiceReason::Due => v1::ChoiceReason::Due,
                 };
-                Self { request, refused: String::new(), accumulate, checkpoint, reason: because.into() }
+                Self { request, accumulate, checkpoint, reason: because.into(), ..Self::default() }
             }
         }
     }
 
     /// What it says, as tenants are told it.
-    pub fn choice(self) -> Result<Choice, String> {
+    pub fn choice(self) -> Result<Choice, Refusal> {
         let because = match self.reason() {
             v1::ChoiceReason::Usual => ChoiceReason::Usual,
             v1::ChoiceReason::Slow => ChoiceReason::Slow,
@@ -289,7 +313,7 @@ impl v1::IterationChoice {
         };
         match self.refused.is_empty() {
             true => Ok(Choice { accumulate: self.accumulate, checkpoint: self.checkpoint, reason: because }),
-            false => Err(self.refused),
+            false => Err(self.refused_kind().refusal(self.refused)),
         }
     }
 }
@@ -328,9 +352,16 @@ impl v1::Hints {
 }
 
 impl v1::Hinted {
+    /// The answer to hints.
+    pub fn answer(request: u64, outcome: Result<(), Refusal>) -> Self {
+        let Err(refused) = outcome else { return Self { request, ..Self::default() } };
+        let refused_kind = v1::QuestionRefusedKind::from(&refused).into();
+        Self { request, refused: refused.to_string(), refused_kind }
+    }
+
     /// What it says.
-    pub fn outcome(self) -> Result<(), String> {
-        if self.refused.is_empty() { Ok(()) } else { Err(self.refused) }
+    pub fn outcome(self) -> Result<(), Refusal> {
+        if self.refused.is_empty() { Ok(()) } else { Err(self.refused_kind().refusal(self.refused)) }
     }
 }
 
@@ -386,7 +417,8 @@ mod tests {
         };
         let reasons = vec![Reason { clause: Clause::Weight, text: "too much".to_owned() }];
         for outcome in [
-            Err("no".to_owned()),
+            Err(Refusal::Other("no".to_owned())),
+            Err(Refusal::NoCommunicator("none".to_owned())),
             Ok(Negotiated::Agreed(agreement)),
             Ok(Negotiated::Refused { reasons: reasons.clone(), counter: Some(everything()) }),
             Ok(Negotiated::Refused { reasons, counter: None }),
@@ -412,7 +444,9 @@ mod tests {
             let choice = Ok(Choice { accumulate: 4, checkpoint: true, reason: because });
             assert_eq!(v1::IterationChoice::answer(1, choice.clone()).choice(), choice);
         }
-        assert_eq!(v1::IterationChoice::answer(1, Err("no".to_owned())).choice(), Err("no".to_owned()));
+        for refused in [Refusal::Other("no".to_owned()), Refusal::NoCommunicator("none".to_owned())] {
+            assert_eq!(v1::IterationChoice::answer(1, Err(refused.clone())).choice(), Err(refused));
+        }
     }
 
     #[test]
@@ -428,7 +462,9 @@ mod tests {
         }
         let strange = v1::ExpectedOperation { collective: 300, ..Default::default() };
         assert_eq!(v1::Hints { sequence: vec![strange], ..Default::default() }.to_abi(), None);
-        let refused = v1::Hinted { request: 1, refused: "no".to_owned() };
-        assert_eq!((refused.outcome(), v1::Hinted::default().outcome()), (Err("no".to_owned()), Ok(())));
+        let refusals = ["no".into(), Refusal::NoCommunicator("none".to_owned())].map(Err);
+        for outcome in refusals.into_iter().chain([Ok(())]) {
+            assert_eq!(v1::Hinted::answer(1, outcome.clone()).outcome(), outcome);
+        }
     }
 }

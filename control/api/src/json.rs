@@ -46,6 +46,7 @@ fn text(name: &str, prefix: &str) -> String {
 }
 
 enumerations! {
+    change_outcome: ChangeOutcome, "CHANGE_OUTCOME_";
     none: Clause, "CLAUSE_";
     congestion_cause: CongestionCause, "CONGESTION_CAUSE_";
     congestion_level: CongestionLevel, "CONGESTION_LEVEL_";

@@ -400,7 +400,7 @@ fn attached(socket: Option<PathBuf>) -> Result<Client, Failure> {
 
 fn refused(error: Error) -> Failure {
     match error {
-        Error::Agreement(text) if text.contains("no communicator") => Failure::NotFound(text),
+        Error::NoCommunicator(text) => Failure::NotFound(text),
         error => Failure::Refused(error.to_string()),
     }
 }
@@ -485,6 +485,13 @@ mod tests {
             Action::Constraints { constraints: proposed, .. } => proposed.constraints(),
             _ => panic!("no constraints"),
         }
+    }
+
+    #[test]
+    fn only_a_typed_refusal_is_not_found() {
+        let text = || "no communicator".to_owned();
+        assert!(matches!(refused(Error::NoCommunicator(text())), Failure::NotFound(_)));
+        assert!(matches!(refused(Error::Agreement(text())), Failure::Refused(_)));
     }
 
     #[test]

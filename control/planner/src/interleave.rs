@@ -10,8 +10,10 @@ use harmonaize_topology::{HostId, Topology};
 use harmonaize_units::{Bytes, Nanos};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod reason;
 mod slots;
 
+pub use reason::{InterleaveReason, Overlap};
 pub use slots::{InterleaveSlot, plan_interleaving};
 
 /// Parts of a circle.
@@ -198,18 +200,6 @@ impl<'a> PhasePlan<'a> {
         let asked = |(has, asks, _): &&(f64, Vec<f64>, String)| asks.iter().sum::<f64>() / has;
         let fullest = self.links.iter().max_by(|a, b| asked(a).total_cmp(&asked(b)));
         fullest.map_or("", |(_, _, name)| name)
-    }
-
-    /// Which part of an iteration is in each other's way, and which as they take turns, in words.
-    fn describe(&self, (before, is): (f64, &str), (after, if_or_as): (f64, &str)) -> String {
-        format!(
-            "{} periodic jobs meet on {}: {:.0}% of an iteration of {:.0} ms {is} in each other's way, {:.0}% {if_or_as} they take turns",
-            self.jobs.len(),
-            self.busiest_link(),
-            before * 100.0,
-            self.period / 1e6,
-            after * 100.0,
-        )
     }
 }
 

@@ -36,11 +36,11 @@ pub use harmonaize_topology::{
 };
 pub use harmonaize_units::{Bytes, Nanos, Position, Rate, TextError, UnitError, parse_toml};
 pub use hose::{Guarantee, GuaranteeCapacity, HoseModel};
-pub use interleave::{InterleaveSlot, isolated_time, plan_interleaving};
+pub use interleave::{InterleaveReason, InterleaveSlot, Overlap, isolated_time, plan_interleaving};
 pub use iterations::{IterationPattern, Operation};
 pub use plan::{
-    Assignment, CheckError, Current, Job, Plan, Policy, Request, RingEdge, Routes, Score, Task,
-    apply_priorities, check, off_ring_paths, plan,
+    Assignment, AssignmentReason, Bottleneck, CheckError, Current, Job, Plan, PlanReason, Policy, Request,
+    RingChange, RingEdge, Routes, Score, Task, apply_priorities, check, off_ring_paths, plan,
 };
 pub use policy::algorithm::{AlgorithmChoice, AlgorithmOverride, AlgorithmReason, AlgorithmStatus};
 pub use policy::codec::{

@@ -15,6 +15,7 @@ mod describe;
 mod model;
 mod polish;
 mod priority;
+mod reason;
 mod search;
 mod shares;
 mod slowdown;
@@ -28,6 +29,7 @@ pub(crate) use model::{hosts_rate, ring_bits};
 use polish::polish;
 pub(crate) use priority::usage;
 pub use priority::{Task, apply_priorities};
+pub use reason::{AssignmentReason, Bottleneck, PlanReason, RingChange};
 use search::Search;
 
 /// A communicator that is to be planned for.
@@ -168,12 +170,12 @@ pub struct Assignment {
     pub slowdown: f64,
     /// Whether it has less for jobs that matter more to its tenant: see [`priority`].
     pub yields: bool,
-    /// Why, in words, where it changes; else why it stays, where something better was not worth it; else empty.
-    pub reason: String,
+    /// Why.
+    pub reason: AssignmentReason,
 }
 
 /// A plan for all communicators.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// One for each job, in their order.
     pub assignments: Vec<Assignment>,
@@ -181,8 +183,8 @@ pub struct Plan {
     pub before: Score,
     /// What is predicted for the plan.
     pub after: Score,
-    /// Why, in words.
-    pub reason: String,
+    /// Why.
+    pub reason: PlanReason,
 }
 
 /// Why a plan must not leave.

@@ -44,7 +44,7 @@ pub(crate) fn log(fact: &Fact) {
                 .iter()
                 .map(|(communicator, epoch)| format!("{}:{epoch}", id(*communicator)))
                 .collect();
-            tracing::info!(decision, %trigger, %reason, changes = %changes.join(","), "new plan");
+            tracing::info!(decision, %trigger, reason_code = reason.code(), %reason, changes = %changes.join(","), "new plan");
         }
         Fact::PlanUnfit { count, why } => tracing::error!(count, %why, "a plan did not pass the check"),
         Fact::AggregatorConnected { name, address } => {
@@ -59,7 +59,7 @@ pub(crate) fn log(fact: &Fact) {
         }
         Fact::TakesTurns { communicator, tenant, name, with, reason } => {
             let with: Vec<String> = with.iter().map(|other| id(*other).to_string()).collect();
-            tracing::info!(%tenant, communicator = %id(*communicator), %name, with = %with.join(","), %reason, "takes turns");
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, with = %with.join(","), reason_code = reason.code(), %reason, "takes turns");
         }
         Fact::TurnsOver { communicator, tenant, name, why } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, %why, "takes no turns any more");

@@ -147,7 +147,9 @@ fn refusal(message: from_agent::Message, refused: String) -> Option<to_agent::Me
         Message::BeginIteration(v1::BeginIteration { request, .. }) => {
             to_agent::Message::IterationChoice(v1::IterationChoice { request, refused, ..Default::default() })
         }
-        Message::Hint(v1::Hint { request, .. }) => to_agent::Message::Hinted(v1::Hinted { request, refused }),
+        Message::Hint(v1::Hint { request, .. }) => {
+            to_agent::Message::Hinted(v1::Hinted::answer(request, Err(refused.into())))
+        }
         _ => return None,
     })
 }

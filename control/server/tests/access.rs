@@ -165,7 +165,7 @@ async fn an_agent_asks_nothing_for_tenants_of_other_hosts() {
         to_agent::Message::EventsRead(v1::EventsRead { request, refused, .. })
         | to_agent::Message::Negotiated(v1::Negotiated { request, refused, .. })
         | to_agent::Message::IterationChoice(v1::IterationChoice { request, refused, .. })
-        | to_agent::Message::Hinted(v1::Hinted { request, refused }) => (request, refused),
+        | to_agent::Message::Hinted(v1::Hinted { request, refused, .. }) => (request, refused),
         other => panic!("{other:?}"),
     };
     for (host, elsewhere) in [("h1", true), ("h0", false)] {

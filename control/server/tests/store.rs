@@ -192,6 +192,7 @@ async fn refusals_are_precise_and_change_nothing() {
     let dry = v1::DryRunRequest { targets: vec!["s1".to_owned()] };
     let reply = client.dry_run(dry).await.unwrap().into_inner();
     assert_eq!((reply.plans.len(), reply.changed.len()), (0, 0));
+    assert_eq!(reply.reason_code, "nothing_better");
     let dry = v1::DryRunRequest { targets: vec!["s0:s1".to_owned()] };
     assert_eq!(client.dry_run(dry).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(drained(client).await, BTreeSet::new());

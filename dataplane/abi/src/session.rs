@@ -37,7 +37,7 @@ pub use knobs::{Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, MAX_ACCUMUL
 pub use name::is_name;
 pub use offer::{Offer, PairEnd, Registered};
 pub use region::{AddedRegion, RegionRefused};
-pub use request_error::RequestError;
+pub use request_error::{Refusal, RequestError, TYPED_REFUSALS};
 
 /// Opens the first message each way.
 pub const MAGIC: [u8; 8] = *b"harmoniz";
@@ -234,7 +234,7 @@ pub enum Request {
     },
     /// Propose what the provider shall promise for a communicator of the tenant's, or ask what it has promised.
     Negotiate {
-        /// Comes back.
+        /// Comes back. With [`TYPED_REFUSALS`] the answer may be [`Answer::NoCommunicator`].
         id: u64,
         /// The communicator's name; this process need not be in it.
         communicator: String,
@@ -243,7 +243,7 @@ pub enum Request {
     },
     /// An iteration of a communicator's job begins: what the provider chooses for it.
     Iteration {
-        /// Comes back.
+        /// Comes back, as of [`Request::Negotiate`].
         id: u64,
         /// The communicator's name.
         communicator: String,
@@ -252,7 +252,7 @@ pub enum Request {
     },
     /// What is expected of a communicator of the tenant's, in place of what was before.
     Hint {
-        /// Comes back.
+        /// Comes back, as of [`Request::Negotiate`].
         id: u64,
         /// The communicator's name; this process need not be in it.
         communicator: String,
@@ -411,6 +411,13 @@ pub enum Answer {
         /// Or not.
         read: Result<EncodedBatch, RequestError>,
     },
+    /// No communicator of the tenant's that runs has the name in the request.
+    NoCommunicator {
+        /// Of the request, with [`TYPED_REFUSALS`].
+        id: u64,
+        /// For people.
+        text: String,
+    },
 }
 
 impl Answer {
@@ -431,7 +438,8 @@ impl Answer {
             | Self::Registered { id, .. }
             | Self::Unregistered { id, .. }
             | Self::Detached { id, .. }
-            | Self::AllEvents { id, .. } => *id,
+            | Self::AllEvents { id, .. }
+            | Self::NoCommunicator { id, .. } => *id,
         }
     }
 }

@@ -25,7 +25,7 @@ pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints, JoinRefused, Knobs,
-    Negotiated, Regrouping, Secret,
+    Negotiated, Refusal, Regrouping, Secret,
 };
 use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_verbs::{Devices, PortOptions};
@@ -326,7 +326,7 @@ impl SessionRequest {
     }
 }
 
-/// What a tenant's process asks of control. Each has a `reply`: the answer, or for people why there is none; dropped where control cannot
+/// What a tenant's process asks of control. Each has a `reply`: the answer, or why there is none; dropped where control cannot
 /// be asked. If it is closed, nobody waits any more.
 #[derive(Debug)]
 pub enum Question {
@@ -337,7 +337,7 @@ pub enum Question {
         /// How long it waits for the first.
         wait: Duration,
         /// What there is.
-        reply: oneshot::Sender<Result<EventBatch, String>>,
+        reply: oneshot::Sender<Result<EventBatch, Refusal>>,
     },
     /// Negotiate for the tenant.
     Negotiate {
@@ -346,7 +346,7 @@ pub enum Question {
         /// What is wanted; nothing to ask what is in force.
         propose: Option<Constraints>,
         /// What came of it.
-        reply: oneshot::Sender<Result<Negotiated, String>>,
+        reply: oneshot::Sender<Result<Negotiated, Refusal>>,
     },
     /// An iteration begins.
     Iteration {
@@ -355,7 +355,7 @@ pub enum Question {
         /// What is left to the provider.
         knobs: Knobs,
         /// What it chose.
-        reply: oneshot::Sender<Result<Choice, String>>,
+        reply: oneshot::Sender<Result<Choice, Refusal>>,
     },
     /// What is expected of a communicator.
     Hint {
@@ -364,6 +364,6 @@ pub enum Question {
         /// What.
         hints: Hints,
         /// Once it is taken note of.
-        reply: oneshot::Sender<Result<(), String>>,
+        reply: oneshot::Sender<Result<(), Refusal>>,
     },
 }

@@ -178,7 +178,7 @@ impl From<Error> for Failure {
             Error::TimeoutTooLong { .. } => HARMONAIZE_ERROR_TIMEOUT_TOO_LONG,
             Error::Budget(_) => HARMONAIZE_ERROR_BUDGET,
             Error::Events(_) => HARMONAIZE_ERROR_EVENTS,
-            Error::Agreement(_) => HARMONAIZE_ERROR_AGREEMENT,
+            Error::Agreement(_) | Error::NoCommunicator(_) => HARMONAIZE_ERROR_AGREEMENT,
             Error::WaitTimeout { .. } => HARMONAIZE_ERROR_WAIT_TIMEOUT,
             Error::GroupOpen => HARMONAIZE_ERROR_GROUP_OPEN,
             Error::GroupEnded => HARMONAIZE_ERROR_GROUP_ENDED,

@@ -4,7 +4,7 @@
 use crate::attach::Client;
 use crate::events::POLL_INTERVAL;
 use crate::{Agreement, Choice, Constraints, Error, Hints, Knobs, Negotiated, Reason};
-use harmonaize_abi::session::{Answer, Checkpoint, Request, RequestError};
+use harmonaize_abi::session::{Answer, Checkpoint, Request, RequestError, TYPED_REFUSALS};
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -68,8 +68,8 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Agreement`] where nothing came of it: no such communicator runs, there were too many proposals lately, or the
-    /// provider cannot be asked now. [`Error::TooOften`] where the tenant has asked the provider too much through this agent, whatever it
+    /// [`Error::NoCommunicator`] where no such communicator runs. [`Error::Agreement`] where nothing came of it: there were too many
+    /// proposals lately, or the provider cannot be asked now. [`Error::TooOften`] where the tenant has asked the provider too much through this agent, whatever it
     /// was: more than 600 times at once, or than 100 times a second and attachment in the long run.
     pub fn propose(&self, communicator: &str, constraints: &Constraints) -> Result<Negotiated, Error> {
         self.ask(communicator, Some(constraints.clone()))
@@ -121,7 +121,7 @@ impl Client {
     /// one is due. Within 50 ms of a choice that was not to save, the same stands for alike knobs without asking, unless a checkpoint is due.
     ///
     /// # Errors
-    /// [`Error::Agreement`] where the knobs make no sense or no such communicator runs, [`Error::TooOften`] as [`Client::propose`].
+    /// [`Error::Agreement`] where the knobs make no sense, [`Error::NoCommunicator`] and [`Error::TooOften`] as [`Client::propose`].
     pub fn iteration(&self, communicator: &str, knobs: &Knobs) -> Result<Choice, Error> {
         let chosen = || self.choices().lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.shared().lock()?);
@@ -155,8 +155,8 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Agreement`] where the hints make no sense, no such communicator runs, there were too many lately, or the provider
-    /// cannot be asked now; [`Error::TooOften`] as [`Client::propose`].
+    /// [`Error::Agreement`] where the hints make no sense, there were too many lately, or the provider cannot be asked now;
+    /// [`Error::NoCommunicator`] and [`Error::TooOften`] as [`Client::propose`].
     pub fn hint(&self, communicator: &str, hints: &Hints) -> Result<(), Error> {
         let (communicator, hints) = (communicator.to_owned(), hints.clone());
         match self.answered(|id| Request::Hint { id, communicator, hints })? {
@@ -175,13 +175,16 @@ impl Client {
 
     fn answered(&self, request: impl FnOnce(u64) -> Request) -> Result<Answer, Error> {
         let shared = self.shared();
-        let id = shared.lock()?.request(request)?;
+        let id = shared.lock()?.request(|id| request(id | TYPED_REFUSALS))?;
         let answer = shared.wait(Instant::now().checked_add(TIMEOUT), |state| state.answer(id))?;
-        if let Some(answer) = answer {
-            return Ok(answer);
+        match answer {
+            Some(Answer::NoCommunicator { text, .. }) => Err(Error::NoCommunicator(text)),
+            Some(answer) => Ok(answer),
+            None => {
+                shared.lock()?.forget(id);
+                Err(Error::Agreement(format!("no answer from the agent within {TIMEOUT:?}")))
+            }
         }
-        shared.lock()?.forget(id);
-        Err(Error::Agreement(format!("no answer from the agent within {TIMEOUT:?}")))
     }
 }
 

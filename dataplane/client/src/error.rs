@@ -219,6 +219,9 @@ pub enum Error {
     /// Events cannot be read.
     #[error("no events: {0}")]
     Events(String),
+    /// No communicator of the tenant's that runs has the name in a proposal, hints, or a question about an agreement or an iteration.
+    #[error("no agreement: {0}")]
+    NoCommunicator(String),
     /// Nothing came of a proposal, or of a question about an agreement or an iteration.
     #[error("no agreement: {0}")]
     Agreement(String),

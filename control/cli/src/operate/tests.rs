@@ -216,6 +216,7 @@ fn decision() -> v1::DecisionRecord {
         first_switched_ns: ms(15),
         switched_ns: ms(18),
         outcome: "in use".to_owned(),
+        outcome_code: v1::ChangeOutcome::InUse.into(),
     };
     v1::DecisionRecord {
         number: 7,

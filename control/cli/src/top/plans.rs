@@ -3,7 +3,7 @@
 use super::view::{Cell, Column, Kind, Panel, Tone, View};
 use crate::text::{clean, clock, duration, number_of, rate};
 use harmonaize_api::communicator_text;
-use harmonaize_api::v1::{ChangeRecord, DecisionRecord, ExplainReply, PlanStatus, PlansReply};
+use harmonaize_api::v1::{ChangeOutcome, ChangeRecord, DecisionRecord, ExplainReply, PlanStatus, PlansReply};
 
 const fn column(name: &'static str, right: bool, spare: u8) -> Column {
     Column { name, right, drop_priority: spare }
@@ -135,11 +135,12 @@ fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
         0 => cell(u64::MAX, "-".to_owned(), Tone::Dim),
         at => cell(at.saturating_sub(begun), duration(at.saturating_sub(begun)), Tone::Plain),
     };
-    let tone = match change.outcome.as_str() {
-        "in use" => Tone::Good,
-        "under way" => Tone::Warn,
-        "ended" => Tone::Dim,
-        _ => Tone::Bad,
+    let tone = match change.outcome_code() {
+        ChangeOutcome::InUse => Tone::Good,
+        ChangeOutcome::UnderWay => Tone::Warn,
+        ChangeOutcome::GivenUp => Tone::Bad,
+        ChangeOutcome::Ended => Tone::Dim,
+        ChangeOutcome::Unspecified => Tone::Plain,
     };
     let score = |ppm: u64| if ppm == 0 { "-".to_owned() } else { format!("{:.2}", ppm as f64 / 1e6) };
     vec![
@@ -155,4 +156,26 @@ fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
 
 fn owner(tenant: &str, name: &str, id: u64) -> String {
     if tenant.is_empty() { communicator_text(id) } else { format!("{}/{}", clean(tenant), clean(name)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the texts none is read: those of a later control may be others.
+    #[test]
+    fn a_change_is_painted_by_its_outcome_code() {
+        for (code, tone) in [
+            (ChangeOutcome::InUse, Tone::Good),
+            (ChangeOutcome::UnderWay, Tone::Warn),
+            (ChangeOutcome::GivenUp, Tone::Bad),
+            (ChangeOutcome::Ended, Tone::Dim),
+            (ChangeOutcome::Unspecified, Tone::Plain),
+        ] {
+            let outcome = "some words".to_owned();
+            let change = ChangeRecord { outcome, outcome_code: code.into(), ..ChangeRecord::default() };
+            let row = switch_row(&DecisionRecord::default(), &change);
+            assert!(row.contains(&cell(0, "some words".to_owned(), tone)), "{code:?}: {row:?}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use super::*;
 use harmonaize_abi::CommunicatorId;
 
 /// A communicator that takes turns.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InterleaveSlot {
     /// Which.
     pub communicator: CommunicatorId,
@@ -17,8 +17,8 @@ pub struct InterleaveSlot {
     pub repeats: u32,
     /// Those with which it shares a link that has not enough for both.
     pub contenders: BTreeSet<CommunicatorId>,
-    /// Why, in words.
-    pub reason: String,
+    /// Why.
+    pub reason: InterleaveReason,
 }
 
 /// Which communicators should take turns, for as long as they share links and keep their rhythms. `taking`: those that do already, which
@@ -74,7 +74,12 @@ impl PhasePlan<'_> {
         if before - after < MIN_GAIN {
             return None;
         }
-        let reason = self.describe((before, if goes_on { "could be" } else { "is" }), (after, "as"));
+        let (link, period) = (self.busiest_link().to_owned(), Nanos(self.period as u64));
+        let overlap = Overlap { jobs: self.jobs.len(), link, period, before, after };
+        let reason = match goes_on {
+            true => InterleaveReason::WouldOverlap(overlap),
+            false => InterleaveReason::Overlaps(overlap),
+        };
         let turn = |(index, (circle, turns)): (usize, &(&PeriodicJob, usize))| {
             let beside: BTreeSet<CommunicatorId> = self.contenders(index).filter_map(communicator).collect();
             let busy = Nanos(circle.busy as u64);

@@ -120,5 +120,9 @@ fn cross_traffic_lengthens_busy_parts() {
     }
     let found = plan_interleaving(&topology, &conditions, &jobs, &plan.assignments, &BTreeSet::new());
     assert_eq!(found.iter().map(|turn| turn.busy).collect::<Vec<_>>(), [Nanos(40 * MS); 2]);
-    assert!(found[0].reason.starts_with("2 periodic jobs meet on "), "{found:?}");
+    let reason = &found[0].reason;
+    assert!(matches!(reason, InterleaveReason::Overlaps(Overlap { jobs: 2, .. })), "{reason:?}");
+    let taking = jobs.iter().map(|job| job.communicator).collect();
+    let found = plan_interleaving(&topology, &conditions, &jobs, &plan.assignments, &taking);
+    assert_eq!(found[0].reason.code(), "would_overlap");
 }

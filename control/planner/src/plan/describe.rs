@@ -1,7 +1,8 @@
-//! A plan's reasons in words, for operators.
+//! Finds out why a plan is as it is.
 
 use super::change::ChangeOutcome;
 use super::model::{EdgeRoutes, Model, Ring};
+use super::reason::{AssignmentReason, Bottleneck, PlanReason, RingChange};
 use super::{Assignment, Score};
 use crate::conditions::LinkUse;
 use harmonaize_units::Rate;
@@ -13,24 +14,21 @@ pub(super) fn reason(
     old: Option<(&Ring, f64)>,
     new: (&Ring, f64),
     load: &dyn Fn(u32) -> f64,
-) -> String {
+) -> AssignmentReason {
     match outcome {
-        ChangeOutcome::Unchanged => String::new(),
-        ChangeOutcome::Forming => "it forms".to_owned(),
-        ChangeOutcome::Retained(gain) => {
-            format!("stays: another plan would gain {}, too little for a change", percent(gain))
-        }
+        ChangeOutcome::Unchanged => AssignmentReason::Unchanged,
+        ChangeOutcome::Forming => AssignmentReason::Forms,
+        ChangeOutcome::Retained(gain) => AssignmentReason::TooLittleGain(gain),
         ChangeOutcome::Forced | ChangeOutcome::Gained(_) => {
-            let Some((ring, before)) = old else { return String::new() };
-            let cause = bottleneck(model, ring, load);
-            let what = describe_changes(ring, new.0);
-            format!("{cause}: {what}, predicted slowdown {} instead of {}", times(new.1), times(before))
+            let Some((ring, before)) = old else { return AssignmentReason::Unchanged };
+            let (bottleneck, change) = (bottleneck(model, ring, load), ring_change(ring, new.0));
+            AssignmentReason::Changes { bottleneck, change, before, after: new.1 }
         }
     }
 }
 
 /// What holds a ring up.
-fn bottleneck(model: &Model<'_>, ring: &Ring, load: &dyn Fn(u32) -> f64) -> String {
+fn bottleneck(model: &Model<'_>, ring: &Ring, load: &dyn Fn(u32) -> f64) -> Bottleneck {
     let name = |link: u32| {
         model
             .links
@@ -38,7 +36,9 @@ fn bottleneck(model: &Model<'_>, ring: &Ring, load: &dyn Fn(u32) -> f64) -> Stri
             .map_or_else(String::new, |link| model.request.topology.link_name(*link))
     };
     let usage = ring.usage();
-    for (usable, words) in [(LinkUse::Failed, "passes nothing"), (LinkUse::Avoid, "is to be avoided")] {
+    let found: [(_, fn(String) -> Bottleneck); 2] =
+        [(LinkUse::Failed, Bottleneck::Failed), (LinkUse::Avoid, Bottleneck::Avoided)];
+    for (usable, bottleneck) in found {
         let at = usage.iter().find(|(link, _)| {
             model
                 .links
@@ -46,28 +46,29 @@ fn bottleneck(model: &Model<'_>, ring: &Ring, load: &dyn Fn(u32) -> f64) -> Stri
                 .is_some_and(|link| model.request.conditions.usable(*link) == usable)
         });
         if let Some((link, _)) = at {
-            return format!("{} {words}", name(*link));
+            return bottleneck(name(*link));
         }
     }
     if ring.edges.iter().any(|hop| matches!(hop, EdgeRoutes::Unreachable)) {
-        return "a hop has no way left".to_owned();
+        return Bottleneck::Unreachable;
     }
     let value = |list: &[f64], link: u32| list.get(link as usize).copied().unwrap_or(0.0);
     let filled = |link: u32| load(link) / value(&model.capacity, link).max(1e-3);
     let Some((link, _)) = usage.iter().max_by(|a, b| filled(a.0).total_cmp(&filled(b.0))) else {
-        return "nothing holds it up".to_owned();
+        return Bottleneck::Nothing;
     };
     let (capacity, rate) = (value(&model.capacity, *link), value(&model.rate, *link));
-    if capacity < rate {
-        format!("{} has {} of {} left", name(*link), rounded(capacity), rounded(rate))
-    } else {
-        format!("{} is asked for {} and has {}", name(*link), rounded(load(*link)), rounded(rate))
+    let (congested, link, load) = (capacity < rate, name(*link), rounded(load(*link)));
+    let (available, rate) = (rounded(capacity), rounded(rate));
+    match congested {
+        true => Bottleneck::Congested { link, available, rate },
+        false => Bottleneck::Full { link, load, rate },
     }
 }
 
-fn describe_changes(old: &Ring, new: &Ring) -> String {
+fn ring_change(old: &Ring, new: &Ring) -> RingChange {
     if old.order != new.order {
-        return "the ring takes another order".to_owned();
+        return RingChange::Order;
     }
     let (mut moved, mut all) = (0, 0);
     for (old, new) in old.edges.iter().zip(&new.edges) {
@@ -83,7 +84,7 @@ fn describe_changes(old: &Ring, new: &Ring) -> String {
             _ => {}
         }
     }
-    format!("{moved} of {all} connections take another path")
+    RingChange::Paths { moved, all }
 }
 
 /// Why the plan as a whole.
@@ -92,51 +93,23 @@ pub(super) fn summary(
     verdicts: &[ChangeOutcome],
     before: Score,
     after: Score,
-) -> String {
-    let count =
-        |wanted: fn(&ChangeOutcome) -> bool| verdicts.iter().filter(|verdict| wanted(verdict)).count();
-    let (forced, gains, forms, stays) = (
+) -> PlanReason {
+    let count = |counted: fn(&ChangeOutcome) -> bool| verdicts.iter().filter(|one| counted(one)).count();
+    let (forced, gain, form, stay) = (
         count(|verdict| *verdict == ChangeOutcome::Forced),
         count(|verdict| matches!(verdict, ChangeOutcome::Gained(_))),
         count(|verdict| *verdict == ChangeOutcome::Forming),
         count(|verdict| matches!(verdict, ChangeOutcome::Retained(_))),
     );
-    if forced + gains + forms == 0 {
-        let why = if stays > 0 {
-            "what could be gained is less than a change costs"
-        } else {
-            "nothing better was found"
-        };
-        return format!("no change: {why}; {after}");
+    if forced + gain + form == 0 {
+        return if stay > 0 { PlanReason::TooLittleGain(after) } else { PlanReason::NothingBetter(after) };
     }
     let first = assignments
         .iter()
         .zip(verdicts)
         .find(|(_, verdict)| matches!(verdict, ChangeOutcome::Forced | ChangeOutcome::Gained(_)));
-    let example = first.map_or_else(String::new, |(assignment, _)| {
-        format!("; communicator {:x}: {}", assignment.communicator.0, assignment.reason)
-    });
-    format!(
-        "{gains} change to gain, {forced} because they must, {forms} form, {stays} stay though others would be better; {after} instead of {before}{example}"
-    )
-}
-
-impl std::fmt::Display for Score {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "mean slowdown {}, worst {}", times(self.slowdown), times(self.worst))?;
-        if self.unreachable_jobs > 0 {
-            write!(f, ", {} stuck", self.unreachable_jobs)?;
-        }
-        Ok(())
-    }
-}
-
-fn times(slowdown: f64) -> String {
-    if slowdown.is_finite() { format!("{slowdown:.2}") } else { "without end".to_owned() }
-}
-
-fn percent(gain: f64) -> String {
-    format!("{:.0}%", (gain * 100.0).clamp(-100.0, 99_999.0))
+    let first = first.map(|(assignment, _)| (assignment.communicator, assignment.reason.clone()));
+    PlanReason::Changes { gain, forced, form, stay, before, after, first }
 }
 
 /// A rate to three digits.

@@ -2,7 +2,7 @@
 //! touched, so that whatever a tenant says of its own tasks costs nobody else anything.
 
 use super::shares::{FairFlow, Shares};
-use super::{Assignment, Job};
+use super::{Assignment, AssignmentReason, Job};
 use crate::conditions::Conditions;
 use harmonaize_topology::{DirectedLink, PathFinder};
 use harmonaize_topology::{HostId, Topology};
@@ -170,7 +170,7 @@ fn set_share(job: &Job, assignment: &mut Assignment, share: f64) {
     assignment.rate_limit = held.then_some(Rate(share as u64)).into_iter().chain(job.rate_limit).min();
     assignment.yields = less;
     if less {
-        let before = if assignment.reason.is_empty() { "" } else { "; " };
-        assignment.reason += &format!("{before}gives way to what matters more to its tenant");
+        let beside = std::mem::take(&mut assignment.reason);
+        assignment.reason = AssignmentReason::GivesWay(Box::new(beside));
     }
 }

@@ -7,7 +7,7 @@ use crate::state::world::agents::Session;
 use crate::state::world::iterations::Operations;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::CommunicatorId;
-use harmonaize_abi::session::{MAX_NAME, is_name};
+use harmonaize_abi::session::{MAX_NAME, Refusal, is_name};
 use harmonaize_api::v1::JoinRefusedKind;
 use harmonaize_api::{SECRET_BYTES, train_key};
 use harmonaize_disclose::JoinFailure;
@@ -109,16 +109,15 @@ impl<'a> Ctx<'a> {
     ///
     /// # Errors
     /// What the tenant is told where there is none.
-    pub(crate) fn named(&self, tenant: &str, name: &str) -> Result<CommunicatorId, String> {
+    pub(crate) fn named(&self, tenant: &str, name: &str) -> Result<CommunicatorId, Refusal> {
         if !self.settings.tenants.iter().any(|known| known == tenant) {
-            return Err("the provider does not know this tenant".to_owned());
+            return Err("the provider does not know this tenant".into());
         }
         let runs = |known: &Communicator| known.tenant == tenant && known.name == name && !known.is_forming();
         let found = self.communicators.iter().rev().find(|(_, known)| runs(known));
         let name: String = name.chars().take(80).collect();
-        found
-            .map(|(id, _)| *id)
-            .ok_or_else(|| format!("no communicator `{name}` of this tenant runs; join it first"))
+        let none = || format!("no communicator `{name}` of this tenant runs; join it first");
+        found.map(|(id, _)| *id).ok_or_else(|| Refusal::NoCommunicator(none()))
     }
 
     /// Whether there is such a tenant, and it can name a communicator so, by the rule that agents have too.

@@ -3,6 +3,7 @@
 use crate::state::reason::{Reason, TurnsEnd};
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
+use harmonaize_planner::{InterleaveReason, PlanReason};
 use harmonaize_store::Change;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ pub enum Output {
 }
 
 /// Something that an operator wants to read about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // each field is named after what it holds
 pub enum Fact {
     /// An agent's session opened.
@@ -62,7 +63,7 @@ pub enum Fact {
     /// An agent's telemetry, or what it says of turns, was refused or dropped: so often by now.
     TelemetryRefused { host: String, count: u64, why: String },
     /// Control decided on new plans: for which communicators, and their new epochs.
-    Decided { decision: u64, trigger: String, reason: String, changes: Vec<(CommunicatorId, Epoch)> },
+    Decided { decision: u64, trigger: String, reason: PlanReason, changes: Vec<(CommunicatorId, Epoch)> },
     /// A plan did not pass the check, and is not used: so often by now.
     PlanUnfit { count: u64, why: String },
     /// A communicator's operations lose or send otherwise by a codec than was known.
@@ -73,7 +74,7 @@ pub enum Fact {
         tenant: String,
         name: String,
         with: Vec<CommunicatorId>,
-        reason: String,
+        reason: InterleaveReason,
     },
     /// It takes no turns any more.
     TurnsOver { communicator: CommunicatorId, tenant: String, name: String, why: TurnsEnd },

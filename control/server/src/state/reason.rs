@@ -1,18 +1,18 @@
 //! Why a communicator gets another epoch, or takes no turns any more.
 
 use harmonaize_codec::Codec;
-use harmonaize_planner::{AggregationReason, CodecChoice, CodecReason, Rate};
+use harmonaize_planner::{AggregationReason, AssignmentReason, CodecChoice, CodecReason, Rate};
 use std::fmt;
 
 /// Why a communicator gets another epoch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Reason {
     /// It forms.
     Formed,
     /// An operator chose its order.
     Ordered,
     /// The planner moves it, for what it says.
-    Planned(String),
+    Planned(AssignmentReason),
     /// Its connections leave paths that pass nothing or are withdrawn; its order stays.
     ClosedPaths,
     /// Another codec is the fastest within its budget.
@@ -84,7 +84,7 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Planned(why) => f.write_str(why),
+            Self::Planned(why) => write!(f, "{why}"),
             Self::Aggregation(why) => write!(f, "{why}"),
             Self::Formed => f.write_str("all its ranks have joined"),
             Self::Ordered => f.write_str("an operator chose its order"),

@@ -21,7 +21,8 @@ use harmonaize_api::v1;
 use harmonaize_codec::Codec;
 use harmonaize_disclose::{Fact, Feed};
 use harmonaize_planner::{
-    AlgorithmChoice, Bytes, CodecReason, DirectedLink, Discipline, HostId, LinkId, Rate, RateLimits,
+    AggregationReason, AlgorithmChoice, Bytes, CodecReason, DirectedLink, Discipline, HostId, LinkId, Rate,
+    RateLimits,
 };
 use harmonaize_store::Change;
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,8 +88,12 @@ pub struct EpochView {
     pub rate_limits: RateLimits,
     /// The codec of its tensors.
     pub codec: Codec,
+    /// Why that codec.
+    pub codec_reason: CodecReason,
     /// The algorithm of operations, by size.
     pub algorithm: AlgorithmChoice,
+    /// Why an aggregator sums, or none does.
+    pub aggregation_reason: AggregationReason,
 }
 
 /// A source port whose way agents trace.
@@ -144,7 +149,9 @@ impl From<&EpochConfig> for EpochView {
             planned_limit: config.plan.as_ref().and_then(|plan| plan.pace),
             rate_limits: config.rate_limits,
             codec: config.codec.codec,
+            codec_reason: config.codec.reason,
             algorithm: config.algorithm.clone(),
+            aggregation_reason: config.aggregation.reason.clone(),
         }
     }
 }

@@ -6,6 +6,7 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
+use harmonaize_planner::{AggregationReason, Drawback};
 use harmonaize_server::state::{SessionId, Settings, Terms};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -160,18 +161,18 @@ fn packets_go_over_rdma_where_all_ends_can() {
 
 #[test]
 fn hosts_sum_without_an_aggregator_and_learn_why() {
-    type Case = (&'static str, fn(&mut Settings), bool, bool);
+    type Case = (AggregationReason, fn(&mut Settings), bool, bool);
     let cases: [Case; 3] = [
         (
-            "the tenant has none",
+            AggregationReason::NotAllowed,
             |settings| {
                 settings.terms.insert("a".to_owned(), Terms { allowed: false, ..Terms::default() });
             },
             true,
             true,
         ),
-        ("no aggregator is there", |_| {}, false, true),
-        ("not all agents can", |_| {}, true, false),
+        (AggregationReason::NoOffer, |_| {}, false, true),
+        (AggregationReason::NotAllAgents, |_| {}, true, false),
     ];
     for (why, change, there, can) in cases {
         let mut settings = settings(4);
@@ -188,14 +189,14 @@ fn hosts_sum_without_an_aggregator_and_learn_why() {
         assert!(agg.is_none_or(|agg| grants(&mut world, agg).is_empty()), "{why}");
         let id = recipes[0].communicator;
         world.prepare(&sessions, id, 1);
-        assert_eq!(plan(&world, id).aggregation_reason, why);
+        assert_eq!(world.epoch(id).aggregation_reason, why);
     }
     let bare = settings_of("[[host]]\nname = \"h0\"\n");
     let mut world = World::new(bare, 2);
     let session = world.hello(able(0, vec![]));
     world.received(session);
     let id = world.form(&[session], "world");
-    assert_eq!(plan(&world, id).aggregation_reason, "", "nothing is said where there is none at all");
+    assert_eq!(world.epoch(id).aggregation_reason, AggregationReason::Undecided);
 }
 
 #[test]
@@ -244,7 +245,7 @@ fn a_refused_grant_is_requested_again_later() {
         world.wait(SECOND);
         let recipes = change_over(&mut world, &sessions, id, epoch);
         assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none()), "they wait for none");
-        assert_eq!(plan(&world, id).aggregation_reason, "agg0 refused: the pool is promised to others");
+        assert!(matches!(world.epoch(id).aggregation_reason, AggregationReason::Refused(_)));
         world.wait(SECOND * (pause - 2));
         assert_eq!(grants(&mut world, agg), [], "it is not asked yet");
         assert!(world.is_quiet(&sessions));
@@ -437,8 +438,9 @@ fn codes_are_summed_where_the_budget_lets_them() {
         }
         let id = recipes[0].communicator;
         world.prepare(&sessions, id, 1);
-        let why = plan(&world, id).aggregation_reason;
-        assert_eq!(why.contains("in codes that add"), most.is_some(), "{why}");
+        let why = world.epoch(id).aggregation_reason;
+        let AggregationReason::Faster(times, _) = &why else { panic!("{why}") };
+        assert_eq!(times.coded, most.is_some(), "{why}");
     }
 }
 
@@ -458,6 +460,8 @@ fn an_aggregator_of_codes_must_beat_the_hosts() {
     assert!(grants(&mut world, agg).is_empty());
     let id = recipes[0].communicator;
     world.prepare(&sessions, id, 1);
-    let why = plan(&world, id).aggregation_reason;
-    assert!(why.contains("in codes that add") && why.contains("by the hosts"), "{why}");
+    let why = world.epoch(id).aggregation_reason;
+    let AggregationReason::NoneFaster(drawbacks) = &why else { panic!("{why}") };
+    let coded = |one: &Drawback| matches!(one, Drawback::Slower(times) if times.coded);
+    assert!(drawbacks.iter().any(coded), "{why}");
 }

@@ -2,9 +2,9 @@
 
 use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
 use super::world::SECOND;
-use harmonaize_planner::{DirectedLink, HostId, Node, Path, Topology};
+use harmonaize_planner::{AssignmentReason, DirectedLink, HostId, Node, Path, Topology};
 use harmonaize_server::state::testing::Testing as _;
-use harmonaize_server::state::{Fact, Outcome, Trigger};
+use harmonaize_server::state::{Fact, Outcome, Reason, Trigger};
 use rand::RngExt;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -72,6 +72,9 @@ fn a_verified_report_changes_the_plan_at_once() {
         assert!(decision.at - noticed.received <= MS * 30, "as soon as a train has told: {decision:?}");
         let [changed] = decision.changes.as_slice() else { panic!("{decision:?}") };
         assert_eq!((changed.communicator.0, &changed.outcome), (id, &Outcome::InUse));
+        assert_eq!(decision.reason.code(), "changes");
+        let moved = matches!(changed.reason, Reason::Planned(AssignmentReason::Changes { .. }));
+        assert!(moved, "{:?}", changed.reason);
         let took = changed.switched.unwrap() - decision.at;
         assert!(took < MS * 100, "seed {seed}: {took:?}");
         assert!(decision.after.slowdown < decision.before.slowdown, "{decision:?}");

@@ -8,7 +8,7 @@ use harmonaize_api::v1::{self, JoinRefusedKind, budget::Kind, from_agent, to_age
 use harmonaize_codec::Codec;
 use harmonaize_planner::CodecReason;
 use harmonaize_server::state::testing::{Testing as _, outdated_plan};
-use harmonaize_server::state::{Fact, Output, SessionId};
+use harmonaize_server::state::{Fact, Output, Reason, SessionId};
 use harmonaize_store::{Change, Loss, Stored};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -141,10 +141,8 @@ fn a_budget_takes_effect_when_all_ranks_agree() {
     assert!(fabric.recipe_of(3, id).peers.iter().all(|peer| peer.reused));
     assert_eq!(known.changes, 0, "no way is dearer for it");
     let told = fabric.state.queries(Duration::ZERO).decisions().last().unwrap();
-    assert!(
-        told.changes[0].reason.to_string().starts_with("the budget is vNMSE at most 0.05 now; rotated 4"),
-        "{told:?}"
-    );
+    let Reason::Budget { budget, codec, .. } = &told.changes[0].reason else { panic!("{told:?}") };
+    assert_eq!((budget.as_str(), codec.name()), ("vNMSE at most 0.05", "rotated 4"));
     // Back to exact, though the codec has changed just before.
     (0..8).for_each(|rank| set_budget(&mut fabric, id, rank, None));
     fabric.run(SECOND);
@@ -175,7 +173,7 @@ fn a_budget_changes_amid_changes_and_without_planning() {
     (0..8).for_each(|rank| set_budget(&mut fabric, id, rank, bound(0.06)));
     fabric.run(SECOND);
     assert_eq!(runs(&fabric, id), ("exact", 3));
-    assert_eq!(plan(&fabric, id).codec_reason, "compression is switched off");
+    assert_eq!(fabric.epoch(id).codec_reason, CodecReason::Disabled);
 }
 
 #[test]
@@ -188,8 +186,8 @@ fn what_nobody_waits_for_stays_exact() {
         fabric.hint("a", "world", &hints).unwrap();
         // Longer than a change of the codec makes the next one dearer.
         fabric.run(SECOND * 120);
-        let reason = plan(&fabric, id).codec_reason;
-        (runs(&fabric, id).0, reason)
+        let epoch = fabric.epoch(id);
+        (epoch.codec.name(), epoch.codec_reason)
     };
     let reduce = Collective::AllReduce;
     assert_eq!(
@@ -197,8 +195,8 @@ fn what_nobody_waits_for_stays_exact() {
         "rotated 4",
         "nothing is said of what it waits for"
     );
-    let (codec, why) = follows(Hints::new().period(SECOND * 5).overlapped(reduce, BYTES));
-    assert_eq!((codec, why.contains("before the tenant waits")), ("exact", true), "{why}");
+    let overlapped = follows(Hints::new().period(SECOND * 5).overlapped(reduce, BYTES));
+    assert_eq!(overlapped, ("exact", CodecReason::Overlapped));
     // Four of them have a quarter of the time each: too little for exact ones, and fewer bits than what ends in time gain nothing.
     let four = (0..4).fold(Hints::new().period(MS * 500), |hints, _| hints.overlapped(reduce, BYTES));
     assert_eq!(follows(four).0, "int8");

@@ -5,6 +5,7 @@ use super::direct::sizes;
 use super::world::{SECOND, World, join_of, running};
 use harmonaize_abi::session::{Clause, Constraints, MAX_TARGET_BYTES, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_planner::AggregationReason;
 use harmonaize_server::state::{Output, SessionId, Settings};
 
 /// Four hosts and an aggregator.
@@ -106,7 +107,7 @@ fn a_tenant_may_refuse_aggregators() {
     propose(&mut world, sessions[3], &Constraints::new().aggregation(false));
     let recipes = change_over(&mut world, &sessions, id, 2);
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none()));
-    assert_eq!(plan(&world, id).aggregation_reason, "the tenant wants none");
+    assert_eq!(world.epoch(id).aggregation_reason, AggregationReason::NotWanted);
     world.wait(SECOND * 5);
     assert_eq!(revoked(&mut world, agg), [grant.communicator]);
 }

@@ -161,6 +161,6 @@ fn a_target_is_held_against_its_own_collective() {
     // A target for a collective of later versions is not taken for another.
     let mut strange = v1::Constraints::from(&wanted);
     strange.completions[0].collective = 200;
-    let refused = fabric.propose("a", "c0", Some(strange)).unwrap().unwrap_err();
+    let refused = fabric.propose("a", "c0", Some(strange)).unwrap().unwrap_err().to_string();
     assert!(refused.contains("collective 200"), "{refused}");
 }

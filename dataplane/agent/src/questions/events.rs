@@ -1,7 +1,7 @@
 //! A tenant's events on their way from control to its processes.
 
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
+use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Refusal};
 use harmonaize_api::v1;
 use std::time::Duration;
 
@@ -18,15 +18,15 @@ pub(super) fn read_events(
 }
 
 /// What control said, as the tenant gets it. Events of kinds that this agent does not know are left out.
-pub(super) fn batch(answer: v1::EventsRead) -> Result<EventBatch, String> {
+pub(super) fn batch(answer: v1::EventsRead) -> Result<EventBatch, Refusal> {
     let v1::EventsRead { refused, missed, events, cursor, .. } = answer;
     match cursor {
         Some(v1::EventCursor { feed, next }) if refused.is_empty() => {
             let events = events.into_iter().filter_map(event).collect();
             Ok(EventBatch { missed, events, cursor: EventCursor { feed, next } })
         }
-        _ if refused.is_empty() => Err("the provider told of no place in the feed".to_owned()),
-        _ => Err(refused),
+        _ if refused.is_empty() => Err("the provider told of no place in the feed".into()),
+        _ => Err(refused.into()),
     }
 }
 
@@ -99,6 +99,6 @@ mod tests {
             vec![expected(3, maintenance), expected(5, broken), expected(6, lost), expected(7, late)];
         assert_eq!((read.events, read.cursor.next), (events, 10));
         let refused = v1::EventsRead { refused: "no".to_owned(), ..Default::default() };
-        assert_eq!(batch(refused).unwrap_err(), "no");
+        assert_eq!(batch(refused).unwrap_err(), Refusal::from("no"));
     }
 }

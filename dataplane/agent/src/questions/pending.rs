@@ -1,10 +1,11 @@
 //! Questions of one kind, and who waits for which answer.
 
+use harmonaize_abi::session::Refusal;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Where an answer goes, or for people why there is none. Dropped where control cannot be asked, or does not answer any more.
-pub(super) type Reply<T> = oneshot::Sender<Result<T, String>>;
+/// Where an answer goes, or why there is none. Dropped where control cannot be asked, or does not answer any more.
+pub(super) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// Questions of one kind.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ impl<T> PendingRequests<T> {
     }
 
     /// Control's answer.
-    pub(super) fn answer(&mut self, request: u64, answer: Result<T, String>) {
+    pub(super) fn answer(&mut self, request: u64, answer: Result<T, Refusal>) {
         if let Some(reply) = self.waiting.remove(&request) {
             // Nobody hears it if the process went away.
             let _ = reply.send(answer);
@@ -92,8 +93,8 @@ mod tests {
         assert_eq!(late.try_recv(), Err(oneshot::error::TryRecvError::Closed));
         asked.reset(true);
         let (third, mut refused) = ask(&mut asked);
-        asked.answer(third.unwrap(), Err("no".to_owned()));
-        assert_eq!(refused.try_recv().unwrap(), Err("no".to_owned()));
+        asked.answer(third.unwrap(), Err("no".into()));
+        assert_eq!(refused.try_recv().unwrap(), Err("no".into()));
         asked.answer(second.unwrap(), Ok(1));
     }
 }

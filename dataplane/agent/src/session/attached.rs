@@ -9,8 +9,9 @@ use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     ALL_EVENTS, AddedRegion, Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal,
-    JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, RefusalKind, Refused, RegionRefused,
-    Regrouping, Request, RequestError, decode, encode, full_name, is_name, length,
+    JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, Refusal, RefusalKind, Refused,
+    RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode, encode, full_name, is_name,
+    length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -371,10 +372,11 @@ impl AttachedSession {
                 }
             }
             Request::Events { id, from, wait_ns } => self.ask(
+                id,
                 RequestKind::Events,
                 Ok(()),
                 |reply| Question::Events { from, wait: Duration::from_nanos(wait_ns), reply },
-                || Err(AWAY.to_owned()),
+                || Err(AWAY.into()),
                 move |read| {
                     let read = read.map(Bounded::bounded);
                     match id & ALL_EVENTS {
@@ -386,11 +388,12 @@ impl AttachedSession {
             Request::Negotiate { id, communicator, propose } => {
                 let senseless = propose.as_ref().map_or_else(Vec::new, senseless);
                 self.ask(
+                    id,
                     RequestKind::Negotiate,
                     check_communicator(&communicator),
                     |reply| Question::Negotiate { communicator, propose, reply },
                     || match senseless.is_empty() {
-                        true => Err(AWAY.to_owned()),
+                        true => Err(AWAY.into()),
                         false => Ok(Negotiated::Refused { reasons: senseless, counter: None }),
                     },
                     move |outcome| Answer::Negotiated { id, outcome: outcome.map(Bounded::bounded) },
@@ -399,6 +402,7 @@ impl AttachedSession {
             Request::Iteration { id, communicator, knobs } => {
                 let checked = knobs.check().map_err(|error| error.to_string().into());
                 self.ask(
+                    id,
                     RequestKind::Iteration,
                     checked.and_then(|()| check_communicator(&communicator)),
                     |reply| Question::Iteration { communicator, knobs, reply },
@@ -410,10 +414,11 @@ impl AttachedSession {
             Request::Hint { id, communicator, hints } => {
                 let checked = hints.check().map_err(|error| error.to_string().into());
                 self.ask(
+                    id,
                     RequestKind::Hint,
                     checked.and_then(|()| check_communicator(&communicator)),
                     |reply| Question::Hint { communicator, hints, reply },
-                    || Err(AWAY.to_owned()),
+                    || Err(AWAY.into()),
                     move |hinted| Answer::Hinted { id, refused: hinted.err() },
                 )
             }
@@ -459,10 +464,11 @@ impl AttachedSession {
     /// answer where control cannot be asked.
     fn ask<T: Send + 'static>(
         &mut self,
+        id: u64,
         kind: RequestKind,
         checked: Result<(), RequestError>,
-        question: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Question,
-        away: impl FnOnce() -> Result<T, String> + Send + 'static,
+        question: impl FnOnce(oneshot::Sender<Result<T, Refusal>>) -> Question,
+        away: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
         answer: impl FnOnce(Result<T, RequestError>) -> Answer + Send + 'static,
     ) -> Handled {
         let first = !self.outstanding.contains(&kind);
@@ -470,8 +476,11 @@ impl AttachedSession {
         if let Err(refused) = first.and(checked).and_then(|()| self.paced()) {
             return Handled::Answered(answer(Err(refused)));
         }
-        let reply = self.await_reply(kind, |replied| {
-            answer(replied.unwrap_or_else(|_| away()).map_err(|why| RequestError::Refused(why).bounded()))
+        let reply = self.await_reply(kind, move |replied| match replied.unwrap_or_else(|_| away()) {
+            Err(Refusal::NoCommunicator(text)) if id & TYPED_REFUSALS != 0 => {
+                Answer::NoCommunicator { id, text: text.bounded() }
+            }
+            replied => answer(replied.map_err(|why| RequestError::from(why).bounded())),
         });
         Handled::PassedOn(SessionRequest::Ask { attachment: self.attachment, question: question(reply) })
     }

@@ -1,7 +1,8 @@
 //! An agent whose engine is a stub: every rank is alone, so that all collectives copy.
 
 use harmonaize_abi::session::{
-    Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused, Negotiated,
+    Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused,
+    Negotiated, Refusal,
 };
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, StragglerCause, Submission};
 use harmonaize_agent::counters::Counters;
@@ -191,7 +192,7 @@ struct Engine {
     knobs: Arc<Knobs>,
     attachments: BTreeMap<AttachmentId, Attachment>,
     /// Readers of events that wait until some rank leaves, and then are told that nothing came.
-    readers: Vec<tokio::sync::oneshot::Sender<Result<EventBatch, String>>>,
+    readers: Vec<tokio::sync::oneshot::Sender<Result<EventBatch, Refusal>>>,
     /// Every attachment there was, in order: the log counts them from 1.
     seen: Vec<AttachmentId>,
     next: u32,
@@ -388,6 +389,10 @@ impl Engine {
             Question::Iteration { reply, .. } => drop(reply),
             Question::Hint { communicator, hints, reply } => {
                 self.knobs.log_line(format!("hints for {communicator}: {hints:?}"));
+                if communicator == "none" {
+                    drop(reply.send(Err(Refusal::NoCommunicator("none runs".into()))));
+                    return;
+                }
                 if hints.period.is_some() {
                     let _ = reply.send(Ok(()));
                 }

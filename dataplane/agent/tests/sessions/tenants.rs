@@ -2,7 +2,7 @@
 
 use crate::hostile;
 use crate::stub::{LIMIT, Stub};
-use harmonaize_abi::session::{Answer, Request, encode};
+use harmonaize_abi::session::{Answer, Request, RequestError, encode};
 use harmonaize_agent::counters::Counted;
 use harmonaize_client::{
     Access, AttachOptions, Budget, ChoiceReason, Clause, Client, Collective, Communicator, Constraints,
@@ -607,6 +607,21 @@ fn older_processes_get_the_events_they_know() {
     assert_eq!((read.events.len(), read.events[0].number, read.cursor.next), (1, 4, 6));
 }
 
+/// A process of release 0.2.0 asks by an id of its own and could not read the answer that says so by its kind.
+#[test]
+fn older_processes_read_why_no_communicator_runs() {
+    let stub = Stub::start();
+    let hints = Hints::new().period(Duration::from_millis(50));
+    let client = Client::attach(&stub.path, stub.options(Access::Mapped)).unwrap();
+    let error = client.hint("none", &hints).unwrap_err();
+    assert!(matches!(&error, Error::NoCommunicator(text) if text == "none runs"), "{error}");
+    let (mut stream, _descriptors) = hostile::attach(&stub, Access::Mapped);
+    let request = Request::Hint { id: 7, communicator: "none".into(), hints };
+    stream.write_all(&encode(&request).unwrap()).unwrap();
+    let refused = Some(RequestError::Refused("none runs".into()));
+    assert_eq!(hostile::next_answer(&stream), Answer::Hinted { id: 7, refused });
+}
+
 #[test]
 fn hints_are_checked_and_passed_on() {
     let stub = Stub::start();
@@ -861,8 +876,10 @@ fn limits_are_named_to_who_passes_them() {
         assert!(refused.contains(word), "{word} in {refused}");
     }
     // Four were at once: of the next, the first that comes too early says so.
-    let refused = (0..10_000)
-        .find_map(|_| Some(text(attach().unwrap_err())).filter(|text| text.contains("attach too often")));
+    let refused = (0..10_000).find_map(|_| match attach().unwrap_err() {
+        Error::Refused { kind: RefusalKind::Attachments, text } => Some(text),
+        _ => None,
+    });
     let refused = refused.expect("no limit");
     for word in ["4 a second", "4 at once", "`attaches`"] {
         assert!(refused.contains(word), "{word} in {refused}");

@@ -14,20 +14,25 @@ fn connections_spread_over_uncongested_spines() {
     let on = |plan: &Plan, spine| crossing(&topology, &plan.assignments[0], spine);
     assert_eq!((on(&first, "spine0"), on(&first, "spine1")), (2, 2));
     assert_eq!(first.assignments[0].share, mbit(1000));
-    assert_eq!(first.assignments[0].reason, "it forms");
+    assert_eq!(first.assignments[0].reason, AssignmentReason::Forms);
 
     let jobs = run(&forming, &first);
     let calm = planned(&request(&topology, &conditions, &jobs));
     assert!(!calm.assignments[0].changed);
-    assert_eq!(calm.reason, "no change: nothing better was found; mean slowdown 1.00, worst 1.00");
+    assert!(matches!(calm.reason, PlanReason::NothingBetter(_)));
+    assert_eq!(
+        calm.reason.to_string(),
+        "no change: nothing better was found; mean slowdown 1.00, worst 1.00"
+    );
 
     // A foreign flow takes 700 Mbit/s from leaf0 to spine0: one connection there is too many.
     conditions.set_available(link(&topology, "leaf0", "spine0"), mbit(300));
     let moved = planned(&request(&topology, &conditions, &jobs));
     assert!(moved.assignments[0].changed);
     assert_eq!(moved.assignments[0].share, mbit(1000));
+    assert_eq!(moved.assignments[0].reason.code(), "link_congested");
     assert_eq!(
-        moved.assignments[0].reason,
+        moved.assignments[0].reason.to_string(),
         "leaf0 -> spine0 has 300Mbit/s of 1Gbit/s left: 1 of 16 connections take another path, \
          predicted slowdown 1.00 instead of 1.67"
     );
@@ -144,7 +149,7 @@ fn many_changes_ask_for_more_gain() {
         assert_eq!(plan.assignments[0].changed, changed, "{recent}: {plan:?}");
         if !changed {
             assert_eq!(
-                plan.assignments[0].reason,
+                plan.assignments[0].reason.to_string(),
                 "stays: another plan would gain 30%, too little for a change"
             );
         }

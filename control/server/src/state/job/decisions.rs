@@ -2,7 +2,7 @@
 
 use crate::state::reason::Reason;
 use harmonaize_abi::{CommunicatorId, Epoch};
-use harmonaize_planner::Score;
+use harmonaize_planner::{PlanReason, Score};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -99,8 +99,19 @@ pub enum Outcome {
     Ended,
 }
 
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::UnderWay => f.write_str("under way"),
+            Self::InUse => f.write_str("in use"),
+            Self::GivenUp(why) => write!(f, "given up: {why}"),
+            Self::Ended => f.write_str("ended"),
+        }
+    }
+}
+
 /// One communicator's part in a decision. Times are control's: since it started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Changed {
     /// Which.
     pub communicator: CommunicatorId,
@@ -150,8 +161,8 @@ pub struct Decision {
     pub before: Score,
     /// What is predicted for the plan.
     pub after: Score,
-    /// Why this plan, in words.
-    pub reason: String,
+    /// Why this plan.
+    pub reason: PlanReason,
     /// Who changes.
     pub changes: Vec<Changed>,
 }

@@ -4,7 +4,8 @@ use crate::state::job::reduction::AggregationChoice;
 use crate::state::reason::Reason;
 use harmonaize_abi::Epoch;
 use harmonaize_planner::{
-    AlgorithmChoice, Assignment, CodecChoice, CongestionChoices, HostId, Nanos, Rate, RateLimits,
+    AlgorithmChoice, Assignment, AssignmentReason, CodecChoice, CongestionChoices, HostId, Nanos, Rate,
+    RateLimits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,8 +23,8 @@ pub(crate) struct Planned {
     pub slowdown: f64,
     /// Whether it has less for communicators that matter more to its tenant.
     pub gives_way: bool,
-    /// In words.
-    pub reason: String,
+    /// Why.
+    pub reason: AssignmentReason,
 }
 
 impl From<&Assignment> for Planned {

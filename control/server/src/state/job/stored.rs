@@ -8,7 +8,7 @@ use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1;
 use harmonaize_api::v1::to_agent::Message;
 use harmonaize_codec::Codec;
-use harmonaize_planner::{HostId, Nanos, Rate, RateLimits, Topology};
+use harmonaize_planner::{AssignmentReason, HostId, Nanos, Rate, RateLimits, Topology};
 use harmonaize_store::{Change, Connection, Epoch as StoredEpoch, Link, Loss, Plan};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -85,7 +85,7 @@ fn stored_epoch(settings: &Settings, config: &EpochConfig) -> StoredEpoch {
         pace_bits: planned.and_then(|planned| planned.pace).map_or(0, |pace| pace.0),
         predicted_ns: planned.map_or(0, |planned| planned.time.0),
         slowdown_ppm: planned.map_or(0, |planned| ppm(planned.slowdown)),
-        reason: planned.map_or_else(String::new, |planned| planned.reason.clone()),
+        reason: planned.map_or_else(String::new, |planned| planned.reason.to_string()),
     }
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn take_up_plan(
             time: Nanos(epoch.predicted_ns),
             slowdown: epoch.slowdown_ppm as f64 / 1e6,
             gives_way: false,
-            reason: epoch.reason.clone(),
+            reason: AssignmentReason::Recovered(epoch.reason.clone()),
         });
         // What is not known of it is said again.
         current.rate_limits =

@@ -9,7 +9,8 @@ use crate::state::job::stored::ppm;
 use crate::state::world::withdrawals::{InstructionError, withdrawn_with};
 use harmonaize_api::v1;
 use harmonaize_planner::{
-    Assignment, Conditions, HostId, Job, Node, Path, Plan, Policy, Request, Routes, Topology, check, plan,
+    Assignment, Conditions, HostId, Job, Node, Path, Plan, PlanReason, Policy, Request, Routes, Topology,
+    check, plan,
 };
 use std::collections::BTreeMap;
 
@@ -54,12 +55,11 @@ impl DryRun {
             routes: Routes::Listed(&self.paths),
             policy: Policy::default(),
         };
-        let Plan { assignments, before, after, mut reason } = plan(&request);
-        let checked = Plan { assignments, before, after, reason: String::new() };
-        if let Err(error) = check(&request, &checked) {
-            reason = format!("this plan would not be used: {error}");
+        let mut planned = plan(&request);
+        if let Err(error) = check(&request, &planned) {
+            planned.reason = PlanReason::Unusable(error);
         }
-        let assignments = checked.assignments;
+        let Plan { assignments, before, after, reason } = planned;
         let moved = |part: &&Assignment| part.changed;
         let changed = assignments.iter().filter(moved).map(|part| part.communicator.0).collect();
         let parts = self.jobs.iter().zip(&self.now).zip(&assignments);
@@ -69,7 +69,8 @@ impl DryRun {
             score_after_ppm: ppm(after.slowdown),
             stuck_before: before.unreachable_jobs,
             stuck_after: after.unreachable_jobs,
-            reason,
+            reason: reason.to_string(),
+            reason_code: reason.code().to_owned(),
             plans,
             changed,
         }

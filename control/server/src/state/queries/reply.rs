@@ -244,6 +244,7 @@ impl Queries<'_> {
             since_ns: since,
             hints: self.hints.describe_hints(id),
             interleaving: self.turns.describe(&self.ctx, id),
+            interleaving_reason_code: self.turns.reason(id).map_or("", |reason| reason.code()).to_owned(),
             ..v1::PlanStatus::default()
         };
         let Some(EpochConfig { plan, congestion, codec, algorithm, aggregation, .. }) = current else {
@@ -313,7 +314,8 @@ impl Queries<'_> {
             number: decision.number,
             at_ns: self.ctx.operator.realtime(decision.at).0,
             cause: decision.trigger.to_string(),
-            reason: decision.reason.clone(),
+            reason: decision.reason.to_string(),
+            reason_code: decision.reason.code().to_owned(),
             score_before_ppm: ppm(decision.before.slowdown),
             score_after_ppm: ppm(decision.after.slowdown),
             congestion_report: verdict,
@@ -337,12 +339,14 @@ impl Queries<'_> {
             prepared_ns: at(changed.prepared),
             first_switched_ns: at(changed.first_switched),
             switched_ns: at(changed.switched),
-            outcome: match &changed.outcome {
-                Outcome::UnderWay => "under way".to_owned(),
-                Outcome::InUse => "in use".to_owned(),
-                Outcome::GivenUp(why) => format!("given up: {why}"),
-                Outcome::Ended => "ended".to_owned(),
-            },
+            outcome: changed.outcome.to_string(),
+            outcome_code: match &changed.outcome {
+                Outcome::UnderWay => v1::ChangeOutcome::UnderWay,
+                Outcome::InUse => v1::ChangeOutcome::InUse,
+                Outcome::GivenUp(_) => v1::ChangeOutcome::GivenUp,
+                Outcome::Ended => v1::ChangeOutcome::Ended,
+            }
+            .into(),
         }
     }
 
@@ -427,7 +431,8 @@ pub(crate) fn with_plan(status: v1::PlanStatus, planned: &Planned) -> v1::PlanSt
         predicted_ns: planned.time.0,
         slowdown_ppm: ppm(planned.slowdown),
         share_bps: planned.share.0,
-        reason: planned.reason.clone(),
+        reason: planned.reason.to_string(),
+        reason_code: planned.reason.code().to_owned(),
         ..status
     }
 }

@@ -15,7 +15,7 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::limits::TenantLimits;
-use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
+use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason, Refusal};
 use harmonaize_abi::{Collective, CommunicatorId, Pattern};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
@@ -208,7 +208,7 @@ impl Agreements {
         room: &Room<'_>,
         from: SessionId,
         request: &v1::Negotiate,
-    ) -> Option<Result<Negotiated, String>> {
+    ) -> Option<Result<Negotiated, Refusal>> {
         let id = match ctx.named(&request.tenant, &request.communicator) {
             Ok(id) => id,
             Err(refused) => return Some(Err(refused)),
@@ -217,17 +217,17 @@ impl Agreements {
             return Some(Ok(Negotiated::Agreed(self.agreement(id))));
         };
         if self.pending.contains_key(&id) {
-            return Some(Err("a proposal for it is being written down; propose again after it".to_owned()));
+            return Some(Err("a proposal for it is being written down; propose again after it".into()));
         }
         if let Err(refused) = self.proposed.take(ctx.now, &request.tenant, id, "proposals") {
-            return Some(Err(refused));
+            return Some(Err(refused.into()));
         }
         if propose.continue_on_loss {
             let why = "communicators do not go on by themselves without ranks that are lost; their processes regroup";
-            return Some(Err(why.to_owned()));
+            return Some(Err(why.into()));
         }
         if let Some(code) = propose.unknown() {
-            return Some(Err(format!("the provider does not know collective {code} yet")));
+            return Some(Err(format!("the provider does not know collective {code} yet").into()));
         }
         let mut wanted = Constraints::from(propose);
         let budget = wanted.budget.as_ref().and_then(|said| Budget::try_from(said).err());
@@ -417,7 +417,7 @@ impl Agreements {
     pub(crate) fn store_failed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let why = "the provider could not write it down; what was agreed on before still is";
         match self.pending.remove(&id).map(|pending| pending.to) {
-            Some(Some((to, request))) => negotiated(effects, to, request, &Err(why.to_owned())),
+            Some(Some((to, request))) => negotiated(effects, to, request, &Err(why.into())),
             Some(None) => lose(ctx, effects, id, BTreeSet::new()),
             None => {}
         }
@@ -427,7 +427,7 @@ impl Agreements {
     pub(crate) fn end(&mut self, effects: &mut Effects, id: CommunicatorId) {
         let pending = self.pending.remove(&id);
         if let Some(Pending { to: Some((to, request)), .. }) = &pending {
-            negotiated(effects, *to, *request, &Err("the communicator has ended".to_owned()));
+            negotiated(effects, *to, *request, &Err("the communicator has ended".into()));
         }
         let kept = self.promises.remove(&id);
         if kept.is_some() || pending.is_some() {
@@ -571,7 +571,7 @@ impl Agreements {
     }
 }
 
-fn negotiated(effects: &mut Effects, to: SessionId, request: u64, outcome: &Result<Negotiated, String>) {
+fn negotiated(effects: &mut Effects, to: SessionId, request: u64, outcome: &Result<Negotiated, Refusal>) {
     effects.send(to, to_agent::Message::Negotiated(v1::Negotiated::answer(request, outcome)));
 }
 

@@ -25,11 +25,11 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
             (&asked.tenant, "negotiate", to_agent::Message::Negotiated(answer))
         }
         Message::BeginIteration(asked) => {
-            let answer = v1::IterationChoice::answer(asked.request, Err(text));
+            let answer = v1::IterationChoice::answer(asked.request, Err(text.into()));
             (&asked.tenant, "begin an iteration", to_agent::Message::IterationChoice(answer))
         }
         Message::Hint(asked) => {
-            let answer = v1::Hinted { request: asked.request, refused: text };
+            let answer = v1::Hinted::answer(asked.request, Err(text.into()));
             (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
         }
         Message::Hello(_)

@@ -132,7 +132,7 @@ impl Events {
         let knobs = asked.knobs();
         let choice = match (ctx.named(&asked.tenant, &asked.communicator), knobs.check()) {
             (Err(refused), _) => Err(refused),
-            (_, Err(error)) => Err(error.to_string()),
+            (_, Err(error)) => Err(error.to_string().into()),
             (Ok(id), Ok(())) => {
                 Ok(choose(&knobs, &self.feed(&asked.tenant).current_state(id), clock(ctx, ctx.now)))
             }

@@ -11,7 +11,7 @@ use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::limits::TenantLimits;
 use crate::state::world::iterations::middle;
-use harmonaize_abi::session::{Expected, Hints};
+use harmonaize_abi::session::{Expected, Hints, Refusal};
 use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::{
@@ -105,11 +105,11 @@ impl AllHints {
 
     /// A process of a tenant says what it expects of a communicator.
     pub(crate) fn hint(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: SessionId, asked: &v1::Hint) {
-        let refused = self.take_hints(ctx, effects, asked).err().unwrap_or_default();
-        effects.send(from, to_agent::Message::Hinted(v1::Hinted { request: asked.request, refused }));
+        let outcome = self.take_hints(ctx, effects, asked);
+        effects.send(from, to_agent::Message::Hinted(v1::Hinted::answer(asked.request, outcome)));
     }
 
-    fn take_hints(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, asked: &v1::Hint) -> Result<(), String> {
+    fn take_hints(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, asked: &v1::Hint) -> Result<(), Refusal> {
         let id = ctx.named(&asked.tenant, &asked.communicator)?;
         self.limits.take(ctx.now, &asked.tenant, id, "hints")?;
         let said = asked.hints.clone().unwrap_or_default();

@@ -21,8 +21,8 @@ use crate::state::time::nanos;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::{
-    Assignment, Conditions, Contender, Discipline, HostId, InterleaveSlot, Job, Remaining, plan_interleaving,
-    service_order,
+    Assignment, Conditions, Contender, Discipline, HostId, InterleaveReason, InterleaveSlot, Job, Remaining,
+    plan_interleaving, service_order,
 };
 use harmonaize_units::{Gcra, Quota};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -114,7 +114,7 @@ struct Member {
     noted: u64,
     waited: Duration,
     latest: VecDeque<Waited>,
-    reason: String,
+    reason: InterleaveReason,
 }
 
 /// How long a communicator's turns last, iteration by iteration.
@@ -545,6 +545,11 @@ impl AllTurns {
     fn leave_out(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, why: TurnsEnd) {
         self.out.insert(id, ctx.now.saturating_add(MIN_EXCLUSION));
         self.leave(ctx, effects, id, why);
+    }
+
+    /// Why a communicator takes turns; none where it takes none.
+    pub(crate) fn reason(&self, id: CommunicatorId) -> Option<&InterleaveReason> {
+        self.members.get(&id).map(|member| &member.reason)
     }
 
     /// For operators: with whom a communicator takes turns and what it waited; nothing where it takes none.

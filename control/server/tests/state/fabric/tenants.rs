@@ -1,7 +1,7 @@
 //! Tenants' processes on the fabric: what they ask of control, what they are answered, and what control keeps of it.
 
 use super::{Fabric, Part};
-use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
+use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated, Refusal};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
@@ -178,7 +178,7 @@ impl Fabric {
         tenant: &str,
         communicator: &str,
         propose: Option<&Constraints>,
-    ) -> Option<Result<Negotiated, String>> {
+    ) -> Option<Result<Negotiated, Refusal>> {
         self.propose(tenant, communicator, propose.map(Into::into))
     }
 
@@ -188,7 +188,7 @@ impl Fabric {
         tenant: &str,
         communicator: &str,
         propose: Option<v1::Constraints>,
-    ) -> Option<Result<Negotiated, String>> {
+    ) -> Option<Result<Negotiated, Refusal>> {
         let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
         let asked = v1::Negotiate { request: 5, tenant, communicator, propose };
         self.tenants.negotiated.clear();
@@ -234,14 +234,14 @@ impl Fabric {
         tenant: &str,
         communicator: &str,
         knobs: &Knobs,
-    ) -> Result<harmonaize_abi::session::Choice, String> {
+    ) -> Result<harmonaize_abi::session::Choice, Refusal> {
         let asked = v1::BeginIteration::of(6, tenant, communicator.to_owned(), knobs);
         self.ask(0, from_agent::Message::BeginIteration(asked));
         self.tenants.chosen.pop().unwrap().choice()
     }
 
     /// A process on host 0 says what it expects; what it is answered.
-    pub(crate) fn hint(&mut self, tenant: &str, communicator: &str, hints: &Hints) -> Result<(), String> {
+    pub(crate) fn hint(&mut self, tenant: &str, communicator: &str, hints: &Hints) -> Result<(), Refusal> {
         let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
         let hint = v1::Hint { request: 7, tenant, communicator, hints: Some(hints.into()) };
         self.ask(0, from_agent::Message::Hint(hint));
