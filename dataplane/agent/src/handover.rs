@@ -53,6 +53,21 @@ pub enum HandOverError {
     },
 }
 
+/// What of an agent ends with its process, so that nobody can take its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// Its links are queue pairs.
+    #[error(
+        "this agent's links go over RDMA, and queue pairs end with their process; drain the host and start it anew"
+    )]
+    Links,
+    /// Its tenants' attachments may be.
+    #[error(
+        "tenants attach to this agent over RDMA, and queue pairs end with their process; drain the host and start it anew"
+    )]
+    Attachments,
+}
+
 fn system<E: Into<std::io::Error>>(call: &'static str) -> impl FnOnce(E) -> HandOverError {
     move |source| HandOverError::System { call, source: source.into() }
 }
@@ -225,11 +240,13 @@ impl Peer {
     pub fn admit(
         &self,
         own: &Greeting,
+        obstacle: Option<Obstacle>,
         offer: &Offer,
         sockets: &[OwnedFd],
     ) -> Result<Greeting, HandOverError> {
         let (greeting, _): (Greeting, _) = self.receive(PATIENCE)?;
-        if let Some(refused) = own.refuse(&greeting) {
+        let obstacle = obstacle.map(|obstacle| obstacle.to_string());
+        if let Some(refused) = obstacle.or_else(|| own.refuse(&greeting)) {
             self.refuse(&refused);
             return Err(HandOverError::Refused(refused));
         }
