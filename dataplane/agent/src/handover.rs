@@ -21,7 +21,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The version of all that is said here, and of the state that it carries. Raise it with every change of these, of
-/// `harmonaize_core::Communicator`, or of the engine's image: a successor of another version is refused, and the agent goes on.
+/// `harmonaize_core::Communicator`, or of the engine's image: a successor of another version is refused, and the agent goes on. What some
+/// images alone have can follow behind a mark that agents without it refuse, as aggregation does.
 pub const VERSION: u32 = 1;
 
 /// How long the other process may take for anything but its start.
