@@ -1,8 +1,8 @@
 //! Aggregation on the way as a recipe tells a worker of it, read with care.
 
 use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::PayloadFormat;
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
-use harmonaize_aggregator::{Key, PayloadFormat};
 use harmonaize_api::v1::{self, aggregation_form};
 use harmonaize_core::Aggregation;
 use harmonaize_engine::Aggregator;
@@ -122,7 +122,7 @@ pub(crate) fn read(
         rdma: rdma.transpose()?,
         communicator: message.communicator,
         worker,
-        key: Key::new(&key),
+        key,
         chunk_elements: message.chunk_elements,
         window,
         max_error: most,

@@ -21,7 +21,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The version of all that is said here, and of the state that it carries. Raise it with every change of these, of
-/// `harmonaize_core::Communicator`, or of the engine's image: a successor of another version is refused, and the agent goes on.
+/// `harmonaize_core::Communicator`, or of the engine's image: a successor of another version is refused, and the agent goes on. What some
+/// images alone have can follow behind a mark that agents without it refuse, as aggregation does.
 pub const VERSION: u32 = 1;
 
 /// How long the other process may take for anything but its start.
@@ -51,6 +52,21 @@ pub enum HandOverError {
         /// What the kernel said.
         source: std::io::Error,
     },
+}
+
+/// What of an agent ends with its process, so that nobody can take its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// Its links are queue pairs.
+    #[error(
+        "this agent's links go over RDMA, and queue pairs end with their process; drain the host and start it anew"
+    )]
+    Links,
+    /// Its tenants' attachments may be.
+    #[error(
+        "tenants attach to this agent over RDMA, and queue pairs end with their process; drain the host and start it anew"
+    )]
+    Attachments,
 }
 
 fn system<E: Into<std::io::Error>>(call: &'static str) -> impl FnOnce(E) -> HandOverError {
@@ -225,11 +241,13 @@ impl Peer {
     pub fn admit(
         &self,
         own: &Greeting,
+        obstacle: Option<Obstacle>,
         offer: &Offer,
         sockets: &[OwnedFd],
     ) -> Result<Greeting, HandOverError> {
         let (greeting, _): (Greeting, _) = self.receive(PATIENCE)?;
-        if let Some(refused) = own.refuse(&greeting) {
+        let obstacle = obstacle.map(|obstacle| obstacle.to_string());
+        if let Some(refused) = obstacle.or_else(|| own.refuse(&greeting)) {
             self.refuse(&refused);
             return Err(HandOverError::Refused(refused));
         }

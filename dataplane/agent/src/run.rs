@@ -11,7 +11,7 @@ use crate::control::{self, Event, SessionThread, Settings};
 use crate::costs;
 use crate::counters::Counters;
 use crate::engines::Engines;
-use crate::handover::{Greeting, Place, VERSION};
+use crate::handover::{Greeting, Obstacle, Place, VERSION};
 use crate::paths::Paths;
 use crate::sandbox::without_privileges;
 use crate::served::Tenants;
@@ -255,12 +255,17 @@ fn greeting(config: &Config) -> Greeting {
     }
 }
 
+/// Why no successor can have what an agent of this configuration has.
+fn obstacle(config: &Config) -> Option<Obstacle> {
+    let links = config.verbs.as_ref().map(|_| Obstacle::Links);
+    links.or(config.rdma.as_ref().map(|_| Obstacle::Attachments))
+}
+
 /// The place for a successor, where the configuration asks for it; that of the agent before, if there was one.
 fn place(config: &Config, inherited: Option<OwnedFd>) -> Option<Place> {
     let path = config.handover.as_ref()?;
-    if config.verbs.is_some() || config.rdma.is_some() {
-        tracing::warn!("links and attachments over RDMA cannot be handed over; `handover` has no effect");
-        return None;
+    if let Some(obstacle) = obstacle(config) {
+        tracing::warn!("successors are refused: {obstacle}");
     }
     let place = inherited.map_or_else(|| Place::bind(path), Place::inherit);
     place.map_err(|error| tracing::error!(path = %path.display(), %error, "no place for a successor")).ok()
@@ -324,7 +329,7 @@ async fn serve(
         Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard).await),
         None => None,
     };
-    let mut handing = Handing::new(None, own, standing);
+    let mut handing = Handing::new(own, obstacle(&at), standing);
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
     let codecs = coding::codecs().to_vec();

@@ -5,6 +5,7 @@
 mod whole;
 
 use harmonaize_agent::config::Verbs;
+use harmonaize_agent::handover::{Greeting, HandOverError, Obstacle, Peer, VERSION};
 use harmonaize_client::{
     Access, AgentAddress, AttachOptions, Budget, Client, Communicator, Dtype, Error, JoinOptions, Operation,
     Rank, RdmaOptions, ReduceOp, Secret, Status, Tensor,
@@ -242,6 +243,34 @@ fn feedback_is_kept_however_a_rank_is_attached() {
     for element in 0..ELEMENTS {
         let off: f64 = all.iter().map(|(off, ..)| off[element]).sum();
         assert!(off.abs() < 0.05, "element {element} is off by {off}");
+    }
+}
+
+#[test]
+fn a_successor_of_an_agent_with_rdma_is_told_why_there_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, _control) = control_at("10Gbit/s");
+    let fabric = Fabric::new();
+    fabric.add("agent0", Ipv4Addr::new(10, 9, 0, 1)).unwrap();
+    let place = folder.path().join("handover");
+    let mut agent = Agent::new("h0", address, &folder.path().join("h0"));
+    agent.devices = fabric.devices();
+    agent.config.verbs = Some(Verbs { devices: vec!["agent0".to_owned()], ..Verbs::default() });
+    agent.config.handover = Some(place.clone());
+    let _agent = agent.start();
+    let deadline = Instant::now() + LIMIT;
+    let peer = loop {
+        match Peer::connect(&place).unwrap() {
+            Some(peer) => break peer,
+            None => assert!(Instant::now() < deadline, "the agent made no place"),
+        }
+        std::thread::yield_now();
+    };
+    let (build, links) = ("test".to_owned(), "authenticated over RDMA".to_owned());
+    let greeting = Greeting { version: VERSION, build, host: "h0".into(), threads: 2, links };
+    match peer.greet(&greeting) {
+        Err(HandOverError::Refused(why)) => assert_eq!(why, Obstacle::Links.to_string()),
+        other => panic!("{other:?}"),
     }
 }
 

@@ -84,7 +84,7 @@ pub enum Audience {
     One(u16),
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
 struct FollowerState {
     stopped: bool,
     done: SegmentId,
@@ -92,7 +92,7 @@ struct FollowerState {
 }
 
 /// The leader, at one of the workers.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Leader {
     followers: Vec<FollowerState>,
     session: u64,

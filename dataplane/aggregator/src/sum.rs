@@ -3,9 +3,10 @@
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use harmonaize_kernels::codes::{Code, add_shared};
 use harmonaize_kernels::{Isa, MAX_SOURCES, copy, reduce};
+use serde::{Deserialize, Serialize};
 
 /// What a communicator's payloads are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PayloadFormat {
     /// Elements of a tensor. Floats of 8 and 16 bits are refused, for each addition would round; so are `Average`, which workers divide, and
     /// `PremulSum`, whose inputs are multiplied.

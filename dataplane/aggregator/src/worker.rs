@@ -112,6 +112,16 @@ impl Worker {
         }
     }
 
+    /// The number of the last packet: they go on over all sessions, and to another process.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Goes on numbering packets where another process's worker has stopped.
+    pub fn resume_sequence(&mut self, sequence: u64) {
+        (self.sequence, self.last_answered) = (sequence, sequence);
+    }
+
     /// Begins the session that all workers have agreed on; what was submitted before is forgotten.
     pub fn begin(&mut self, now: Duration, session: u64) {
         self.work.clear();

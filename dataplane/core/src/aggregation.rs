@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Which operations an epoch's aggregator sums. All participants are its workers, each by its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Aggregation {
     /// The elements and the reduction of its sums, or f32 in shared codes.
     pub format: PayloadFormat,
@@ -77,8 +77,8 @@ pub(crate) enum Executor {
 }
 
 /// Aggregation in an epoch at this participant.
-#[derive(Debug)]
-pub(crate) struct AggregationState {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AggregationState {
     pub(crate) config: Aggregation,
     /// At the leading participant, once it has begun.
     pub(crate) leader: Option<Leader>,

@@ -171,6 +171,11 @@ impl Communicator {
         self.shared.epochs.current().number()
     }
 
+    /// The plan of an epoch, the current one or the next.
+    pub fn plan(&self, epoch: Epoch) -> Option<&EpochPlan> {
+        self.shared.epochs.get(epoch).map(|epoch| &epoch.config)
+    }
+
     /// Why it ended, if it has.
     pub fn failure(&self) -> Option<&Failure> {
         self.shared.failure()

@@ -35,7 +35,7 @@ mod switch;
 
 pub use action::{Action, CodingReport, P2pReceipt, PeerMessage, Receipt};
 pub use admission::Interleaving;
-pub use aggregation::{Aggregation, AggregationReport};
+pub use aggregation::{Aggregation, AggregationReport, AggregationState};
 pub use channel::{Resume, Segment};
 pub use communicator::{Communicator, Config};
 pub use epoch::EpochPlan;

@@ -261,6 +261,22 @@ fn aggregated() {
     assert!(sum.aggregated > 0 && sum.again > sum.restored && sum.restored > 0 && sum.switches > 0, "{sum}");
 }
 
+/// Participants go on as other processes, at any time: nothing fails, and what was being aggregated is done by hosts.
+#[test]
+fn succeeded() {
+    let build = |seed| match seed % 4 {
+        0 => Scenario::new(seed, 2).succeeding(),
+        1 => Scenario::new(seed, 2).aggregating(false).succeeding(),
+        2 => Scenario::new(seed, 2).rough().aggregating(true).succeeding(),
+        _ => Scenario::new(seed, 2).changing().carrying().aggregating(false).succeeding(),
+    };
+    let sum = family("succeeded", 200, false, build, |world| {
+        well(world);
+        agreed(world);
+    });
+    assert!(sum.aggregated > 0 && sum.again > 0 && sum.switches > 0, "{sum}");
+}
+
 /// The longest that a call took.
 fn longest(scenario: Scenario) -> (u64, Statistics) {
     let mut world = World::new(scenario, false);

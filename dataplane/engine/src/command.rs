@@ -41,24 +41,35 @@ pub struct Peer {
 }
 
 /// The aggregator that a participant sends to in an epoch.
-#[derive(Clone, Debug)]
+#[derive(Clone, serde::Serialize, serde::Deserialize)]
 pub struct Aggregator {
     /// Its address over UDP.
     pub address: SocketAddr,
-    /// Its address over RDMA, and the key that datagrams carry; none unless it and all participants have RDMA.
+    /// Its address over RDMA, and the key that datagrams carry; none unless it and all participants have RDMA. Their links are not handed over.
+    #[serde(skip)]
     pub rdma: Option<(RdmaAddress, u32)>,
     /// Its number for the communicator's epoch.
     pub communicator: u64,
     /// The participant's number among its workers; another than its own where several aggregators serve the epoch.
     pub worker: u16,
-    /// This worker's key.
-    pub key: harmonaize_aggregator::Key,
+    /// The bytes of this worker's key ([`harmonaize_aggregator::worker_key`]).
+    pub key: [u8; 32],
     /// Elements of a chunk; its bytes fit a packet.
     pub chunk_elements: u32,
     /// The most chunks in flight.
     pub window: u16,
     /// The bound of a sum's squared error over the squares of all ranks' elements, where it sums shared codes.
     pub max_error: Option<f64>,
+}
+
+impl std::fmt::Debug for Aggregator {
+    /// Without the key: commands end up in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { address, communicator, worker, .. } = self;
+        let mut f = f.debug_struct("Aggregator");
+        f.field("address", address).field("communicator", communicator).field("worker", worker);
+        f.finish_non_exhaustive()
+    }
 }
 
 /// Everything that a communicator needs at this agent.

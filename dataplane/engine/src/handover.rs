@@ -1,19 +1,23 @@
 //! Handing everything that an engine has to the engine of another process, between two of its rounds, and taking it over there.
 //!
 //! Nothing ends by it: operations go on where they stand. What is in memory that tenants map goes as descriptors; staging and landing
-//! slots, which are this process's alone, are copied.
+//! slots, which are this process's alone, are copied. Sessions with aggregators end: hosts repeat what was under way in them, and the
+//! successor is a worker in the next.
 
 use crate::Engine;
 use crate::attachment::{Attachment, AttachmentImage};
-use crate::command::Notice;
+use crate::command::{Aggregator, Notice};
 use crate::communicator_state::{CommunicatorState, Links};
+use crate::formation::{mapped, open_path};
 use crate::table::{Key, Table};
 use crate::wake::watch;
 use harmonaize_abi::{CommunicatorId, Epoch};
+use harmonaize_core::AggregationState;
 use harmonaize_plan::Participant;
 use harmonaize_shm::{InheritedEnd, Lease, MappedEnd, Memory, Span};
 use harmonaize_transport::{Flow, LinkId, Ring};
 use rustix::time::{ClockId, clock_gettime};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -26,6 +30,10 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Bytes that are copied at a time, and a page, of which those without content are not.
 const COPY_BYTES: usize = 1 << 20;
 const PAGE: usize = 4096;
+
+/// What a state begins with where aggregation follows it. No number begins so: an agent that knows of none refuses it, which without it
+/// would leave the agreement with its peers to nobody.
+const AGGREGATED: [u8; 10] = [0xff; 10];
 
 /// All that an engine has, for one in another process.
 #[derive(Debug, Default)]
@@ -91,6 +99,40 @@ struct LandingImage {
     communicator: Key,
     link: LinkId,
     bytes: u64,
+}
+
+/// Aggregation in an epoch.
+#[derive(Serialize, Deserialize)]
+struct AggregatedImage<S> {
+    communicator: Key,
+    epoch: Epoch,
+    state: S,
+    /// How the aggregator is reached, and the number of the last packet to it; none where there is no way from here.
+    aggregator: Option<(Aggregator, u64)>,
+}
+
+/// An engine's state, and behind it aggregation where there is any.
+fn encode<S: Serialize>(
+    image: &Image<impl Serialize>,
+    aggregated: &[AggregatedImage<S>],
+) -> Result<Vec<u8>, String> {
+    let state = postcard::to_allocvec(image).map_err(text)?;
+    if aggregated.is_empty() {
+        return Ok(state);
+    }
+    let aggregated = postcard::to_allocvec(aggregated).map_err(text)?;
+    Ok([AGGREGATED.as_slice(), state.as_slice(), aggregated.as_slice()].concat())
+}
+
+/// What [`encode`] was given.
+fn decode<C: DeserializeOwned, S: DeserializeOwned>(
+    state: &[u8],
+) -> Result<(Image<C>, Vec<AggregatedImage<S>>), String> {
+    let Some(state) = state.strip_prefix(&AGGREGATED) else {
+        return Ok((postcard::from_bytes(state).map_err(text)?, Vec::new()));
+    };
+    let (image, aggregated) = postcard::take_from_bytes(state).map_err(text)?;
+    Ok((image, postcard::from_bytes(aggregated).map_err(text)?))
 }
 
 fn monotonic() -> Duration {
@@ -187,11 +229,14 @@ impl Engine {
             attachments.push((generation, image));
         }
         let (mut staging, mut landing): (Vec<StagingImage>, Vec<LandingImage>) = (Vec::new(), Vec::new());
+        let mut aggregated = Vec::new();
         for place in 0..self.communicators.places() {
             let Some(key) = self.communicators.key_at(place) else { continue };
             let Some(member) = self.communicators.get(key) else { continue };
-            if member.epochs.iter().any(|links| links.aggregator.is_some()) {
-                return Err(format!("communicator {:016x} uses an aggregator", member.id.0));
+            for Links { epoch, aggregator: path, .. } in &member.epochs {
+                let Some(state) = member.core.aggregation(*epoch) else { continue };
+                let aggregator = path.as_ref().map(|path| (path.aggregator.clone(), path.worker.sequence()));
+                aggregated.push(AggregatedImage { communicator: key, epoch: *epoch, state, aggregator });
             }
             for (channel, memory) in member.used_staging() {
                 descriptors.push(copied_out(memory, "harmonaize-staging")?);
@@ -221,7 +266,7 @@ impl Engine {
             landing,
             links,
         };
-        Ok(EngineImage { state: postcard::to_allocvec(&image).map_err(text)?, descriptors })
+        Ok(EngineImage { state: encode(&image, &aggregated)?, descriptors })
     }
 
     /// Takes another process's engine over, and stands still until it is told to go on.
@@ -234,7 +279,7 @@ impl Engine {
     fn take_over(&mut self, image: EngineImage, leases: &Leases) -> Result<Vec<InheritedEpoch>, String> {
         let EngineImage { state, descriptors } = image;
         let mut descriptors = descriptors.into_iter();
-        let image: Image<CommunicatorState> = postcard::from_bytes(&state).map_err(text)?;
+        let (image, aggregated) = decode::<CommunicatorState, AggregationState>(&state)?;
         let age = monotonic().saturating_sub(Duration::from_nanos(image.start));
         self.start = Instant::now().checked_sub(age).unwrap_or(self.start);
         let mut attachments = Vec::new();
@@ -283,7 +328,31 @@ impl Engine {
             }
             member.epochs.iter_mut().for_each(|links| links.set_landing(link, &memory));
         }
+        for image in aggregated {
+            self.inherit_aggregation(image)?;
+        }
         Ok(self.enter_inherited())
+    }
+
+    /// Goes on with aggregation in an epoch, by a worker that is in no session yet.
+    fn inherit_aggregation(&mut self, image: AggregatedImage<AggregationState>) -> Result<(), String> {
+        let AggregatedImage { communicator, epoch, state, aggregator } = image;
+        let now = self.now();
+        let member = self.communicators.get_mut(communicator).ok_or("aggregation of no communicator")?;
+        member.core.inherit_aggregation(now, epoch, state);
+        let Some((aggregator, sequence)) = aggregator else { return Ok(()) };
+        // One that is over by now has none.
+        let Some(plan) = member.core.plan(epoch) else { return Ok(()) };
+        let near = member.locals.iter().all(|local| mapped(&self.attachments, local.attachment));
+        let wake = (&self.wake, self.port.as_ref());
+        let mut path = open_path(Some(&aggregator), plan, member.core.me(), near, wake);
+        if let Some(path) = &mut path {
+            path.worker.resume_sequence(sequence);
+        }
+        if let Some(links) = member.epochs.iter_mut().find(|links| links.epoch == epoch) {
+            links.aggregator = path;
+        }
+        Ok(())
     }
 
     /// Enters communicators that were taken over wherever a formed one is.
@@ -337,5 +406,53 @@ impl Attachment {
         };
         let end = MappedEnd::inherit(end, lease).map_err(text)?;
         Ok(Self::from_image(image, Box::new(end)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image() -> Image<u8> {
+        let nothing = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (attachments, communicators, staging, landing) = nothing;
+        Image { start: 5, attachments, communicators, staging, landing, links: None }
+    }
+
+    #[test]
+    fn a_state_without_aggregation_is_as_it_ever_was() {
+        let state = encode::<u8>(&image(), &[]).unwrap();
+        assert_eq!(state, postcard::to_allocvec(&image()).unwrap());
+        let (image, aggregated) = decode::<u8, u8>(&state).unwrap();
+        assert_eq!((image.start, aggregated.len()), (5, 0));
+    }
+
+    #[test]
+    fn who_knows_of_no_aggregation_refuses_a_state_with_some() {
+        let aggregator = Aggregator {
+            address: ([10, 0, 0, 9], 7300).into(),
+            rdma: None,
+            communicator: 3,
+            worker: 1,
+            key: [7; 32],
+            chunk_elements: 256,
+            window: 64,
+            max_error: Some(0.5),
+        };
+        let communicator = Key { index: 4, generation: 2 };
+        let one = AggregatedImage {
+            communicator,
+            epoch: Epoch(6),
+            state: 8_u8,
+            aggregator: Some((aggregator, 99)),
+        };
+        let state = encode(&image(), &[one]).unwrap();
+        assert!(postcard::from_bytes::<Image<u8>>(&state).is_err());
+        let (image, aggregated) = decode::<u8, u8>(&state).unwrap();
+        assert_eq!((image.start, aggregated.len()), (5, 1));
+        let AggregatedImage { communicator: found, epoch, state, aggregator } = &aggregated[0];
+        assert_eq!((*found, *epoch, *state), (communicator, Epoch(6), 8));
+        let (aggregator, sequence) = aggregator.as_ref().unwrap();
+        assert_eq!((aggregator.communicator, aggregator.key, *sequence), (3, [7; 32], 99));
     }
 }

@@ -7,7 +7,7 @@ use harmonaize_client::Rank;
 use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_tests::job::{Worker, deploy, run, sockets};
-use harmonaize_tests::{STEP, star};
+use harmonaize_tests::{STEP, aggregated, star, star_with_aggregator};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -19,12 +19,20 @@ fn with_place(setup: &mut Setup) {
     setup.agent += "handover = \"{folder}/handover.sock\"\n";
 }
 
-/// Sums in a row until `over`, on two ranks a host: how long each took.
-fn sums(worker: &Worker, rounds: &AtomicU64, over: &AtomicBool) -> anyhow::Result<Vec<Duration>> {
+/// An operation of a rank, by its number.
+type Operation<'a> = &'a (dyn Fn(&Worker, u64) -> anyhow::Result<()> + Sync);
+
+/// Operations in a row until `over`: how long each took.
+fn operations(
+    worker: &Worker,
+    operation: Operation<'_>,
+    rounds: &AtomicU64,
+    over: &AtomicBool,
+) -> anyhow::Result<Vec<Duration>> {
     let mut took = Vec::new();
     for round in 0.. {
         let begun = Instant::now();
-        worker.sum(round, if round % 3 == 0 { 300_000 } else { 2_000 }, round % 2 == 0, STEP)?;
+        operation(worker, round)?;
         took.push(begun.elapsed());
         let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
         worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
@@ -38,12 +46,27 @@ fn sums(worker: &Worker, rounds: &AtomicU64, over: &AtomicBool) -> anyhow::Resul
     unreachable!("the range has no end")
 }
 
-/// Runs sums on all hosts while `scenario` does something to their agents: what each rank had.
-fn under_load(deployment: &mut Deployment, mut scenario: impl FnMut(&mut Deployment)) -> Vec<Vec<Duration>> {
+/// Runs sums on all hosts, by two ranks each, while `scenario` does something to their agents: what each rank had.
+fn under_load(deployment: &mut Deployment, scenario: impl FnMut(&mut Deployment)) -> Vec<Vec<Duration>> {
+    let sum = |worker: &Worker, round: u64| {
+        let count = if round.is_multiple_of(3) { 300_000 } else { 2_000 };
+        worker.sum(round, count, round.is_multiple_of(2), STEP)
+    };
+    under(deployment, (2, &sum), scenario)
+}
+
+/// The same for another operation of so many ranks a host.
+fn under(
+    deployment: &mut Deployment,
+    (ranks_each, operation): (u32, Operation<'_>),
+    mut scenario: impl FnMut(&mut Deployment),
+) -> Vec<Vec<Duration>> {
     let (rounds, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let sockets = sockets(deployment, "a");
     std::thread::scope(|scope| {
-        let ranks = scope.spawn(|| run(&sockets, "load", 2, |worker| sums(worker, &rounds, &over)));
+        let ranks = scope.spawn(|| {
+            run(&sockets, "load", ranks_each, |worker| operations(worker, operation, &rounds, &over))
+        });
         let some = || {
             let (begun, deadline) = (rounds.load(Ordering::SeqCst), Instant::now() + STEP);
             while rounds.load(Ordering::SeqCst) < begun + 20
@@ -111,6 +134,40 @@ fn four_hosts_are_upgraded_in_turn_under_load() {
         }
     });
     print_pauses("four hosts' agents upgraded in turn", &ranks);
+    deployment.wait_until_ready().unwrap();
+    sums_go_on(&deployment, 1);
+}
+
+/// No operation fails, and with each of the successors the aggregator is used again.
+#[test]
+fn four_hosts_that_use_an_aggregator_are_upgraded_in_turn_under_load() {
+    const HOSTS: usize = 4;
+    let adjust = |setup: &mut Setup| {
+        with_place(setup);
+        setup.aggregator = "pool = \"1MiB\"\n".into();
+    };
+    let Some(mut deployment) = deploy(&star_with_aggregator(HOSTS, 1000, "0us"), adjust) else { return };
+    // What went wholly by the aggregator.
+    let served = AtomicU64::new(0);
+    let sum = |worker: &Worker, round: u64| -> anyhow::Result<()> {
+        let elements = if round.is_multiple_of(2) { 131_075 } else { 6_000 };
+        let (given, all) = aggregated::sum(worker, round, elements)?;
+        served.fetch_add(u64::from(worker.rank == 0 && given && all), Ordering::SeqCst);
+        Ok(())
+    };
+    let ranks = under(&mut deployment, (1, &sum), |deployment| {
+        for position in (0..HOSTS).map(Some).chain([None]) {
+            let (before, deadline) = (served.load(Ordering::SeqCst), Instant::now() + 2 * STEP);
+            while served.load(Ordering::SeqCst) < before + 5 {
+                assert!(Instant::now() < deadline, "the aggregator is not used before {position:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if let Some(position) = position {
+                deployment.upgrade_agent(position).unwrap();
+            }
+        }
+    });
+    print_pauses("four hosts' agents upgraded in turn beside an aggregator", &ranks);
     deployment.wait_until_ready().unwrap();
     sums_go_on(&deployment, 1);
 }

@@ -2,7 +2,7 @@
 
 use crate::agent::Agent;
 use crate::control::{LedgerImage, Pause};
-use crate::handover::{Greeting, HandOverError, Offer, Peer, Place};
+use crate::handover::{Greeting, HandOverError, Obstacle, Offer, Peer, Place};
 use crate::served::Tenants;
 use crate::session::FrozenSession;
 use harmonaize_engine::{Command, EngineImage};
@@ -18,6 +18,7 @@ const FREEZE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Handing {
     place: Option<Place>,
     own: Greeting,
+    obstacle: Option<Obstacle>,
     standing: mpsc::UnboundedReceiver<FrozenSession>,
     stage: Stage,
 }
@@ -52,11 +53,11 @@ enum Stage {
 impl Handing {
     /// Nobody has come yet.
     pub(super) fn new(
-        place: Option<Place>,
         own: Greeting,
+        obstacle: Option<Obstacle>,
         standing: mpsc::UnboundedReceiver<FrozenSession>,
     ) -> Self {
-        Self { place, own, standing, stage: Stage::Idle }
+        Self { place: None, own, obstacle, standing, stage: Stage::Idle }
     }
 
     /// Whether a hand-over is under way.
@@ -92,9 +93,9 @@ impl Handing {
         tracing::info!(pid = peer.pid, "a successor asks for this agent's place");
         let (paths, sockets): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
         let sockets: Vec<OwnedFd> = ours.into_iter().chain(sockets).collect();
-        let own = self.own.clone();
+        let (own, obstacle) = (self.own.clone(), self.obstacle);
         self.stage = Stage::Starting(tokio::task::spawn_blocking(move || {
-            peer.admit(&own, &Offer { sockets: paths }, &sockets)?;
+            peer.admit(&own, obstacle, &Offer { sockets: paths }, &sockets)?;
             Ok(peer)
         }));
     }

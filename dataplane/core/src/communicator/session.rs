@@ -231,6 +231,19 @@ impl Communicator {
         }
     }
 
+    /// Aggregation in an epoch, if it has an aggregator. It is not among what is encoded of a communicator.
+    pub fn aggregation(&self, epoch: Epoch) -> Option<&AggregationState> {
+        self.shared.epochs.aggregation(epoch)
+    }
+
+    /// Goes on with aggregation in an epoch where another process stood, in a session that ends: hosts take over until the next.
+    pub fn inherit_aggregation(&mut self, now: Nanos, epoch: Epoch, state: AggregationState) {
+        let Some(inherited) = self.shared.epochs.get_mut(epoch) else { return };
+        inherited.config.aggregation = Some(state.config);
+        inherited.aggregation = Some(state);
+        self.handle_aggregation_ended(now, epoch);
+    }
+
     /// The aggregator answers an [`Action::ProbeAggregator`].
     pub fn handle_aggregator_alive(&mut self, now: Nanos, epoch: Epoch) {
         self.handle_probe_outcome(now, epoch, true);

@@ -98,6 +98,16 @@ impl Scenario {
         self
     }
 
+    /// Other processes go on as participants.
+    pub(crate) fn succeeding(mut self) -> Self {
+        let mut rng = generator(self.seed, 41);
+        for _ in 0..rng.random_range(1..6) {
+            let at = any_time(&mut rng) / [1, 8][rng.random_range(0..2)];
+            self.incidents.push((at, Incident::Succeed));
+        }
+        self
+    }
+
     /// One AllReduce of a second or more by the hosts, with an aggregator or without; times are an agent's.
     pub(crate) fn long(mut self, aggregated: bool) -> Self {
         self.plan.tuning = Tuning { segment_bytes: 4096, copy_bytes: 0, ..self.plan.tuning };

@@ -67,6 +67,8 @@ pub(crate) enum Incident {
     Aggregator { dead: bool },
     /// Somebody gives its sessions with the aggregator up.
     Despair,
+    /// Another process goes on as one of the participants.
+    Succeed,
     /// A participant takes turns by these rules from now on, or none.
     Turns(Participant, Option<Interleaving>),
 }

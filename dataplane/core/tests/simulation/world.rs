@@ -308,6 +308,7 @@ impl World {
             }
             Incident::Aggregator { dead } => self.aggregator(dead),
             Incident::Despair => self.despair(),
+            Incident::Succeed => self.succeed(),
             Incident::Turns(p, rules) => self.input(p, Input::Turns(rules)),
             Incident::Flood { from, to, questions } => {
                 if self.nodes[from.0 as usize].alive {
@@ -320,6 +321,26 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Another process goes on as one of the participants, in none of its sessions.
+    fn succeed(&mut self) {
+        let p = Participant(self.rng.random_range(0..self.scenario.group.participants()));
+        let node = &mut self.nodes[p.0 as usize];
+        if node.closed {
+            return;
+        }
+        let image = postcard::to_allocvec(&node.core).unwrap();
+        let state =
+            |epoch: &Epoch| Some((*epoch, postcard::to_allocvec(node.core.aggregation(*epoch)?).unwrap()));
+        let aggregated: Vec<_> = node.epochs.iter().filter_map(state).collect();
+        node.core = postcard::from_bytes(&image).unwrap();
+        for (epoch, state) in aggregated {
+            let state = postcard::from_bytes(&state).unwrap();
+            node.core.inherit_aggregation(Nanos(self.now), epoch, state);
+        }
+        node.joined.values_mut().for_each(|joined| joined.ended = true);
+        self.wake(p);
     }
 
     /// A participant's turn: takes what is there, then does some of what the core asks for.

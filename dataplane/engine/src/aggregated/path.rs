@@ -5,7 +5,7 @@ use crate::command::Aggregator;
 use crate::wake::watch;
 use harmonaize_abi::Epoch;
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Codes, PayloadFormat, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Key, PayloadFormat, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
 use harmonaize_core::{Aggregation, EpochPlan, Nanos};
 use harmonaize_plan::{MAX_SOURCES, Participant};
@@ -31,6 +31,8 @@ const GSO_SEGMENTS: usize = 16;
 pub(crate) struct AggregatorPath {
     pub(super) epoch: Epoch,
     pub(super) address: Address,
+    /// What it was opened to, for another process.
+    pub(crate) aggregator: Aggregator,
     pub(crate) worker: Worker,
     pub(super) datagrams: Endpoint,
     pub(super) reconnect: Reconnect,
@@ -96,7 +98,7 @@ impl AggregatorPath {
         let config = WorkerConfig {
             communicator: aggregator.communicator,
             worker: aggregator.worker,
-            key: aggregator.key.clone(),
+            key: Key::new(&aggregator.key),
             format: form,
             elements: aggregator.chunk_elements,
             window: aggregator.window,
@@ -118,6 +120,7 @@ impl AggregatorPath {
         Ok(Some(Box::new(Self {
             epoch: plan.epoch,
             address,
+            aggregator: aggregator.clone(),
             worker,
             datagrams,
             reconnect: Reconnect::default(),

@@ -4,9 +4,11 @@ use crate::common::{World, reduce};
 use crate::served::{CHUNK, Served, any, my_turn, ordinary, whole_by, world, world_of};
 use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Submission};
 use harmonaize_aggregator::PayloadFormat;
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Engine, Epoch, Leases, Notice};
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::Participant;
+use harmonaize_transport::tcp::{Config, TcpTransport};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn input(rank: usize, count: usize) -> Vec<f32> {
@@ -122,6 +124,49 @@ fn an_aggregator_that_dies_costs_no_operation() {
         }
     }
     aggregated(&mut world, 50_000, true);
+}
+
+/// Another engine in the place of one, as one of another process would be. The one before, which must last as long as the world.
+fn succeed(world: &mut World, at: usize) -> Engine {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let image = loop {
+        world.engines[at].handle_command(Command::HandOver { thread: 0 });
+        let handed = world.notices[at].lock().unwrap().pop();
+        match handed {
+            Some(Notice::HandedOver { image: Ok(image), .. }) => break image,
+            // A peer was in the midst of a frame.
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+        for engine in &mut world.engines {
+            engine.progress(64);
+        }
+    };
+    let transport = Box::new(TcpTransport::bind(Config::new(any())).unwrap());
+    let notify = Arc::clone(&world.notices[at]);
+    let mut successor = Engine::new(transport, Box::new(move |n| notify.lock().unwrap().push(n))).unwrap();
+    successor.handle_command(Command::TakeOver { thread: 0, image, leases: Leases::default() });
+    let taken = world.notices[at].lock().unwrap().pop();
+    assert!(matches!(taken, Some(Notice::TakenOver { epochs: Ok(_), .. })), "{taken:?}");
+    successor.handle_command(Command::Resume);
+    std::mem::replace(&mut world.engines[at], successor)
+}
+
+/// In the midst of an operation: hosts take over, and the successor is the aggregator's worker again. Of the host that leads, and of another.
+#[test]
+fn a_successor_goes_on_with_the_aggregator() {
+    let _turn = my_turn();
+    let served = Served::start(any(), 7, 4, 0);
+    let mut world = world(&[vec![0], vec![1, 4], vec![2], vec![3]], served.reached_by(4));
+    let mut before = Vec::new();
+    for (at, in_place) in [(0, false), (0, true), (1, false), (1, true)] {
+        aggregated(&mut world, 20_000, in_place);
+        all_reduce(&mut world, 1_000_000, in_place, |world| {
+            let (sums, soon) = (served.sums(), Instant::now() + Duration::from_secs(1));
+            world.until("some of the sums", |_| served.sums() > sums + 200 || Instant::now() > soon);
+            before.push(succeed(world, at));
+        });
+    }
+    aggregated(&mut world, 20_000, true);
 }
 
 /// What marks tell of aggregated operations, for each host: the segments that hosts did of each; and how often hosts gave the aggregator up.

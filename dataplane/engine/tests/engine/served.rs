@@ -3,7 +3,7 @@
 use crate::common::World;
 use harmonaize_abi::{Completion, Dtype, ReduceOp};
 use harmonaize_aggregator::{
-    Aggregator as Machine, Grant, Key, Outbox, PayloadFormat, Pool, Recipient, Share,
+    Aggregator as Machine, Grant, Outbox, PayloadFormat, Pool, Recipient, Share, worker_key,
 };
 use harmonaize_core::Aggregation;
 use harmonaize_engine::Aggregator;
@@ -112,7 +112,7 @@ impl Served {
             rdma: None,
             communicator: COMMUNICATOR,
             worker: worker as u16,
-            key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),
+            key: worker_key(&SECRET, COMMUNICATOR, worker as u16),
             chunk_elements: CHUNK,
             window: 64,
             max_error: None,
