@@ -214,8 +214,8 @@ impl LinkState {
     /// Whether no port of a pair has a known path, and switches answer on its routes that the topology lacks.
     pub(crate) fn is_uncharted(&self, ctx: &Ctx<'_>, pair: Pair) -> bool {
         let lacks = |hop: &IpAddr| ctx.settings.topology.switch_at(*hop).is_none();
-        let known = |port: &Port| port.there.is_some() || port.back.is_some();
-        !self.ports.pool_of(pair).any(|(_, port)| known(port))
+        let charted = |port: &Port| port.there.is_some() || port.back.is_some();
+        !self.ports.pool_of(pair).any(|(_, port)| charted(port))
             && self.routes.between(pair).any(|route| route.hops.iter().flatten().any(lacks))
     }
 
