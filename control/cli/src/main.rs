@@ -272,6 +272,8 @@ enum Command {
         /// Only rows with this text.
         #[arg(long, value_name = "TEXT", default_value = "")]
         filter: String,
+        #[command(flatten)]
+        selection: top::Selection,
         /// One picture as plain text, and no more; or what it shows, in the format of -o.
         #[arg(long)]
         once: bool,
@@ -452,10 +454,17 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Top { once: false, print, .. } if print.is_for_programs() => {
             Err(Failure::Usage("one picture, or one after the other? say --once too".to_owned()))
         }
-        Command::Top { agent, interval, flows, filter, once, print, width } => {
+        Command::Top { agent: Some(WatchTarget::Agent(_)), selection, .. }
+            if selection != top::Selection::default() =>
+        {
+            let text =
+                "--host, --tenant and --communicator ask control; leave --agent out, or set it to control";
+            Err(Failure::Usage(text.to_owned()))
+        }
+        Command::Top { agent, interval, flows, filter, selection, once, print, width } => {
             let source = match agent {
                 Some(WatchTarget::Agent(socket)) => top::Source::Agent(socket),
-                Some(WatchTarget::Control) | None => top::Source::Control(control),
+                Some(WatchTarget::Control) | None => top::Source::Control(control, selection),
             };
             let once = once.then_some((width, print));
             let options = top::Options { interval, flows, once, filter };

@@ -361,6 +361,11 @@ async fn operators_see_and_steer() {
     assert!(out.contains("PLANS") && out.contains("SWITCHES") && out.contains("h0 h1"), "{out}");
     let (code, out, _) = ask(control, &["top", "--once", "-o", "jsonpath={.hosts[*].host}"]).await;
     assert_eq!((code, out.as_str()), (0, "h0 h1\n"));
+    let (code, out, _) =
+        ask(control, &["top", "--once", "--host", "h1", "-o", "jsonpath={.hosts[*].host}"]).await;
+    assert_eq!((code, out.as_str()), (0, "h1\n"));
+    let (code, _, err) = ask(control, &["top", "--once", "--host", "h9"]).await;
+    assert_eq!((code, err.as_str()), (4, "harmonaize: the topology has no host `h9`\n"));
     assert_eq!(ask(control, &["top", "--json"]).await.0, 2);
 }
 

@@ -505,6 +505,7 @@ async fn reports_errors() {
         &["trace", "--out", "/tmp/x", "--seconds", "1", "--agent", &socket, "--host", "h0"],
         &["trace", "--out", "/tmp/x", "--seconds", "1", "--agent", &both],
         &["trace", "--out", "/tmp/x", "--from", "/tmp/y", "--host", "h0"],
+        &["top", "--once", "--agent", &socket, "--host", "h0"],
         &["top", "--width", "80"],
         &["top", "--interval", "1"],
     ] {
