@@ -149,7 +149,8 @@ async fn record_through_control(
         };
         let host = clean(&host);
         if let Some(end) = end.filter(|end| !end.failure.is_empty()) {
-            eprintln!("harmonaize: {host}: {}", clean(&end.failure));
+            let failure: String = end.failure.chars().filter(|c| !c.is_control()).collect();
+            eprintln!("harmonaize: {host}: {failure}");
         }
         if let Some(part) = trace {
             all.entry(host).or_default().append(&part, MAX_BYTES)?;
