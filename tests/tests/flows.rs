@@ -127,5 +127,14 @@ fn a_reader_follows_every_flow_of_eight_hosts_once() {
     let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(rows.iter().any(|row| row["remote_port"] == *port), "{said}");
     assert!(rows.iter().all(|row| row["host"] == host.as_str() && row["remote"] == peer.as_str()), "{said}");
+    // A trace begins with a record of who made it, and agents have seen the flows above.
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("all.pftrace");
+    let arguments = ["trace", "--seconds", "1", "--out", out.to_str().unwrap()];
+    let text = deployment.harmonaize(&arguments).unwrap();
+    let words: Vec<&str> = text.lines().next().unwrap().split(' ').collect();
+    let [.., "from", records, "records"] = words[..] else { panic!("{text}") };
+    assert!(records.parse::<usize>().unwrap() > HOSTS, "{text}");
+    assert!(std::fs::metadata(out).unwrap().len() > 0);
     deployment.check().unwrap();
 }

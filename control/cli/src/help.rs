@@ -51,6 +51,7 @@ Examples:
 pub(crate) const TOP: &str = "\
 Examples:
   harmonaize top                              all hosts, as control knows them
+  harmonaize top --host h0,h1 --tenant a      two hosts, and the communicators of a tenant over them
   harmonaize top --agent unix:/run/harmonaize/telemetry.sock --filter 10.64.0.7
   harmonaize top --once --width 120           one picture as plain text, for scripts
   harmonaize top --once -o json               all that it shows, for programs

@@ -272,6 +272,8 @@ enum Command {
         /// Only rows with this text.
         #[arg(long, value_name = "TEXT", default_value = "")]
         filter: String,
+        #[command(flatten)]
+        selection: top::Selection,
         /// One picture as plain text, and no more; or what it shows, in the format of -o.
         #[arg(long)]
         once: bool,
@@ -287,12 +289,15 @@ enum Command {
     /// Lists what agents found: own operations, phases of external jobs, congestion of links, late ranks.
     #[command(after_help = phases::FIELDS)]
     Phases(rows::RowArguments),
-    /// Makes a trace that Perfetto opens (ui.perfetto.dev), of what an agent measures or of recorded files.
+    /// Makes a trace that Perfetto opens (ui.perfetto.dev), of what agents measure or of recorded files.
     #[command(after_help = trace::HELP)]
     Trace {
-        /// Sockets of agents' telemetry, as their configurations name them: all are recorded at once.
-        #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH", value_delimiter = ',')]
-        agent: Vec<Socket>,
+        /// Sockets of agents' telemetry, which are recorded at once; else, or for `control`, all hosts through control.
+        #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH|control", value_delimiter = ',')]
+        agent: Vec<WatchTarget>,
+        /// Only of these hosts.
+        #[arg(long, value_name = "HOST", value_delimiter = ',', conflicts_with_all = ["from", "diff"])]
+        host: Vec<String>,
         /// How long to record; at most 3600.
         #[arg(
             long,
@@ -340,7 +345,7 @@ enum Command {
     },
 }
 
-/// What `top` watches.
+/// What `top` watches, and of whom rows and traces are.
 #[derive(Clone, Debug)]
 enum WatchTarget {
     /// All hosts, as control knows them.
@@ -449,10 +454,17 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Top { once: false, print, .. } if print.is_for_programs() => {
             Err(Failure::Usage("one picture, or one after the other? say --once too".to_owned()))
         }
-        Command::Top { agent, interval, flows, filter, once, print, width } => {
+        Command::Top { agent: Some(WatchTarget::Agent(_)), selection, .. }
+            if selection != top::Selection::default() =>
+        {
+            let text =
+                "--host, --tenant and --communicator ask control; leave --agent out, or set it to control";
+            Err(Failure::Usage(text.to_owned()))
+        }
+        Command::Top { agent, interval, flows, filter, selection, once, print, width } => {
             let source = match agent {
                 Some(WatchTarget::Agent(socket)) => top::Source::Agent(socket),
-                Some(WatchTarget::Control) | None => top::Source::Control(control),
+                Some(WatchTarget::Control) | None => top::Source::Control(control, selection),
             };
             let once = once.then_some((width, print));
             let options = top::Options { interval, flows, once, filter };
@@ -460,18 +472,12 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         }
         Command::Flows(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Flow)),
         Command::Phases(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Finding)),
-        Command::Trace { agent, seconds, from, out, keep, diff, tolerance } => {
+        Command::Trace { agent, host, seconds, from, out, keep, diff, tolerance } => {
             match (diff.as_slice(), out, seconds) {
                 ([first, second], ..) => trace::diff(first, second, tolerance),
-                (_, Some(_), Some(_)) if agent.is_empty() => {
-                    let none = "which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT";
-                    Err(Failure::Usage(none.to_owned()))
-                }
-                (_, Some(_), Some(_)) if agent.len() > 1 && keep.is_some() => {
-                    Err(Failure::Usage("--keep keeps what one agent sends".to_owned()))
-                }
                 (_, Some(out), Some(seconds)) => {
-                    runtime.block_on(trace::record(&agent, seconds, &out, keep.as_deref()))
+                    let of = (agent, host);
+                    runtime.block_on(trace::record(&control, of, seconds, &out, keep.as_deref()))
                 }
                 (_, Some(out), None) => trace::convert(&from, &out),
                 (_, None, _) => Err(Failure::Usage("where does the trace go? say --out FILE".to_owned())),

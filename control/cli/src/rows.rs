@@ -286,6 +286,7 @@ async fn ask(control: &ControlArguments, arguments: RowArguments, kind: RowKind)
         last,
         follow,
         patience_ns: arguments.patience.0,
+        duration_ns: 0,
     };
     let stream = operate.ask(request).await?;
     Ok(Replies::Control(operate, stream))

@@ -6,6 +6,7 @@ mod draw;
 mod picture;
 mod plans;
 mod screen;
+mod selection;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -22,6 +23,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::layout::Rect;
 use screen::{Action, Screen};
+pub(crate) use selection::Selection;
 use serde_json::Value;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -41,8 +43,8 @@ const MAX_DECISIONS: u32 = 16;
 pub(crate) enum Source {
     /// One agent's.
     Agent(Socket),
-    /// All hosts', as control knows it.
-    Control(ControlArguments),
+    /// All hosts', as control knows it, or what is selected of it.
+    Control(ControlArguments, Selection),
 }
 
 /// What `top` was asked for.
@@ -61,7 +63,7 @@ pub(crate) struct Options {
 /// A stream of snapshots.
 enum Stream {
     Agent(Agent, Streaming<Snapshot>),
-    Control(Box<Operate>, Streaming<FabricSnapshot>),
+    Control(Box<Operate>, Streaming<FabricSnapshot>, Selection),
 }
 
 impl Stream {
@@ -72,10 +74,10 @@ impl Stream {
                 let stream = agent.watch(options.interval, options.flows).await?;
                 Ok(Self::Agent(agent, stream))
             }
-            Source::Control(at) => {
+            Source::Control(at, selection) => {
                 let mut control = Operate::connect(at).await?;
                 let stream = control.watch(options.interval).await?;
-                Ok(Self::Control(Box::new(control), stream))
+                Ok(Self::Control(Box::new(control), stream, selection.clone()))
             }
         }
     }
@@ -92,8 +94,8 @@ impl Stream {
     async fn complete(&mut self) -> Result<Value, Failure> {
         match self {
             Self::Agent(agent, stream) => Ok(complete::snapshot(&snapshot_with_rates(agent, stream).await?)),
-            Self::Control(control, stream) => {
-                let (fabric, plans, decisions) = fabric(control, stream).await?;
+            Self::Control(control, stream, selection) => {
+                let (fabric, plans, decisions) = fabric(control, stream, selection).await?;
                 Ok(complete::fabric(&fabric, &plans, &decisions))
             }
         }
@@ -102,8 +104,8 @@ impl Stream {
     async fn next(&mut self) -> Result<View, Failure> {
         match self {
             Self::Agent(agent, stream) => Ok(View::agent(&snapshot(agent, stream).await?)),
-            Self::Control(control, stream) => {
-                let (fabric, plans, decisions) = fabric(control, stream).await?;
+            Self::Control(control, stream, selection) => {
+                let (fabric, plans, decisions) = fabric(control, stream, selection).await?;
                 Ok(View::fabric(&fabric).with_plans(&plans, &decisions))
             }
         }
@@ -121,14 +123,17 @@ async fn snapshot_with_rates(agent: &Agent, stream: &mut Streaming<Snapshot>) ->
     if first.interval_ns == 0 { snapshot(agent, stream).await } else { Ok(first) }
 }
 
-/// Control's next snapshot, with plans and the last decisions.
+/// What is selected of control's next snapshot, with plans and the last decisions.
 async fn fabric(
     control: &mut Operate,
     stream: &mut Streaming<FabricSnapshot>,
+    selection: &Selection,
 ) -> Result<(FabricSnapshot, PlansReply, ExplainReply), Failure> {
     let next = stream.message().await.map_err(|status| control.failure(&status))?;
-    let plans = control.plans_of(0).await?;
-    Ok((next.ok_or_else(ended)?, plans, control.decisions(0, MAX_DECISIONS).await?))
+    let (mut fabric, mut plans) = (next.ok_or_else(ended)?, control.plans_of(0).await?);
+    let mut decisions = control.decisions(0, MAX_DECISIONS).await?;
+    selection.apply(&mut fabric, &mut plans, &mut decisions)?;
+    Ok((fabric, plans, decisions))
 }
 
 fn ended() -> Failure {

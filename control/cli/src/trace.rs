@@ -1,12 +1,16 @@
-//! `harmonaize trace`: records an agent's telemetry, or reads recorded files, and writes a trace for Perfetto; or compares two.
+//! `harmonaize trace`: records agents' telemetry, or reads recorded files, and writes a trace for Perfetto; or compares two.
 
-use crate::Failure;
 use crate::agent::{Agent, Socket};
+use crate::control::ControlArguments;
+use crate::operate::Operate;
 use crate::perfetto::{Builder, encode};
-use crate::text::{bytes, duration, number_of};
+use crate::text::{bytes, clean, duration, number_of};
+use crate::{Failure, WatchTarget};
 use harmonaize_analysis::trace::{Record, Replayed, diff_records, replay};
+use harmonaize_api::v1::{AskReply, AskRequest, RowKind, TracePart};
 use harmonaize_planner::Nanos;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +27,11 @@ the one and only the other has, each with its kind as `record`, its `time_ns` (C
 what it `says`; `common`, how many pairs say the same within the tolerance; and `largest_ns`, how far apart in
 time the furthest of them are.
 
+Without --agent, control has the agents of all hosts, or of those of --host, record, and hands on what they send: 512 MiB in all.
+
 Examples:
+  harmonaize trace --seconds 5 --out all.pftrace    of all hosts, through control
+  harmonaize trace --host h0,h1 --seconds 5 --out both.pftrace
   harmonaize trace --agent unix:/run/harmonaize/telemetry.sock --seconds 5 --out a.pftrace
   harmonaize trace --agent unix:/run/h0.sock,unix:/run/h1.sock --seconds 5 --out both.pftrace
   harmonaize trace --from h0.trace --from h1.trace --out both.pftrace
@@ -32,45 +40,131 @@ Examples:
 /// Most bytes that are recorded, or read from a file.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Records from agents, all at the same time.
+/// What a host's agent recorded.
+#[derive(Default)]
+struct Recorded {
+    bytes: Vec<u8>,
+    /// What turns its times into CLOCK_REALTIME.
+    offset_ns: i64,
+}
+
+impl Recorded {
+    /// Takes a part in, of a trace that has `most` bytes at most.
+    fn append(&mut self, part: &TracePart, most: u64) -> Result<(), Failure> {
+        self.bytes.extend_from_slice(&part.bytes);
+        if part.realtime_offset_ns != 0 {
+            self.offset_ns = part.realtime_offset_ns;
+        }
+        match self.bytes.len() as u64 > most {
+            true => Err(Failure::Refused(format!("more than {} were recorded", bytes(most)))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What each agent recorded, by a name of it.
+type Sources = Vec<(String, Recorded)>;
+
+/// Records from agents, all at the same time: those of the sockets, else those of hosts through control.
+///
+/// # Errors
+/// Nothing was recorded, or the file cannot be written. Where control broke off, what came before is in the file.
 pub(crate) async fn record(
-    sockets: &[Socket],
+    control: &ControlArguments,
+    (agents, hosts): (Vec<WatchTarget>, Vec<String>),
     seconds: u32,
     out: &Path,
     keep: Option<&Path>,
 ) -> Result<String, Failure> {
+    let sockets = agents.iter().filter_map(|target| match target {
+        WatchTarget::Agent(socket) => Some(socket.clone()),
+        WatchTarget::Control => None,
+    });
+    let sockets: Vec<Socket> = sockets.collect();
+    if !sockets.is_empty() && (sockets.len() < agents.len() || !hosts.is_empty()) {
+        let text = "an agent has one host: --host asks control; leave --agent out, or set it to control";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    let sources = if sockets.is_empty() { hosts.len() } else { sockets.len() };
+    if keep.is_some() && sources != 1 {
+        return Err(Failure::Usage("--keep keeps what one agent sends".to_owned()));
+    }
+    let (recorded, ended) = match sockets.is_empty() {
+        true => record_through_control(control, hosts, seconds).await?,
+        false => (record_from(&sockets, seconds).await?, Ok(())),
+    };
+    let (mut builder, mut all) = (Builder::default(), Vec::new());
+    for (source, (shown, Recorded { bytes, offset_ns })) in recorded.into_iter().enumerate() {
+        if let Some(keep) = keep {
+            write(keep, &bytes)?;
+        }
+        builder.begin(source, offset_ns);
+        let replayed = add(&mut builder, &bytes, &shown)?;
+        all.push((shown, replayed));
+    }
+    let text = finish(builder, out, &all)?;
+    ended.map(|()| text)
+}
+
+/// What each of these agents records, with its name.
+async fn record_from(sockets: &[Socket], seconds: u32) -> Result<Sources, Failure> {
     let most = MAX_BYTES / sockets.len().max(1) as u64;
     let tasks = sockets.iter().map(|socket| tokio::spawn(record_one(socket.clone(), seconds, most)));
     let tasks: Vec<_> = tasks.collect();
-    let (mut builder, mut all) = (Builder::default(), Vec::new());
-    for (source, (socket, task)) in sockets.iter().zip(tasks).enumerate() {
-        let (recorded, offset_ns) = task.await.map_err(|error| Failure::Refused(error.to_string()))??;
-        if let Some(keep) = keep {
-            write(keep, &recorded)?;
-        }
-        let shown = format!("the agent at {}", socket.0.display());
-        builder.begin(source, offset_ns);
-        let replayed = add(&mut builder, &recorded, &shown)?;
-        all.push((shown, replayed));
+    let mut all = Vec::new();
+    for (socket, task) in sockets.iter().zip(tasks) {
+        let recorded = task.await.map_err(|error| Failure::Refused(error.to_string()))??;
+        all.push((format!("the agent at {}", socket.0.display()), recorded));
     }
-    finish(builder, out, &all)
+    Ok(all)
 }
 
-/// Records from an agent, and what turns their times into CLOCK_REALTIME.
-async fn record_one(socket: Socket, seconds: u32, most: u64) -> Result<(Vec<u8>, i64), Failure> {
+async fn record_one(socket: Socket, seconds: u32, most: u64) -> Result<Recorded, Failure> {
     let mut agent = Agent::connect(&socket).await?;
-    let mut stream = agent.trace(Nanos(u64::from(seconds) * 1_000_000_000)).await?;
-    let (mut recorded, mut offset_ns) = (Vec::new(), 0);
+    let mut stream = agent.trace(nanos(seconds)).await?;
+    let mut recorded = Recorded::default();
     while let Some(part) = stream.message().await.map_err(|status| agent.failure(&status))? {
-        recorded.extend_from_slice(&part.bytes);
-        if part.realtime_offset_ns != 0 {
-            offset_ns = part.realtime_offset_ns;
-        }
-        if recorded.len() as u64 > most {
-            return Err(Failure::Refused(format!("more than {} were recorded", bytes(most))));
-        }
+        recorded.append(&part, most)?;
     }
-    Ok((recorded, offset_ns))
+    Ok(recorded)
+}
+
+/// What the agents of these hosts record, or of all, with the host's name; and whether control has handed on all of it. Hosts that
+/// do not answer are named on standard error.
+async fn record_through_control(
+    control: &ControlArguments,
+    hosts: Vec<String>,
+    seconds: u32,
+) -> Result<(Sources, Result<(), Failure>), Failure> {
+    let mut control = Operate::connect(control).await?;
+    let (kind, duration_ns) = (RowKind::Trace.into(), nanos(seconds).0);
+    let request = AskRequest { kind, hosts, duration_ns, ..AskRequest::default() };
+    let mut replies = control.ask(request).await?;
+    let mut all: BTreeMap<String, Recorded> = BTreeMap::new();
+    let ended = loop {
+        let AskReply { host, trace, end, .. } = match replies.message().await {
+            Ok(Some(reply)) => reply,
+            Ok(None) => break Ok(()),
+            Err(status) => break Err(control.failure(&status)),
+        };
+        let host = clean(&host);
+        if let Some(end) = end.filter(|end| !end.failure.is_empty()) {
+            let failure: String = end.failure.chars().filter(|c| !c.is_control()).collect();
+            eprintln!("harmonaize: {host}: {failure}");
+        }
+        if let Some(part) = trace {
+            all.entry(host).or_default().append(&part, MAX_BYTES)?;
+        }
+    };
+    match ended {
+        Err(failure) if all.is_empty() => Err(failure),
+        Ok(()) if all.is_empty() => Err(Failure::Refused("no host has recorded anything".to_owned())),
+        ended => Ok((all.into_iter().collect(), ended)),
+    }
+}
+
+fn nanos(seconds: u32) -> Nanos {
+    Nanos(u64::from(seconds) * 1_000_000_000)
 }
 
 /// Converts recorded files, one for each host.

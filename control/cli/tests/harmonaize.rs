@@ -1,9 +1,11 @@
 //! The program itself against a real server: output, exit status, errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use harmonaize_analysis::trace::{Record, Writer};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_events::{Mark, MarkKind};
 use harmonaize_server::{Config, Server};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -22,6 +24,7 @@ fn harmonaize(arguments: &[&str]) -> Output {
         .args(arguments)
         .env_remove("HARMONAIZE_CONTROL")
         .env_remove("HARMONAIZE_TLS")
+        .env_remove("HARMONAIZE_AGENT")
         .output()
         .unwrap()
 }
@@ -358,11 +361,16 @@ async fn operators_see_and_steer() {
     assert!(out.contains("PLANS") && out.contains("SWITCHES") && out.contains("h0 h1"), "{out}");
     let (code, out, _) = ask(control, &["top", "--once", "-o", "jsonpath={.hosts[*].host}"]).await;
     assert_eq!((code, out.as_str()), (0, "h0 h1\n"));
+    let (code, out, _) =
+        ask(control, &["top", "--once", "--host", "h1", "-o", "jsonpath={.hosts[*].host}"]).await;
+    assert_eq!((code, out.as_str()), (0, "h1\n"));
+    let (code, _, err) = ask(control, &["top", "--once", "--host", "h9"]).await;
+    assert_eq!((code, err.as_str()), (4, "harmonaize: the topology has no host `h9`\n"));
     assert_eq!(ask(control, &["top", "--json"]).await.0, 2);
 }
 
-/// An agent on whose routes one switch answers.
-async fn run_tracing_agent(control: SocketAddr, host: &str) {
+/// An agent on whose routes these switches answer, as far as it is asked.
+async fn run_tracing_agent(control: SocketAddr, host: &str, route: [&'static str; 3]) {
     let mut client = ProviderClient::connect(format!("http://{control}")).await.unwrap();
     let (up, stream) = mpsc::channel(16);
     let hello = v1::Hello {
@@ -380,7 +388,7 @@ async fn run_tracing_agent(control: SocketAddr, host: &str) {
             let path = |ports: &v1::PortPair| v1::TracedPath {
                 source_port: ports.source_port,
                 destination_port: ports.destination_port,
-                hops: vec!["10.0.0.1".to_owned()],
+                hops: route.iter().take(question.hops as usize).map(|hop| (*hop).to_owned()).collect(),
             };
             let paths = question.ports.iter().map(path).collect();
             let traced = v1::PathsTraced { request: question.request, paths, error: String::new() };
@@ -396,23 +404,85 @@ async fn a_topology_is_discovered_from_agents_traces() {
     let control = serve_with("source_ports = \"20000-20999\"\n").await;
     let (code, _, err) = ask(control, &["topology", "discover"]).await;
     assert_eq!((code, err.starts_with("harmonaize: no agent has traced a route yet")), (1, true), "{err}");
-    run_tracing_agent(control, "h0").await;
-    run_tracing_agent(control, "h1").await;
+    run_tracing_agent(control, "h0", ["10.0.0.1", "10.0.0.3", "10.0.0.2"]).await;
+    run_tracing_agent(control, "h1", ["10.0.0.2", "10.0.0.3", "10.0.0.1"]).await;
+    // Control's own topology has one switch and no address, and stays what it is.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     let made = loop {
-        match ask(control, &["topology", "discover"]).await {
-            (0, out, _) => break out,
-            (_, _, err) => assert!(std::time::Instant::now() < deadline, "{err}"),
+        let (code, out, err) = ask(control, &["topology", "discover"]).await;
+        let missing = ["Hosts without traces", "ends before its host", "end before their hosts"];
+        if code == 0 && !missing.iter().any(|text| out.contains(text)) {
+            break out;
         }
+        assert!(std::time::Instant::now() < deadline, "{out}{err}");
     };
-    assert!(made.contains("\n# ? Hosts without traces: h1\n"), "{made}");
-    assert!(made.contains("addresses = [\"10.0.0.1\"]"), "{made}");
+    for address in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
+        assert!(made.contains(&format!("addresses = [\"{address}\"]")), "{made}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let file: &'static str = folder.path().join("fabric.toml").to_str().unwrap().to_owned().leak();
     let (code, out, err) = ask(control, vec!["topology", "discover", "--out", file].leak()).await;
     assert!(code == 0 && out.starts_with(file) && out.ends_with(" marked as unsure\n"), "{out}{err}");
     let (code, out, err) = outcome(&harmonaize(&["topology", "check", file]));
-    assert_eq!((code, out), (0, format!("{file}: 2 hosts, 1 switch, 2 links: ok\n")), "{err}");
+    assert_eq!((code, out), (0, format!("{file}: 2 hosts, 3 switches, 4 links: ok\n")), "{err}");
+}
+
+/// A trace of one operation, as bytes.
+fn recorded() -> Vec<u8> {
+    let mut writer = Writer::new();
+    for (time_ns, kind) in [(1000, MarkKind::Called), (9000, MarkKind::Ended)] {
+        let mark = Mark { time_ns, communicator: 0xab, operation: 4, kind: kind as u32, ..Mark::default() };
+        writer.write(&Record::Mark(mark));
+    }
+    writer.into_bytes()
+}
+
+/// An agent that has recorded a trace by the time it is asked for one.
+async fn run_recording_agent(control: SocketAddr, host: &'static str) {
+    let mut client = ProviderClient::connect(format!("http://{control}")).await.unwrap();
+    let (up, stream) = mpsc::channel(16);
+    let (host, listen) = (host.to_owned(), "127.0.0.1:9".to_owned());
+    let hello =
+        v1::Hello { protocol_version: PROTOCOL_VERSION, host: host.clone(), listen, ..Default::default() };
+    up.send(from_agent::Message::Hello(hello).into()).await.unwrap();
+    let mut down = client.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
+    assert!(down.message().await.unwrap().is_some(), "it is welcomed");
+    tokio::spawn(async move {
+        let _up = up;
+        while let Ok(Some(message)) = down.message().await {
+            let Some(to_agent::Message::Question(question)) = message.message else { continue };
+            assert_eq!((question.kind(), question.duration_ns), (v1::RowKind::Trace, 2_000_000_000));
+            let trace = Some(v1::TracePart { bytes: recorded(), realtime_offset_ns: 1 });
+            let (id, host) = (question.id, host.clone());
+            let part = v1::AnswerPart { id, host, trace, ..Default::default() };
+            client.answer(tokio_stream::once(part)).await.unwrap();
+        }
+    });
+}
+
+#[tokio::test]
+async fn traces_of_all_hosts_come_through_control() {
+    let control = serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> &'static str { folder.path().join(name).to_str().unwrap().to_owned().leak() };
+    let (out, kept) = (file("all.pftrace"), file("h1.trace"));
+    let all: &'static [&str] = vec!["trace", "--seconds", "2", "--out", out].leak();
+    let (code, _, err) = ask(control, all).await;
+    let away = |host: &str| format!("harmonaize: {host}: its agent has no session with control\n");
+    let none = "harmonaize: no host has recorded anything\n";
+    assert_eq!((code, err), (1, away("h0") + &away("h1") + none));
+    run_recording_agent(control, "h0").await;
+    let (code, text, err) = ask(control, all).await;
+    assert_eq!((code, err), (0, away("h1")));
+    assert!(text.ends_with(" from 2 records\n"), "{text}");
+    run_recording_agent(control, "h1").await;
+    let (code, text, err) = ask(control, all).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(text.ends_with(" from 4 records\n") && std::fs::metadata(out).unwrap().len() > 0, "{text}");
+    let one = ["--host", "h1", "--keep", kept];
+    let (code, text, err) = ask(control, [all, &one[..]].concat().leak()).await;
+    assert!((code, err.as_str()) == (0, "") && text.ends_with(" from 2 records\n"), "{text}{err}");
+    assert_eq!(std::fs::read(kept).unwrap(), recorded());
 }
 
 #[test]

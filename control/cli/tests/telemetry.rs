@@ -490,11 +490,7 @@ async fn reports_errors() {
     let (code, _, err) = ask(&["phases", "--agent", &socket]).await;
     assert!(code == 3 && err.contains("cannot be reached: Connection refused"), "{err}");
 
-    let (code, _, err) = ask(&["trace", "--seconds", "1", "--out", "/tmp/x"]).await;
-    assert_eq!(
-        (code, err.as_str()),
-        (2, "harmonaize: which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT\n")
-    );
+    let both = format!("control,{socket}");
     for wrong in [
         &["flows", "--agent", "h0:7000"][..],
         &["flows", "--agent", &socket, "--follow"],
@@ -505,6 +501,11 @@ async fn reports_errors() {
         &["trace", "--out", "/tmp/x"],
         &["trace", "--out", "/tmp/x", "--seconds", "0"],
         &["trace", "--out", "/tmp/x", "--seconds", "1", "--from", "/tmp/y"],
+        &["trace", "--out", "/tmp/x", "--seconds", "1", "--keep", "/tmp/y"],
+        &["trace", "--out", "/tmp/x", "--seconds", "1", "--agent", &socket, "--host", "h0"],
+        &["trace", "--out", "/tmp/x", "--seconds", "1", "--agent", &both],
+        &["trace", "--out", "/tmp/x", "--from", "/tmp/y", "--host", "h0"],
+        &["top", "--once", "--agent", &socket, "--host", "h0"],
         &["top", "--width", "80"],
         &["top", "--interval", "1"],
     ] {

@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use harmonaize_identity::raise_open_files;
 use harmonaize_program::LogArguments;
-use harmonaize_server::{Config, Place, Server};
+use harmonaize_server::{Config, Place, Server, count_panics};
 use harmonaize_store::Stored;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -86,6 +86,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     arguments.log.start()?;
+    count_panics();
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(config))

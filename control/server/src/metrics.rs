@@ -4,6 +4,7 @@ use crate::state::Fact;
 use harmonaize_api::v1::FailureKind;
 use harmonaize_metrics::{Buckets, Page, label};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,24 @@ const TENANTS: usize = 1024;
 
 /// Upper bounds of writes to the store, in seconds.
 static STORE_SECONDS: [f64; 10] = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 5.0];
+
+/// Work of the state whose panics are contained. Each is shown from the start: no query sees a series' first value as an increase.
+const CONTAINED: [&str; 7] = ["command", "message", "outputs", "session", "shutdown", "store", "timer"];
+
+/// Panics on other threads than the state's: a task that panics ends alone.
+static PANICS_ELSEWHERE: AtomicU64 = AtomicU64::new(0);
+
+/// Has panics of this process counted from now on, as `harmonaize_control_panics_total` shows them. They are printed as before.
+pub fn count_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        // The state counts its own, by the work in which they were.
+        if std::thread::current().name() != Some(crate::thread::NAME) {
+            PANICS_ELSEWHERE.fetch_add(1, Ordering::Relaxed);
+        }
+        before(panic);
+    }));
+}
 
 /// What happened since control began to lead, how often.
 #[derive(Debug, Default)]
@@ -75,8 +94,11 @@ impl Happened {
             .count(Vec::new(), self.sessions_refused);
         let help = "Panics that cost no more than the work in which they were";
         let family = page.counter("control_panics", "", help);
-        for (work, count) in &self.panics {
-            family.count(vec![("work", (*work).to_owned())], *count);
+        let mut panics = BTreeMap::from(CONTAINED.map(|work| (work, 0_u64)));
+        panics.extend(&self.panics);
+        panics.insert("other", PANICS_ELSEWHERE.load(Ordering::Relaxed));
+        for (work, count) in panics {
+            family.count(vec![("work", work.to_owned())], count);
         }
     }
 }

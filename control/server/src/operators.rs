@@ -35,6 +35,9 @@ pub(crate) struct Stored {
 /// How long agents may take to answer a question that does not say, and at most.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
+/// How long a trace is at most.
+const MAX_TRACE: Duration = Duration::from_secs(3600);
+
 /// Most values of a filter's field.
 const MOST_VALUES: usize = 256;
 
@@ -243,16 +246,21 @@ impl Operator for Operators {
     type AskStream = Replies;
 
     async fn ask(&self, request: Request<v1::AskRequest>) -> Answer<Self::AskStream> {
-        self.access.caller(&request, Role::Viewer, "flows and findings")?;
+        self.access.caller(&request, Role::Viewer, "flows, findings and traces")?;
         let asked = request.into_inner();
         let (hosts, filter) = (self.hosts(&asked.hosts).await?, self.filter(&asked).await?);
         let patience = match asked.patience_ns {
             0 => PATIENCE.0,
             wanted => Duration::from_nanos(wanted).min(PATIENCE.1),
         };
-        let v1::AskRequest { kind, last, follow, .. } = asked;
-        let question = v1::Question { id: 0, kind, filter: Some(filter), last, follow };
-        self.relay.ask(question, hosts, patience).map(Response::new)
+        // A trace ends by itself.
+        let (duration, follow) = match asked.kind() {
+            v1::RowKind::Trace => (Duration::from_nanos(asked.duration_ns).min(MAX_TRACE), false),
+            _ => (Duration::ZERO, asked.follow),
+        };
+        let v1::AskRequest { kind, last, duration_ns, .. } = asked;
+        let question = v1::Question { id: 0, kind, filter: Some(filter), last, follow, duration_ns };
+        self.relay.ask(question, hosts, duration + patience).map(Response::new)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Questions of operators that agents answer with rows: control asks, and hands each host's rows on as they come.
+//! Questions of operators that agents answer with rows, or with parts of a trace: control asks, and hands each host's rows on as they come.
 //!
 //! Nothing is stored. A question holds at most [`PARTS`] parts that its reader has not taken, and one more of each agent, which waits
 //! in its own call until there is room. A reader who takes none for [`SLOW`] is cut off.
@@ -284,18 +284,19 @@ impl Open {
             end.failure = part.refused.chars().filter(|c| !c.is_control()).take(256).collect();
         }
         let rows = (part.flows.len() + part.findings.len()) as u64;
-        if rows == 0 {
+        if rows == 0 && part.trace.is_none() {
             return Ok(());
         }
         let rows = self.rows.fetch_add(rows, Ordering::Relaxed) + rows;
         let bytes = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         if !self.question.follow && (rows > MOST.0 || bytes > MOST.1) {
-            let text = format!("more than {} rows or {} bytes; ask for fewer", MOST.0, MOST.1);
+            let text =
+                format!("more than {} rows or {} bytes; ask for fewer, or fewer hosts", MOST.0, MOST.1);
             self.cut(Status::resource_exhausted(text));
             return Err(Cut::Reader);
         }
-        let AnswerPart { time_ns, flows, findings, .. } = part;
-        self.reply(AskReply { host: host.to_owned(), time_ns, flows, findings, end: None }).await
+        let AnswerPart { time_ns, flows, findings, trace, .. } = part;
+        self.reply(AskReply { host: host.to_owned(), time_ns, flows, findings, end: None, trace }).await
     }
 
     async fn reply(&self, reply: AskReply) -> Result<(), Cut> {

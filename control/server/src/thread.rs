@@ -5,6 +5,9 @@ use std::future::Future;
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
+/// The thread's name.
+pub(crate) const NAME: &str = "state";
+
 /// An actor that runs on a thread of its own. Dropping it has the actor end as [`Running::until`] would, without waiting for it.
 pub(crate) struct Running {
     thread: JoinHandle<std::io::Result<()>>,
@@ -30,7 +33,7 @@ impl Running {
             }));
             Ok(())
         };
-        let thread = std::thread::Builder::new().name("state".to_owned()).spawn(run)?;
+        let thread = std::thread::Builder::new().name(NAME.to_owned()).spawn(run)?;
         Ok(Self { thread, stop, over })
     }
 
@@ -90,6 +93,12 @@ mod tests {
             listen: "192.0.2.1:7200".to_owned(),
             ..v1::Hello::default()
         }
+    }
+
+    async fn metrics(commands: &mpsc::Sender<Command>) -> String {
+        let (answer, page) = oneshot::channel();
+        assert!(commands.send(Command::Metrics(answer)).await.is_ok());
+        tokio::time::timeout(LIMIT, page).await.unwrap().unwrap().text().unwrap()
     }
 
     #[tokio::test]
@@ -158,6 +167,22 @@ mod tests {
         let (answer, answered) = oneshot::channel();
         assert!(commands.send(Command::Fabric(answer)).await.is_ok());
         tokio::time::timeout(LIMIT, answered).await.unwrap().unwrap();
+        let text = metrics(&commands).await;
+        for counted in ["{work=\"command\"} 1\n", "{work=\"message\"} 0\n"] {
+            assert!(text.contains(&format!("harmonaize_control_panics_total{counted}")), "{text}");
+        }
+        tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_counts() {
+        crate::metrics::count_panics();
+        let (running, commands) = start();
+        let panics = tokio::spawn(async { assert_eq!(LIMIT, Duration::ZERO, "a fault of the test's") });
+        assert!(panics.await.is_err());
+        let text = metrics(&commands).await;
+        let other = "harmonaize_control_panics_total{work=\"other\"} ";
+        assert!(text.contains(other) && !text.contains(&format!("{other}0\n")), "{text}");
         tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
     }
 
@@ -207,12 +232,10 @@ mod tests {
         };
         assert!(commands.send(Command::Look(Box::new(known))).await.is_ok());
         assert_eq!(tokio::time::timeout(LIMIT, tenants).await.unwrap().unwrap(), (3, 0));
-        let (answer, page) = oneshot::channel();
-        assert!(commands.send(Command::Metrics(answer)).await.is_ok());
-        let text = tokio::time::timeout(LIMIT, page).await.unwrap().unwrap().text().unwrap();
+        let text = metrics(&commands).await;
         for work in ["timer", "store", "session"] {
-            let counted = format!("harmonaize_control_panics_total{{work=\"{work}\"}} ");
-            assert!(text.contains(&counted), "{work}: {text}");
+            let none = format!("harmonaize_control_panics_total{{work=\"{work}\"}} 0\n");
+            assert!(!text.contains(&none), "{work}: {text}");
         }
         tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
     }

@@ -4,7 +4,7 @@
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{
-    AnswerPart, AskReply, AskRequest, Flow, HostEnd, Question, RowFilter, RowKind, to_agent,
+    AnswerPart, AskReply, AskRequest, Flow, HostEnd, Question, RowFilter, RowKind, TracePart, to_agent,
 };
 use harmonaize_planner::Topology;
 use harmonaize_server::{Config, Server};
@@ -129,6 +129,33 @@ async fn rows_come_of_all_hosts_and_silent_ones_are_named() {
     let (parts, done) = third.answer();
     parts.send(third.part(&question, 0..1)).await.unwrap();
     assert_eq!(done.await.unwrap().unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_trace_comes_in_parts_and_ends() {
+    let control = start(1).await;
+    let mut agent = play(&control, "h0").await;
+    let (kind, duration_ns) = (RowKind::Trace.into(), 7_000_000_000);
+    // It ends by itself, whatever the reader says.
+    let request = AskRequest { kind, duration_ns, follow: true, ..flows() };
+    let mut replies = ask(&control, request).await.unwrap();
+    let question = agent.question().await;
+    assert_eq!((question.kind(), question.follow), (RowKind::Trace, false));
+    assert_eq!(question.duration_ns, duration_ns);
+    let (parts, done) = agent.answer();
+    for byte in *b"ab" {
+        let trace = Some(TracePart { bytes: vec![byte], realtime_offset_ns: 5 });
+        parts.send(AnswerPart { trace, ..agent.part(&question, 0..0) }).await.unwrap();
+    }
+    drop(parts);
+    done.await.unwrap().unwrap();
+    let (mut bytes, mut end) = (Vec::new(), None);
+    while let Some(reply) = replies.message().await.unwrap() {
+        assert_eq!(reply.host, "h0");
+        bytes.extend(reply.trace.into_iter().flat_map(|part| part.bytes));
+        end = reply.end.or(end);
+    }
+    assert_eq!((bytes.as_slice(), end), (&b"ab"[..], Some(HostEnd::default())));
 }
 
 #[tokio::test]

@@ -22,8 +22,8 @@ Examples:
   harmonaize topology discover                what agents' traces show, as a topology file
   harmonaize topology discover --out fabric.toml --rate 400Gbit/s
 
-What is unsure is marked by `# ?` in the file, with the hosts that traced nothing. Once control has the file, agents trace further:
-run it again until nothing changes.";
+What is unsure is marked by `# ?` in the file, with the hosts that traced nothing. Control's topology may be a mere list of hosts, all on
+one switch without addresses: agents trace whole routes within a minute of their start. Control takes the file when it is started again.";
 
 /// Why addresses are one switch's, by the numbers of ports.
 const CABLES: &str = "its addresses are guessed together: the two ends of a cable have neighbouring ones";
@@ -429,7 +429,8 @@ impl<'a> Shown<'a> {
         }
         if cut > 0 {
             let routes = number_of(cut, "route ends before its host", "routes end before their hosts");
-            draft.note(format!("? {routes}: agents trace as far as control's topology reaches."));
+            let further = "agents trace further within a minute where control's topology lacks what answers";
+            draft.note(format!("? {routes}: {further}."));
         }
     }
 

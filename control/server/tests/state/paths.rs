@@ -1,6 +1,7 @@
 //! Traces, verdicts and probes that are wrong, late, lone or nobody's: what control makes of each.
 
 use super::fabric::two_by_two;
+use super::topology::star;
 use super::world::{SECOND, World, hello, settings, settings_of};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
@@ -86,7 +87,7 @@ fn answer_traces(
     let mut ports = 0;
     for _ in 0..40 {
         for (at, (session, ends)) in sessions.iter().enumerate() {
-            for question in questions(world, *session).iter().filter(|question| question.hops == 3) {
+            for question in questions(world, *session).iter().filter(|question| question.hops >= 3) {
                 ports += question.ports.len();
                 answer(world, *session, question, *ends, |port| spine(at, port));
             }
@@ -256,6 +257,40 @@ fn operators_read_routes_over_switches_that_the_topology_lacks() {
     assert_eq!((route.from.as_str(), route.to.as_str()), ("h0", "h4"));
     assert_eq!(route.hops, ["10.9.0.1", "", ""]);
     assert!(question.ports.iter().any(|ports| ports.source_port == route.port) && route.traced_ns > 0);
+}
+
+#[test]
+fn hosts_on_a_switch_without_addresses_trace_whole_routes() {
+    let mut settings = settings_of(&star(2, "50us"));
+    settings.source_ports = Some((20000, 29999));
+    let mut world = World::new(settings, 5);
+    let sessions = [0, 1].map(|host| able(&mut world, host));
+    for _ in 0..100 {
+        for (host, session) in sessions.iter().enumerate() {
+            for question in questions(&mut world, *session) {
+                let mut hops = ["10.9.0.1", "10.9.0.3", "10.9.0.2"].map(ToOwned::to_owned).to_vec();
+                if host == 1 {
+                    hops.reverse();
+                }
+                // Whatever gets to the host is dropped there.
+                hops.resize(question.hops as usize, String::new());
+                let path = |ports: &v1::PortPair| v1::TracedPath {
+                    source_port: ports.source_port,
+                    destination_port: ports.destination_port,
+                    hops: hops.clone(),
+                };
+                let paths = question.ports.iter().map(path).collect();
+                let traced = v1::PathsTraced { request: question.request, paths, error: String::new() };
+                world.send(*session, from_agent::Message::PathsTraced(traced));
+            }
+        }
+        world.wait(MS * 50);
+    }
+    let reply = world.state.queries(world.now).traced_paths();
+    let routes: BTreeSet<String> =
+        reply.paths.iter().map(|path| format!("{} {} {}", path.from, path.hops.join(" "), path.to)).collect();
+    let expected = ["h0 10.9.0.1 10.9.0.3 10.9.0.2 h1", "h1 10.9.0.2 10.9.0.3 10.9.0.1 h0"];
+    assert_eq!(routes, BTreeSet::from(expected.map(ToOwned::to_owned)));
 }
 
 #[test]

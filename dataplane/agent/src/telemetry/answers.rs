@@ -1,8 +1,9 @@
 //! Answers to what operators ask of all hosts through control. Each is a call of its own beside the session, so that rows wait for
 //! their reader, and the session's messages for no row.
 
-use crate::telemetry::clock::realtime_ns;
-use crate::telemetry::{Handle, to_proto, view};
+use crate::telemetry::clock::{realtime_ns, realtime_offset_ns};
+use crate::telemetry::service::MAX_TRACE;
+use crate::telemetry::{Handle, parts, to_proto, view};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, AnswerPart, Finding, Flow, Question, RowKind};
 use prost::Message;
@@ -93,6 +94,7 @@ impl Answer<'_> {
         match self.question.kind() {
             RowKind::Flow => self.flows().await,
             RowKind::Finding => self.findings().await,
+            RowKind::Trace => self.trace().await,
             RowKind::Unspecified => {
                 let refused = "rows of a kind that this agent does not have".to_owned();
                 self.send(AnswerPart { refused, ..self.first.clone() }).await
@@ -189,6 +191,21 @@ impl Answer<'_> {
                 self.send(AnswerPart { findings: vec![finding], ..self.first.clone() }).await?;
             }
         }
+    }
+
+    /// Records for as long as the question says.
+    async fn trace(&self) -> Result<(), Gone> {
+        let length = Duration::from_nanos(self.question.duration_ns).min(MAX_TRACE);
+        let (to, mut from) = parts();
+        self.telemetry.trace(to);
+        let copy = async {
+            while let Some(bytes) = from.recv().await {
+                let trace = Some(v1::TracePart { bytes, realtime_offset_ns: realtime_offset_ns() });
+                self.send(AnswerPart { trace, ..self.first.clone() }).await?;
+            }
+            self.refuse_ended().await
+        };
+        timeout(length, copy).await.unwrap_or(Ok(()))
     }
 }
 

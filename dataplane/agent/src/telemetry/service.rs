@@ -25,7 +25,7 @@ const WATCHED: (u32, u32) = (32, 1000);
 const INTERVALS: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(60)];
 /// Longest trace.
-const TRACE: Duration = Duration::from_secs(3600);
+pub(super) const MAX_TRACE: Duration = Duration::from_secs(3600);
 /// Answers that wait for a reader.
 const WAITING: usize = 4;
 
@@ -167,7 +167,7 @@ impl Telemetry for Service {
     }
 
     async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<Self::TraceStream>, Status> {
-        let length = Duration::from_nanos(request.into_inner().duration_ns).min(TRACE);
+        let length = Duration::from_nanos(request.into_inner().duration_ns).min(MAX_TRACE);
         let handle = self.handle.clone();
         Ok(self.stream(|answers| async move {
             let (to, mut from) = parts();

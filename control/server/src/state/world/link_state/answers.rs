@@ -2,6 +2,7 @@
 
 use super::LinkState;
 use super::ports::Sample;
+use super::routes::{MAX_HOPS, answered};
 use super::traces::{BATCH, Direction, Learned, asker};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -39,17 +40,20 @@ impl LinkState {
             let Some(port) = u16::try_from(port).ok().filter(|port| asked_ports.contains(port)) else {
                 continue;
             };
-            let hops = path.hops.iter().map(|hop| hop.parse().ok()).chain(std::iter::repeat(None));
-            seen.insert(port, hops.take(most).collect());
+            seen.insert(port, path.hops.iter().take(MAX_HOPS).map(|hop| hop.parse().ok()).collect());
         }
         let hosts = ctx.settings.topology.hosts().len();
         let ends = if back { (pair.1, pair.0) } else { pair };
         let mut learned = Learned::default();
         let mut died: BTreeMap<DirectedLink, usize> = BTreeMap::new();
         for (port, hops) in &seen {
-            self.report_unknown_hops(ctx, effects, asker(asked.direction), hops);
-            self.routes.insert(hosts, ends, *port, hops, ctx.now);
-            self.learn(ctx, (pair, back), *port, hops, &mut learned, &mut died);
+            let first = |count| hops.iter().copied().chain(std::iter::repeat(None)).take(count);
+            // Silence beyond the topology's switches may be the host's own.
+            let route: Vec<_> = first(most.max(answered(hops))).collect();
+            self.report_unknown_hops(ctx, effects, asker(asked.direction), &route);
+            self.routes.insert(hosts, ends, *port, &route, ctx.now);
+            let hops: Vec<_> = first(most).collect();
+            self.learn(ctx, (pair, back), *port, &hops, &mut learned, &mut died);
         }
         let dead = died.iter().filter(|(link, count)| **count >= DEATHS && !learned.alive.contains(link));
         learned.dead = dead.map(|(link, _)| *link).collect();

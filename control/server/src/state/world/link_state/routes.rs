@@ -3,13 +3,14 @@
 //! An agent may report what it likes: hops of a route, routes to a host, and hosts that one host traces are bounded, so no host
 //! takes another's place.
 
+use super::ports::Pair;
 use harmonaize_planner::HostId;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 /// Most hops of a route.
-const MAX_HOPS: usize = 16;
+pub(crate) const MAX_HOPS: usize = 16;
 
 /// Most routes from one host to another: the latest.
 const MAX_ROUTES: usize = 8;
@@ -19,6 +20,11 @@ const MAX_PAIRS: usize = 8192;
 
 /// Most hosts to which a host's routes are kept.
 const MAX_PEERS: usize = 64;
+
+/// How many of the hops are there up to the last that answered.
+pub(crate) fn answered(hops: &[Option<IpAddr>]) -> usize {
+    hops.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
+}
 
 /// A route as an agent reported it.
 #[derive(Debug)]
@@ -66,6 +72,12 @@ impl TracedRoutes {
             routes.remove(0);
         }
         routes.push(Route { port, hops, at });
+    }
+
+    /// Returns the routes between two hosts, in both directions.
+    pub(crate) fn between(&self, (one, other): Pair) -> impl Iterator<Item = &Route> {
+        let routes = move |(from, to): (HostId, HostId)| self.by_host.get(&from)?.get(&to);
+        [(one, other), (other, one)].into_iter().filter_map(routes).flatten()
     }
 
     /// Returns all routes: from which host, to which.

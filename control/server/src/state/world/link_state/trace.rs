@@ -9,7 +9,8 @@ mod choose;
 
 use super::LinkState;
 use super::paths::pairs_of;
-use super::ports::{Pair, pair_of};
+use super::ports::{Pair, Port, pair_of};
+use super::routes::{self, MAX_HOPS};
 use super::traces::{Direction, PendingTrace, RETRY, When, retry};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -19,6 +20,7 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::HostId;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Questions that an agent has at a time.
@@ -32,6 +34,9 @@ const ANEW: Duration = Duration::from_millis(250);
 
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(4);
+
+/// How many hops beyond the last that answered are traced where the topology lacks the switches on the way.
+const FURTHER: usize = 4;
 
 /// Until so many hosts are connected all their pairs are traced; beyond, those that communicators link.
 pub(crate) const ALL_PAIRS: usize = 24;
@@ -179,20 +184,39 @@ impl LinkState {
             false => v1::PortPair { source_port: u32::from(*port), destination_port: u32::from(listen) },
             true => v1::PortPair { source_port: u32::from(own), destination_port: u32::from(*port) },
         });
-        let hops = ctx.switches_between(pair) as u32;
+        let hops = self.hops_of(ctx, pair) as u32;
         self.traces.next_trace += 1;
         let question = self.traces.next_trace;
         let message = v1::TracePaths {
             request: question,
             address: target.ip().to_string(),
             ports: pairs.collect(),
-            hops: hops.clamp(1, 16),
+            hops,
         };
         let deadline = ctx.now.saturating_add(PATIENCE);
         self.traces.put((pair, back), When::Open);
         self.traces.open.insert(question, PendingTrace { direction: (pair, back), of, ports, deadline });
         *self.traces.busy.entry(of).or_default() += 1;
         effects.send(of, to_agent::Message::TracePaths(message));
+    }
+
+    /// How far packets between two hosts are traced: over as many switches as the topology has there. Where it lacks those that
+    /// answer, further with each question, until no more do.
+    fn hops_of(&self, ctx: &Ctx<'_>, pair: Pair) -> usize {
+        let switches = ctx.switches_between(pair);
+        if !self.is_uncharted(ctx, pair) {
+            return switches;
+        }
+        let furthest = self.routes.between(pair).map(|route| routes::answered(&route.hops)).max();
+        furthest.map_or(switches, |hops| switches.max(hops + FURTHER)).min(MAX_HOPS)
+    }
+
+    /// Whether no port of a pair has a known path, and switches answer on its routes that the topology lacks.
+    pub(crate) fn is_uncharted(&self, ctx: &Ctx<'_>, pair: Pair) -> bool {
+        let lacks = |hop: &IpAddr| ctx.settings.topology.switch_at(*hop).is_none();
+        let charted = |port: &Port| port.there.is_some() || port.back.is_some();
+        !self.ports.pool_of(pair).any(|(_, port)| charted(port))
+            && self.routes.between(pair).any(|route| route.hops.iter().flatten().any(lacks))
     }
 
     /// When a direction is asked about after its answer, and the other that may have waited for it. One that

@@ -91,6 +91,8 @@ impl LinkState {
     ) -> TraceChoice {
         let wanted = self.needs(ctx, pair);
         let periods = self.periods(ctx, pair);
+        // Operators want the routes of both directions, though none of them is of use to plans.
+        let uncharted = self.is_uncharted(ctx, pair);
         let mut chosen = TraceChoice { next: ctx.now.saturating_add(periods[2]), ..TraceChoice::default() };
         if wanted.withheld {
             chosen.next = chosen.next.min(ctx.now.saturating_add(WITHHELD));
@@ -109,7 +111,7 @@ impl LinkState {
                 }
                 Some(_) => continue,
                 None if port.is_used() => Need::Unknown,
-                None if !wanted.withheld && wanted.may_serve(port, back) => Need::Search,
+                None if !wanted.withheld && (uncharted || wanted.may_serve(port, back)) => Need::Search,
                 None => continue,
             };
             let due = look.at.filter(|at| port.leg(back).is_none() && anew.is_none_or(|anew| *at >= anew));
