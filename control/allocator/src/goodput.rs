@@ -69,10 +69,40 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// How many initial batches one batch of `scale` times as many samples is worth: between 1 and `scale`.
+    /// What was estimated of gradients: the squared norm of the true one, and the trace of the covariance of one sample's, for batches
+    /// that begin at `initial` samples. An estimate below 0 counts as 0; `None` where one is no number.
+    pub fn measured(square: f64, trace: f64, initial: u32) -> Option<Self> {
+        let variance = trace.max(0.0) / f64::from(initial.max(1));
+        (square.is_finite() && trace.is_finite()).then_some(Self { square: square.max(0.0), variance })
+    }
+
+    /// How many initial batches one batch of `scale` times as many samples is worth: between 1 and `scale`. Over `scale` it is the
+    /// statistical efficiency.
     pub fn gain(&self, scale: f64) -> f64 {
         let below = self.variance / scale + self.square;
         if below > 0.0 { (self.variance + self.square) / below } else { 1.0 }
+    }
+}
+
+/// By which rule a job's learning rate follows its batch. Exact for SGD; which one suits another optimizer is the tenant's to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LearningRate {
+    /// By what the batch gains (Johnson et al., "AdaScale SGD", 2020): between no change and the linear rule.
+    AdaScale,
+    /// By the root of the batch.
+    SquareRoot,
+    /// In proportion to the batch.
+    Linear,
+}
+
+impl LearningRate {
+    /// What the initial batch's learning rate is multiplied by for a batch `scale` times as large, `scale` above 0.
+    pub fn factor(self, noise: Noise, scale: f64) -> f64 {
+        match self {
+            Self::AdaScale => noise.gain(scale),
+            Self::SquareRoot => scale.sqrt(),
+            Self::Linear => scale,
+        }
     }
 }
 
@@ -213,6 +243,31 @@ pub(crate) mod tests {
         let still = Noise { square: 1.0, variance: 0.0 };
         assert_eq!((noisy.gain(8.0), still.gain(8.0)), (8.0, 1.0));
         assert_eq!(Noise { square: 0.0, variance: 0.0 }.gain(8.0), 1.0);
+    }
+
+    #[test]
+    fn efficiency_follows_from_measured_noise() {
+        // A noise scale of 300 samples.
+        let noise = Noise::measured(2.0, 600.0, 32).unwrap();
+        for batch in [32.0, 64.0, 1000.0] {
+            let efficiency = noise.gain(batch / 32.0) / (batch / 32.0);
+            let expected = (300.0 + 32.0) / (300.0 + batch);
+            assert!((efficiency - expected).abs() < 1e-12, "{batch}: {efficiency}, {expected}");
+        }
+        assert_eq!(Noise::measured(-1.0, 32.0, 32), Some(Noise { square: 0.0, variance: 1.0 }));
+        assert_eq!(Noise::measured(1.0, -1.0, 0), Some(Noise { square: 1.0, variance: 0.0 }));
+        for (square, trace) in [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::INFINITY, 1.0)] {
+            assert_eq!(Noise::measured(square, trace, 32), None, "{square} {trace}");
+        }
+    }
+
+    #[test]
+    fn learning_rates_grow_by_their_rule() {
+        let noise = Noise { square: 1.0, variance: 3.0 };
+        let factors = |rule: LearningRate| [0.25, 1.0, 3.0].map(|scale| rule.factor(noise, scale));
+        assert_eq!(factors(LearningRate::AdaScale), [4.0 / 13.0, 1.0, 2.0]);
+        assert_eq!(factors(LearningRate::SquareRoot), [0.5, 1.0, 3.0_f64.sqrt()]);
+        assert_eq!(factors(LearningRate::Linear), [0.25, 1.0, 3.0]);
     }
 
     #[test]

@@ -234,6 +234,7 @@ pub extern "C" fn harmonaize_with(
             deadline: duration(options.deadline_ns),
             iteration: options.iteration,
             factor,
+            ..OperationOptions::default()
         };
         harmonaize_communicator_t::new(own.communicator.with(options)?)
     })

@@ -4,6 +4,7 @@ use crate::feedback::Feedback;
 use crate::group::{Calls, Group};
 use crate::in_flight::Buffers;
 use crate::journal::{Scope, Watched};
+use crate::noise::{GradientNoise, Gradients, Marked};
 use crate::pool::Pool;
 use crate::shared::Shared;
 use crate::tensor::Tensor;
@@ -50,7 +51,7 @@ impl Default for JoinOptions {
     }
 }
 
-/// What a rank says of an operation beside what it computes ([`Communicator::with`]). Ranks need not say the same.
+/// What a rank says of an operation beside what it computes ([`Communicator::with`]). Ranks need not say the same, but for `gradients`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OperationOptions {
     /// How long the communicator may make no progress while the operation is in flight; then it ends at all ranks, with an error that
@@ -68,6 +69,9 @@ pub struct OperationOptions {
     pub iteration: u64,
     /// What a [`ReduceOp::PremulSum`] multiplies this rank's input by: 1 where it is none. Of no other reduction.
     pub factor: Option<f64>,
+    /// Marks an AllReduce's tensor as gradients, for [`Communicator::gradient_noise`]: a sum or an average of f32, f64, f16 or bf16. All ranks
+    /// mark the same ones. The input is read once more at the call, and the output by who first sees the end. Of no other collective.
+    pub gradients: bool,
 }
 
 /// A member's view of a communicator. All ranks must call the same collectives in the same order. Left when it and its
@@ -96,6 +100,8 @@ pub(crate) struct Membership {
     /// Of operations that do not have their own, in nanoseconds; 0: the usual.
     timeout_ns: u64,
     aborted: AtomicBool,
+    /// What marked operations have measured.
+    pub(crate) gradients: Gradients,
     /// What its operations are noted by.
     pub(crate) journal: Option<Arc<Scope>>,
 }
@@ -240,8 +246,19 @@ impl<'a> PendingJoin<'a> {
                 let (timeout_ns, aborted) = (self.operation_timeout_ns, AtomicBool::new(false));
                 let journal = shared.journal();
                 let journal = journal.map(|journal| journal.joined(&name, (rank, ranks), began.elapsed()));
-                let member =
-                    Membership { shared, handle, name, rank, ranks, before, timeout_ns, aborted, journal };
+                let gradients = Gradients::default();
+                let member = Membership {
+                    shared,
+                    handle,
+                    name,
+                    rank,
+                    ranks,
+                    before,
+                    timeout_ns,
+                    aborted,
+                    gradients,
+                    journal,
+                };
                 let (membership, pool) = (Arc::new(member), Arc::clone(self.pool));
                 Ok(Communicator { membership, pool, options: OperationOptions::default(), group: None })
             }
@@ -410,6 +427,46 @@ impl Communicator {
                 Err(Error::Budget(format!("no answer from the agent within {BUDGET_WITHIN:?}")))
             }
         }
+    }
+
+    /// Ends a step of the operations that are marked as gradients ([`OperationOptions::gradients`]), and estimates their noise: by how much
+    /// ranks' gradients are longer than their mean, averaged over about `memory` steps. `None` before the first step that can be estimated.
+    /// A step's gradient may be the tensors of several operations; this rank has seen the ends of all. Steps that are not to be measured
+    /// mark none, and do without this call.
+    ///
+    /// Each rank's input is the mean gradient of `samples` samples of its own. All ranks call this with the same numbers, in the order of
+    /// operations: it adds up 32 bytes over the ranks, for as long as the operation time-out at most. A regrouped communicator begins anew.
+    ///
+    /// ```no_run
+    /// # use harmonaize_client::{Communicator, Error, OperationOptions, ReduceOp, Tensor};
+    /// # use std::time::Duration;
+    /// # fn scale(job: &Communicator, gradients: &Tensor) -> Result<Option<f64>, Error> {
+    /// let marked = job.with(OperationOptions { gradients: true, ..OperationOptions::default() })?;
+    /// marked.all_reduce_in_place(gradients, ReduceOp::Average)?.wait(Duration::from_secs(60))?;
+    /// let noise = job.gradient_noise(32, 200)?;
+    /// # Ok(noise.and_then(|noise| noise.scale()))
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where a number is 0, there is one rank alone, or ranks have ended different numbers of marked operations; and those
+    /// of an AllReduce. The step is lost then.
+    pub fn gradient_noise(&self, samples: u32, memory: u32) -> Result<Option<GradientNoise>, Error> {
+        let (gradients, ranks) = (&self.membership.gradients, self.ranks());
+        if samples == 0 || memory == 0 || ranks < 2 {
+            return Err(Error::Shape(format!(
+                "noise of gradients of {samples} samples at each of {ranks} ranks, over {memory} steps; it takes a sample, two ranks and a step"
+            )));
+        }
+        let exchanged = Tensor::new(&self.pool, Dtype::F64, 4)?;
+        exchanged.write(0, &gradients.take_step())?;
+        let (membership, pool) = (Arc::clone(&self.membership), Arc::clone(&self.pool));
+        let options = OperationOptions { gradients: false, ..self.options };
+        let unmarked = Self { membership, pool, options, group: None };
+        unmarked.all_reduce_in_place(&exchanged, ReduceOp::Sum)?.wait(Duration::MAX)?;
+        let mut sums = [0.0; 4];
+        exchanged.read(0, &mut sums)?;
+        gradients.end_step(sums, ranks, samples, memory)
     }
 
     /// Starts an AllReduce: `output` becomes the reduction of all ranks' `input`. Both of the same type and size; may be the
@@ -793,6 +850,12 @@ impl Communicator {
         if collective.reduces() && !reduce.takes(dtype) {
             return Err(Error::Reduction { reduce, dtype });
         }
+        let marked = match tensors {
+            [Some(input), Some(output)] if self.options.gradients && collective == Collective::AllReduce => {
+                Some(Box::new(Marked::start(input, output, reduce, self.ranks())?))
+            }
+            _ => None,
+        };
         let mut regions = tensors.map(|tensor| tensor.map(Tensor::region).unwrap_or_default());
         if let [Some(input), Some(output)] = tensors
             && std::ptr::eq(input, output)
@@ -851,7 +914,7 @@ impl Communicator {
         };
         let signature =
             Signature { collective, dtype, reduce, root, count, uneven: bits & flags::UNEVEN != 0 };
-        self.start(submission, buffers, Called::Collective(signature))
+        self.start(submission, buffers, Called::Collective(signature), marked)
     }
 
     fn submit_p2p(&self, signature: P2pSignature, tensor: &Tensor) -> Result<Operation, Error> {
@@ -880,7 +943,7 @@ impl Communicator {
             output,
             ..Submission::default()
         };
-        self.start(submission, buffers, Called::P2p(signature))
+        self.start(submission, buffers, Called::P2p(signature), None)
     }
 
     /// Submits with the options.
@@ -889,11 +952,13 @@ impl Communicator {
         submission: Submission,
         mut buffers: Buffers,
         called: Called,
+        marked: Option<Box<Marked>>,
     ) -> Result<Operation, Error> {
         if let Some(journal) = &self.membership.journal {
             buffers.watched = Some(Box::new(Watched::start(journal, called)));
         }
-        let OperationOptions { timeout, priority, class, deadline, iteration, factor: _ } = self.options;
+        let OperationOptions { timeout, priority, class, deadline, iteration, factor: _, gradients: _ } =
+            self.options;
         let submission = Submission {
             communicator: self.membership.handle,
             tensor_class: class,
@@ -908,7 +973,7 @@ impl Communicator {
             Some(group) => group.add(shared, submission, buffers)?,
             None => shared.poll()?.submit(submission, buffers, shared.entries)?,
         };
-        Ok(Operation::new(Arc::clone(&self.membership), cookie, called, self.group.clone()))
+        Ok(Operation::new(Arc::clone(&self.membership), cookie, called, self.group.clone(), marked))
     }
 }
 

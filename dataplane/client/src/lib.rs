@@ -44,6 +44,7 @@ mod feedback;
 mod group;
 mod in_flight;
 mod journal;
+mod noise;
 mod operation;
 mod pool;
 #[cfg(feature = "rdma")]
@@ -78,6 +79,7 @@ pub use harmonaize_shm::Pin;
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};
 pub use journal::DebugLevel;
+pub use noise::GradientNoise;
 pub use operation::{Algorithm, Operation, Receipt};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;

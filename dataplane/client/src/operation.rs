@@ -4,6 +4,7 @@ use crate::Error;
 use crate::communicator::Membership;
 use crate::group::Calls;
 use crate::in_flight::InFlight;
+use crate::noise::Marked;
 use crate::shared::Shared;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
 use harmonaize_abi::{CODECS, Called, Completion, Cookie, OperationId, Rank, SEVERAL_CODECS, Status};
@@ -23,6 +24,8 @@ pub struct Operation {
     stage: Stage,
     /// The group that it was called in.
     group: Option<Arc<Calls>>,
+    /// Until its end, where its tensors are marked as gradients.
+    marked: Option<Box<Marked>>,
 }
 
 #[derive(Debug)]
@@ -143,8 +146,9 @@ impl Operation {
         cookie: Cookie,
         called: Called,
         group: Option<Arc<Calls>>,
+        marked: Option<Box<Marked>>,
     ) -> Self {
-        Self { membership, cookie, called, stage: Stage::InFlight, group }
+        Self { membership, cookie, called, stage: Stage::InFlight, group, marked }
     }
 
     /// Whether it was called: its group has ended, if it has one.
@@ -218,6 +222,11 @@ impl Operation {
     }
 
     fn ended(&mut self, completion: Completion) {
+        if let Some(marked) = self.marked.take()
+            && completion.status == Status::Ok.code()
+        {
+            marked.end(&self.membership.gradients);
+        }
         let communicator = self.membership.handle;
         let asked = match Status::from_code(completion.status) {
             Some(status) if has_detail(status) => {

@@ -100,6 +100,7 @@ impl Communicator {
             deadline: optional(deadline)?,
             iteration,
             factor,
+            ..OperationOptions::default()
         };
         self.like(py, self.inner.with(options))
     }
