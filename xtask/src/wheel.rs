@@ -3,7 +3,7 @@
 
 use crate::aarch64::toolchain::{Prepared, TARGET, Toolchain, folder};
 use crate::package::{self, Arch, Libraries};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::fabric::{self, Fabric};
 use harmonaize_testkit::packages::{self, Consent};
@@ -52,6 +52,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
     if args.arch != Arch::HOST {
+        args.arch.check_cross(Arch::HOST)?;
         if args.program.is_some() || !args.arguments.is_empty() {
             bail!("tests and programs run on this machine, which is of another architecture");
         }
@@ -64,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
     let tests = Environment::shared();
     tests.add_tools(consent)?;
-    let wheel = tests.build_wheel(args.release)?;
+    let wheel = tests.build_wheel("dist", args.release, |_| ())?;
     println!("{} is built after {:.0} s", wheel.display(), begun.elapsed().as_secs_f64());
     check(&wheel, args.arch, &tests)?;
     if args.build {
@@ -101,15 +102,10 @@ pub(crate) fn cross(toolchain: &Toolchain, release: bool, consent: Consent) -> R
     let begun = Instant::now();
     let tools = Environment::shared();
     tools.add_tools(consent)?;
-    let into = workspace::target().join("wheel/dist-arm64");
-    package::empty(&into)?;
-    let mut maturin = tools.python();
-    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
-    maturin.arg(sources().join("Cargo.toml")).arg("--out").arg(&into).args(release.then_some("--release"));
-    maturin.args(["--target", TARGET, "--target-dir"]).arg(folder().join("build"));
-    toolchain.configure(&mut maturin);
-    workspace::run(&mut maturin)?;
-    let wheel = std::fs::read_dir(&into)?.next().context("maturin has left no wheel")??.path();
+    let wheel = tools.build_wheel("dist-arm64", release, |maturin| {
+        maturin.args(["--target", TARGET, "--target-dir"]).arg(folder().join("build"));
+        toolchain.configure(maturin);
+    })?;
     println!("{} is built after {:.0} s", wheel.display(), begun.elapsed().as_secs_f64());
     let files = check(&wheel, Arch::Arm64, &tools)?;
     workspace::run(toolchain.python()?.args(["-c", IMPORT]).arg(files))
@@ -195,6 +191,13 @@ mod tests {
         assert_eq!(least("linux_aarch64"), None);
         assert_eq!(least("manylinux_2_34_x86_64"), None);
         assert_eq!(least_glibc("harmonaize-0.2.0-cp311-cp311-manylinux_2_34_aarch64.whl", Arch::Arm64), None);
+    }
+
+    #[test]
+    fn amd64_machines_alone_cross_compile() {
+        Arch::Arm64.check_cross(Arch::Amd64).unwrap();
+        let error = Arch::Amd64.check_cross(Arch::Arm64).unwrap_err().to_string();
+        assert!(error.contains("for amd64 is taken on arm64 machines"), "{error}");
     }
 
     #[test]
