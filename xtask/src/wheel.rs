@@ -43,6 +43,9 @@ pub struct Args {
     /// Run a Python program by torchrun instead of the tests, as two ranks on the fabric's first host
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
+    /// Run tests of PyTorch's repository instead, such as its test/distributed/tensor: what they do by gloo goes by the wheel
+    #[arg(long, value_name = "PATH", conflicts_with = "program")]
+    pub tests: Option<PathBuf>,
     /// Arguments for pytest, or for the program
     #[arg(last = true)]
     pub arguments: Vec<String>,
@@ -53,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
     if args.arch != Arch::HOST {
         args.arch.check_cross(Arch::HOST)?;
-        if args.program.is_some() || !args.arguments.is_empty() {
+        if args.program.is_some() || args.tests.is_some() || !args.arguments.is_empty() {
             bail!("tests and programs run on this machine, which is of another architecture");
         }
         return match Toolchain::prepare(consent)? {
@@ -168,7 +171,17 @@ fn on_fabric(tests: &Environment, args: &Args) -> Result<()> {
         }
         None => {
             command.args(["-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider"]);
-            command.arg(sources().join("tests")).env("HARMONAIZE_SOCKETS", sockets.join(","));
+            match &args.tests {
+                // Their configuration is for PyTorch's own CI.
+                Some(tests) => {
+                    command.args(["--noconftest", "-c", "/dev/null"]).arg(std::path::absolute(tests)?);
+                    command.env("PYTHONPATH", sources().join("tests/as_gloo"));
+                    command.envs(sockets.first().map(|socket| ("HARMONAIZE_SOCKET", socket)));
+                }
+                None => {
+                    command.arg(sources().join("tests")).env("HARMONAIZE_SOCKETS", sockets.join(","));
+                }
+            }
         }
     }
     command.args(&args.arguments).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
