@@ -90,6 +90,14 @@ impl Arch {
         }
     }
 
+    /// An error unless a machine of `host` can cross-compile for it.
+    pub(crate) fn check_cross(self, host: Self) -> Result<()> {
+        match (host, self) {
+            (Self::Amd64, Self::Arm64) => Ok(()),
+            _ => bail!("no cross compiler for {} is taken on {} machines", self.name(), host.name()),
+        }
+    }
+
     /// As compilers and rpm name it.
     pub(crate) fn machine(self) -> &'static str {
         match self {
@@ -278,6 +286,7 @@ fn build(args: &Args, consent: Consent, source: &Source) -> Result<Option<Progra
         };
         return Programs::take(&folder, |path| Command::new(path)).map(Some);
     }
+    args.arch.check_cross(Arch::HOST)?;
     if args.release_dir.is_some() {
         bail!("--release-dir takes programs of this machine's architecture, which write their manual");
     }

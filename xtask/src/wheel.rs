@@ -3,7 +3,7 @@
 
 use crate::aarch64::toolchain::{Prepared, TARGET, Toolchain, folder};
 use crate::package::{self, Arch, Libraries};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::fabric::{self, Fabric};
 use harmonaize_testkit::packages::{self, Consent};
@@ -43,6 +43,9 @@ pub struct Args {
     /// Run a Python program by torchrun instead of the tests, as two ranks on the fabric's first host
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
+    /// Run tests of PyTorch's repository instead, such as its test/distributed/tensor: what they do by gloo goes by the wheel
+    #[arg(long, value_name = "PATH", conflicts_with = "program")]
+    pub tests: Option<PathBuf>,
     /// Arguments for pytest, or for the program
     #[arg(last = true)]
     pub arguments: Vec<String>,
@@ -52,7 +55,8 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
     if args.arch != Arch::HOST {
-        if args.program.is_some() || !args.arguments.is_empty() {
+        args.arch.check_cross(Arch::HOST)?;
+        if args.program.is_some() || args.tests.is_some() || !args.arguments.is_empty() {
             bail!("tests and programs run on this machine, which is of another architecture");
         }
         return match Toolchain::prepare(consent)? {
@@ -64,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
     let tests = Environment::shared();
     tests.add_tools(consent)?;
-    let wheel = tests.build_wheel(args.release)?;
+    let wheel = tests.build_wheel("dist", args.release, |_| ())?;
     println!("{} is built after {:.0} s", wheel.display(), begun.elapsed().as_secs_f64());
     check(&wheel, args.arch, &tests)?;
     if args.build {
@@ -101,15 +105,10 @@ pub(crate) fn cross(toolchain: &Toolchain, release: bool, consent: Consent) -> R
     let begun = Instant::now();
     let tools = Environment::shared();
     tools.add_tools(consent)?;
-    let into = workspace::target().join("wheel/dist-arm64");
-    package::empty(&into)?;
-    let mut maturin = tools.python();
-    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
-    maturin.arg(sources().join("Cargo.toml")).arg("--out").arg(&into).args(release.then_some("--release"));
-    maturin.args(["--target", TARGET, "--target-dir"]).arg(folder().join("build"));
-    toolchain.configure(&mut maturin);
-    workspace::run(&mut maturin)?;
-    let wheel = std::fs::read_dir(&into)?.next().context("maturin has left no wheel")??.path();
+    let wheel = tools.build_wheel("dist-arm64", release, |maturin| {
+        maturin.args(["--target", TARGET, "--target-dir"]).arg(folder().join("build"));
+        toolchain.configure(maturin);
+    })?;
     println!("{} is built after {:.0} s", wheel.display(), begun.elapsed().as_secs_f64());
     let files = check(&wheel, Arch::Arm64, &tools)?;
     workspace::run(toolchain.python()?.args(["-c", IMPORT]).arg(files))
@@ -172,7 +171,17 @@ fn on_fabric(tests: &Environment, args: &Args) -> Result<()> {
         }
         None => {
             command.args(["-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider"]);
-            command.arg(sources().join("tests")).env("HARMONAIZE_SOCKETS", sockets.join(","));
+            match &args.tests {
+                // Their configuration is for PyTorch's own CI.
+                Some(tests) => {
+                    command.args(["--noconftest", "-c", "/dev/null"]).arg(std::path::absolute(tests)?);
+                    command.env("PYTHONPATH", sources().join("tests/as_gloo"));
+                    command.envs(sockets.first().map(|socket| ("HARMONAIZE_SOCKET", socket)));
+                }
+                None => {
+                    command.arg(sources().join("tests")).env("HARMONAIZE_SOCKETS", sockets.join(","));
+                }
+            }
         }
     }
     command.args(&args.arguments).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
@@ -195,6 +204,13 @@ mod tests {
         assert_eq!(least("linux_aarch64"), None);
         assert_eq!(least("manylinux_2_34_x86_64"), None);
         assert_eq!(least_glibc("harmonaize-0.2.0-cp311-cp311-manylinux_2_34_aarch64.whl", Arch::Arm64), None);
+    }
+
+    #[test]
+    fn amd64_machines_alone_cross_compile() {
+        Arch::Arm64.check_cross(Arch::Amd64).unwrap();
+        let error = Arch::Amd64.check_cross(Arch::Arm64).unwrap_err().to_string();
+        assert!(error.contains("for amd64 is taken on arm64 machines"), "{error}");
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub(crate) fn run(request: Request, binaries: Binaries, stop: Arc<AtomicBool>) -
     let environment = Environment::shared();
     environment.add_tools(request.consent)?;
     environment.add_torch(request.consent)?;
-    environment.add_wheel(&environment.build_wheel(true)?)?;
+    environment.add_wheel(&environment.build_wheel("dist", true, |_| ())?)?;
     let only = request.only.clone();
     Ok(part::run(&Torch { request, binaries, stop, environment }, PARTS, &only))
 }

@@ -66,6 +66,11 @@ impl Abi {
         Err(format!("the ABI of this MPI is not known here: {lines}"))
     }
 
+    /// `MPI_STATUS_IGNORE` as it is passed.
+    pub(crate) fn no_status(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.status_ignore)
+    }
+
     /// The same handle without what may be in the upper half of the register.
     pub(crate) fn known(&self, handle: Handle) -> usize {
         if self.narrow { handle.0 & 0xffff_ffff } else { handle.0 }

@@ -4,7 +4,7 @@
 //! headers. Which ABI the program's MPI has is found when it starts: Open MPI's, or MPICH's, which Intel MPI shares.
 //!
 //! Architecture invariant: all ranks carry a call the same way, because only what MPI requires to be equal at all ranks decides, or what
-//! they have agreed on by the MPI itself. No panic leaves an entry.
+//! they have agreed on by the MPI itself. Of a block that is a message, what its two ends have alike decides. No panic leaves an entry.
 #![allow(non_snake_case)] // MPI's names
 #![allow(clippy::not_unsafe_ptr_arg_deref)] // all callers are C's, to whom MPI's standard says what pointers point to
 

@@ -74,8 +74,7 @@ impl Process {
     /// Lets the MPI go on, whose transfers stand still otherwise while this thread waits here.
     pub(crate) fn progress(&self) {
         let mut found: c_int = 0;
-        let ignored: *mut c_void = std::ptr::without_provenance_mut(self.abi.status_ignore);
-        (pmpi().MPI_Iprobe)(0, 0, self.idle, &raw mut found, ignored);
+        (pmpi().MPI_Iprobe)(0, 0, self.idle, &raw mut found, self.abi.no_status());
     }
 
     fn sum_up(&self) {

@@ -8,7 +8,7 @@ use crate::pmpi::pmpi;
 use crate::process::{Process, current, lock};
 use crate::run::{land, wait};
 use crate::task::Task;
-use harmonaize_client::{Error, Receipt};
+use harmonaize_client::Error;
 use harmonaize_staging::Flight;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -23,11 +23,25 @@ const POLL_INTERVAL: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 struct Flying {
     function: &'static str,
-    flight: Flight,
+    flights: Vec<Flight>,
     task: Task,
     /// What the MPI's request returns: leaked to it until it is freed.
     result: &'static AtomicI32,
     request: Handle,
+}
+
+impl Flying {
+    /// How all of it has ended; none while some has not.
+    fn poll(&mut self, process: &Process) -> Option<Result<(), Error>> {
+        for flight in &mut self.flights {
+            match flight.operation.poll() {
+                Ok(Some(_)) => {}
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.task.poll_left(process).map(|_| Ok(()))
+    }
 }
 
 /// By request.
@@ -58,7 +72,7 @@ extern "C" fn cancel(_extra: *mut c_void, _completed: c_int) -> c_int {
 /// Gives the program a request of an operation in flight.
 pub(crate) fn make(
     function: &'static str,
-    flight: Flight,
+    flights: Vec<Flight>,
     task: Task,
     to: *mut c_void,
 ) -> Result<(), String> {
@@ -70,17 +84,20 @@ pub(crate) fn make(
     // SAFETY: the number is there until the MPI frees the request, which is after this library has let go of it.
     let result = unsafe { &*extra };
     let request = process.abi.read(to, 0);
-    let flying = Flying { function, flight, task, result, request };
+    let flying = Flying { function, flights, task, result, request };
     lock(&FLYING).insert(process.abi.known(request), flying);
     COUNT.fetch_add(1, Ordering::Release);
     Ok(())
 }
 
 /// Ends one: its output is in place, and the MPI knows.
-fn finish(process: &Process, flying: Flying, ended: Result<Receipt, Error>) {
-    let Flying { function, flight, task, result, request } = flying;
-    match land(&flight, ended) {
-        Ok(()) => task.land(process),
+fn finish(process: &Process, flying: Flying, ended: Result<(), Error>) {
+    let Flying { function, flights, mut task, result, request } = flying;
+    match ended.and_then(|()| flights.iter().try_for_each(land)) {
+        Ok(()) => {
+            task.land(process);
+            result.store(task.wait_left(process), Ordering::Release);
+        }
         Err(error) => {
             process.log(&format!("{function}: {error}"));
             result.store(process.abi.other_error, Ordering::Release);
@@ -105,7 +122,7 @@ fn own(process: &Process, count: c_int, requests: *const c_void) -> Vec<usize> {
 fn poll(process: &Process, requests: &[usize]) {
     for request in requests {
         let mut all = lock(&FLYING);
-        let ended = all.get_mut(request).and_then(|flying| flying.flight.operation.poll().transpose());
+        let ended = all.get_mut(request).and_then(|flying| flying.poll(process));
         let flying = ended.and_then(|ended| Some((all.remove(request)?, ended)));
         drop(all);
         if let Some((flying, ended)) = flying {
@@ -126,7 +143,7 @@ fn wait_for(process: &Process, requests: &[usize]) {
     for request in requests {
         let flying = lock(&FLYING).remove(request);
         if let Some(mut flying) = flying {
-            let ended = wait(process, &mut flying.flight);
+            let ended = flying.flights.iter_mut().try_for_each(|flight| wait(process, flight).map(|_| ()));
             finish(process, flying, ended);
         }
     }

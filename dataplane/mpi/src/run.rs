@@ -7,7 +7,7 @@ use crate::process::{Process, current};
 use crate::request;
 use crate::task::{Arguments, Reason, Task};
 use harmonaize_client::{Communicator, Error, Receipt};
-use harmonaize_staging::Flight;
+use harmonaize_staging::{Call, Flight};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,14 +37,8 @@ pub(crate) fn wait(process: &Process, flight: &mut Flight) -> Result<Receipt, Er
     }
 }
 
-/// Starts a piece of a task, once there is room for it.
-pub(crate) fn start(
-    process: &Process,
-    communicator: &Communicator,
-    task: &Task,
-    range: &std::ops::Range<usize>,
-) -> Result<Flight, Error> {
-    let call = task.call(range);
+/// Starts what a task consists of, once there is room for it.
+fn start(process: &Process, communicator: &Communicator, call: &Call) -> Result<Flight, Error> {
     loop {
         // SAFETY: the program's buffers, and the task's, are there until the call, or its request, has ended.
         match unsafe { call.start(&process.client, communicator) } {
@@ -58,10 +52,10 @@ pub(crate) fn start(
     }
 }
 
-/// Ends a piece, and puts its output in place.
-pub(crate) fn land(flight: &Flight, ended: Result<Receipt, Error>) -> Result<(), Error> {
+/// Puts the output in place of what has ended well.
+pub(crate) fn land(flight: &Flight) -> Result<(), Error> {
     // SAFETY: as in `start`.
-    ended.and_then(|_| unsafe { flight.landing.copy_out() })
+    unsafe { flight.landing.copy_out() }
 }
 
 fn blocking(process: &Process, communicator: &Communicator, task: &Task) -> Result<(), Error> {
@@ -69,14 +63,14 @@ fn blocking(process: &Process, communicator: &Communicator, task: &Task) -> Resu
     let finish = |flights: &mut VecDeque<Flight>, left: usize| {
         while flights.len() > left {
             let Some(mut flight) = flights.pop_front() else { break };
-            let ended = wait(process, &mut flight);
-            land(&flight, ended)?;
+            wait(process, &mut flight)?;
+            land(&flight)?;
         }
         Ok::<(), Error>(())
     };
     for range in task.chunks() {
         finish(&mut flights, PIECES - 1)?;
-        flights.push_back(start(process, communicator, task, &range)?);
+        flights.push_back(start(process, communicator, &task.call(&range))?);
     }
     finish(&mut flights, 0)?;
     task.land(process);
@@ -138,11 +132,12 @@ pub(crate) fn begin(
         let (known, task) = prepared(&process, comm, true, task)?;
         let Ok(communicator) = &known.carrier else { return Err("no communicator") };
         process.carried.fetch_add(1, Ordering::Relaxed);
-        let range = task.chunks().next().unwrap_or(0..0);
-        let begun = start(&process, communicator, &task, &range).inspect_err(|_| communicator.abort());
+        let begun: Result<Vec<Flight>, Error> =
+            task.calls().iter().map(|call| start(&process, communicator, call)).collect();
+        let begun = begun.inspect_err(|_| communicator.abort());
         Ok(begun
             .map_err(|error| error.to_string())
-            .and_then(|flight| request::make(function, flight, task, to)))
+            .and_then(|flights| request::make(function, flights, task, to)))
     }));
     answered(&process, function, comm, begun.unwrap_or_else(|_| Ok(Err("a panic of the library".to_owned()))))
 }

@@ -26,6 +26,11 @@ const FEW: Reason = "fewer bytes than HARMONAIZE_MPI_MIN_BYTES";
 const LARGE: Reason = "blocks of different sizes that are large together";
 const HUGE: Reason = "more bytes than an int counts";
 const REDUCTION: Reason = "a type or an operation that the provider does not reduce";
+const MANY: Reason = "messages to more ranks than may be in flight at once";
+const SOME: Reason = "blocks of few bytes, or large ones";
+
+/// Most ranks of an AllToAll by messages: each takes two of the operations in flight.
+const MESSAGE_RANKS: u32 = 64;
 
 /// Elements of the program's, one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +46,19 @@ struct Unpack {
     parts: Vec<Part>,
     /// Whether the type is this call's own duplicate.
     owned: bool,
+}
+
+/// Blocks for each rank as the program gives them: address, counts, places, and their type.
+type Blocks = (*const c_void, *const c_int, *const c_int, Handle);
+
+/// Blocks of a call that the MPI moves, where the provider carries the others.
+#[derive(Debug)]
+struct Left {
+    request: Handle,
+    /// What the request has ended with.
+    result: Option<c_int>,
+    /// Elements sent and received by rank, which the MPI reads until the request has ended.
+    counts: [Vec<c_int>; 2],
 }
 
 /// A collective of the provider's on the program's memory.
@@ -61,6 +79,8 @@ pub(crate) struct Task {
     /// What packed inputs and outputs lie in.
     packed: [Vec<u8>; 2],
     unpack: Option<Unpack>,
+    /// Of an AllToAll by messages.
+    left: Option<Left>,
 }
 
 /// A call of the program's on a communicator.
@@ -142,6 +162,7 @@ impl Arguments<'_> {
             blocks: collective.max_blocks(self.ranks) as usize,
             packed: [Vec::new(), Vec::new()],
             unpack: None,
+            left: None,
         }
     }
 
@@ -350,7 +371,8 @@ impl Arguments<'_> {
         self.filled(task)
     }
 
-    /// Blocks until all ranks have called, to agree on the largest block and on whether the provider carries it.
+    /// Blocks until all ranks have called, to agree on the largest block and on whether the provider carries it. Where it may not block
+    /// it goes by messages.
     #[expect(clippy::too_many_arguments, reason = "MPI's own")]
     pub(crate) fn alltoallv(
         &self,
@@ -364,7 +386,8 @@ impl Arguments<'_> {
         recv_type: Handle,
     ) -> Result<Task, Reason> {
         if self.nonblocking {
-            return Err("blocks of different sizes without waiting for all ranks");
+            let input = (send, send_counts, send_places, send_type);
+            return self.by_messages(input, (recv.cast_const(), recv_counts, recv_places, recv_type));
         }
         let made = || {
             let layout = self.layout(recv_type)?;
@@ -409,6 +432,58 @@ impl Arguments<'_> {
             Ok(_) => Err(LARGE),
             Err(reason) => Err(reason),
         }
+    }
+
+    /// An AllToAll of messages, which need nothing that all ranks agree on. Both ends of a block know its size: small and large ones are
+    /// left to the MPI, whose collective all ranks begin.
+    fn by_messages(&self, input: Blocks, output: Blocks) -> Result<Task, Reason> {
+        if self.ranks > MESSAGE_RANKS {
+            return Err(MANY);
+        }
+        let (send, _, send_places, send_type) = input;
+        let (recv, _, recv_places, recv_type) = output;
+        let source = if self.is_in_place(send) { output } else { input };
+        let (from, inputs, sent) = self.divided(source)?;
+        let (into, outputs, received) = self.divided(output)?;
+        let mut task = self.empty(Collective::AllToAll, Dtype::U8, 0);
+        self.input(&mut task, source.3, &from, &inputs)?;
+        self.output(&mut task, recv_type, &into, &outputs)?;
+        if sent.iter().chain(&received).any(|count| *count > 0) {
+            self.process.fall_back("MPI_Ialltoallv", SOME);
+        }
+        let mut request = Handle(0);
+        let begun = (pmpi().MPI_Ialltoallv)(
+            send,
+            sent.as_ptr(),
+            send_places,
+            send_type,
+            recv.cast_mut(),
+            received.as_ptr(),
+            recv_places,
+            recv_type,
+            self.comm,
+            (&raw mut request).cast(),
+        );
+        let result = (begun != 0).then_some(begun);
+        task.left = Some(Left { request, result, counts: [sent, received] });
+        Ok(task)
+    }
+
+    /// Blocks divided between provider and MPI: the layout of an element, blocks with those of the MPI's empty, and the MPI's counts.
+    fn divided(&self, blocks: Blocks) -> Result<(Layout, Vec<Part>, Vec<c_int>), Reason> {
+        let (at, counts, places, dtype) = blocks;
+        let layout = self.layout(dtype)?;
+        let mut parts = self.placed(at, counts, places, &layout)?;
+        let mut left = numbers(counts, self.ranks)?.to_vec();
+        for (part, left) in parts.iter_mut().zip(&mut left) {
+            let bytes = part.count.saturating_mul(layout.bytes).saturating_mul(self.ranks as usize);
+            if bytes <= CHUNK && bytes as u64 >= self.process.min_bytes {
+                *left = 0;
+            } else {
+                part.count = 0;
+            }
+        }
+        Ok((layout, parts, left))
     }
 
     pub(crate) fn reduce_scatter_block(
@@ -560,6 +635,48 @@ impl Task {
         }
     }
 
+    /// What is started of it where the call does not block: the operation, or a message from and to each rank.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        if self.left.is_none() {
+            return vec![self.call(&self.chunks().next().unwrap_or(0..0))];
+        }
+        let message = |kind, root, inputs, outputs| Call {
+            kind,
+            root,
+            inputs,
+            outputs,
+            dtype: self.dtype,
+            reduce: self.reduce,
+            counts: None,
+        };
+        let filled = |pieces: &[Piece]| -> Vec<(Rank, Piece)> {
+            (0..).map(Rank).zip(pieces.iter().copied()).filter(|(_, piece)| piece.bytes > 0).collect()
+        };
+        let received = filled(&self.outputs).into_iter();
+        let received = received.map(|(rank, piece)| message(Kind::Receive, rank, Vec::new(), vec![piece]));
+        let sent = filled(&self.inputs).into_iter();
+        received.chain(sent.map(|(rank, piece)| message(Kind::Send, rank, vec![piece], Vec::new()))).collect()
+    }
+
+    /// What the MPI's part has ended with: none where it has not, and 0 where there is none.
+    pub(crate) fn poll_left(&mut self, process: &Process) -> Option<c_int> {
+        let Some(left) = &mut self.left else { return Some(0) };
+        if left.result.is_none() {
+            let mut ended: c_int = 0;
+            let code =
+                (pmpi().MPI_Test)((&raw mut left.request).cast(), &raw mut ended, process.abi.no_status());
+            left.result = (ended != 0 || code != 0).then_some(code);
+        }
+        left.result
+    }
+
+    /// Waits for the MPI's part, and returns what it has ended with.
+    pub(crate) fn wait_left(&mut self, process: &Process) -> c_int {
+        let Some(left) = &mut self.left else { return 0 };
+        let request = (&raw mut left.request).cast();
+        *left.result.get_or_insert_with(|| (pmpi().MPI_Wait)(request, process.abi.no_status()))
+    }
+
     /// Puts the output where the program wants it, once all pieces are there.
     pub(crate) fn land(&self, process: &Process) {
         let Some(Unpack { parts, dtype, .. }) = &self.unpack else { return };
@@ -571,6 +688,17 @@ impl Task {
             let to = std::ptr::with_exposed_provenance_mut(part.address);
             let from = packed.as_ptr().cast();
             (pmpi().MPI_Unpack)(from, whole, &raw mut position, to, count, *dtype, process.abi.comm_self);
+        }
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        // Of a call that has failed the MPI may read the counts still.
+        if self.result.is_none() {
+            for counts in &mut self.counts {
+                let _: &mut [c_int] = std::mem::take(counts).leak();
+            }
         }
     }
 }

@@ -28,7 +28,7 @@ def test_calls_are_torchs(team, store, name):  # noqa: F811
     assert all(team.run(on_device, getattr(test_torch, name), store))
 
 
-def busy(milliseconds=50):
+def busy(milliseconds=500):
     """Keeps the current stream busy for so long, about: a GPU has some 2 GHz."""
     torch.cuda._sleep(milliseconds * 2_000_000)
 

@@ -33,6 +33,26 @@ def test_torchrun_needs_nothing_but_the_backends_name():
     assert all(line in said for line in expected) and len(said) == sum(map(len, expected)), said
 
 
+BY_GLOO = '''
+import torch
+import torch.distributed as dist
+from harmonaize.torch import _backend
+
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+assert ones.item() == 2 and len(_backend._live) == 1
+dist.destroy_process_group()
+'''
+
+
+def test_programs_that_name_gloo_may_have_this_backend(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).with_name("as_gloo")))
+    program = tmp_path / "by_gloo.py"
+    program.write_text(BY_GLOO)
+    lines(ran(*TORCHRUN, str(program)))
+
+
 # A program as a rank of two.
 AS_RANK = "import os, runpy, sys; os.environ.update(RANK=sys.argv[1], WORLD_SIZE='2'); runpy.run_path(sys.argv[2])"
 

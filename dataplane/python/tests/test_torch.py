@@ -1,7 +1,6 @@
 """`init_process_group("harmonaize")`: each call against a reference, trainings against gloo, and what goes wrong."""
 
 import os
-import pathlib
 import signal
 import time
 from datetime import timedelta
@@ -437,46 +436,51 @@ def test_the_ddp_hook_takes_budgets_by_layer(spread, tmp_path):
 # What goes wrong
 
 
+# Whoever is late waits in another group until the others have their error.
+SHORT = timedelta(seconds=5)
+
+
 def late(path):
-    with group(path, timeout=timedelta(seconds=2)) as (rank, _):
+    with group(path) as (rank, _):
         dist.barrier()
-        if rank == 1:
-            time.sleep(4)
-            return None
-        with pytest.raises(dist.DistBackendError, match="ranks concerned: 1"):
-            dist.all_reduce(torch.ones(4))
+        short = dist.new_group(timeout=SHORT)
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="ranks concerned: 1"):
+                dist.all_reduce(torch.ones(4), group=short)
+        dist.barrier()
         return True
 
 
 def test_a_time_out_names_the_rank_that_is_late(pair, store):
-    assert pair.run(late, store) == [True, None]
+    assert all(pair.run(late, store))
 
 
 def unmet(path):
     with group(path) as (rank, ranks):
-        if rank == ranks - 1:
-            time.sleep(3)
-            return None
-        with pytest.raises(dist.DistBackendError, match=f"ranks concerned: {ranks - 1}"):
-            dist.monitored_barrier(timeout=timedelta(seconds=1))
+        apart = dist.new_group()
+        dist.barrier(apart)
+        if rank < ranks - 1:
+            with pytest.raises(dist.DistBackendError, match=f"ranks concerned: {ranks - 1}"):
+                dist.monitored_barrier(timeout=SHORT)
+        dist.barrier(apart)
         return True
 
 
 def test_a_monitored_barrier_names_who_is_not_there(team, store):
-    assert team.run(unmet, store)[:-1] == [True] * (team.ranks - 1)
+    assert all(team.run(unmet, store))
 
 
 def late_in_a_group(path):
     with group(path) as (rank, _):
-        pair = dist.new_group([1, 3], timeout=timedelta(seconds=1))
+        dist.barrier()
+        pair = dist.new_group([1, 3], timeout=SHORT)
         others = dist.new_group([0, 2])
         if rank == 1:
             with pytest.raises(dist.DistBackendError, match="of the job ranks 3"):
                 dist.all_reduce(torch.ones(4), group=pair)
-        if rank == 3:
-            time.sleep(3)
         if rank in (0, 2):
             dist.all_reduce(torch.ones(4), group=others)
+        dist.barrier()
         return True
 
 
@@ -486,13 +490,12 @@ def test_a_groups_late_rank_is_told_by_its_rank_in_the_job(spread, store):
 
 def killed(path):
     with group(path) as (rank, _):
-        dist.barrier()
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        # The one that lives may not have heard the end of the barrier yet.
         with pytest.raises(dist.DistBackendError, match="rank.* 1"):
-            for _ in range(100):
-                dist.all_reduce(torch.ones(4))
-                time.sleep(0.01)
+            dist.barrier()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(4))
         return True
 
 
@@ -502,10 +505,10 @@ def test_a_killed_rank_is_named(lone, store):
 
 def lost_in_ddp(path):
     with group(path) as (rank, _):
-        model = DistributedDataParallel(network())
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(RuntimeError, match="rank"):
+            model = DistributedDataParallel(network())
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             train(model, rank, 3)
         return True
 
@@ -516,9 +519,10 @@ def test_ddp_raises_where_a_rank_is_lost(lone, store):
 
 def aborts(path):
     with group(path) as (rank, _):
+        apart = dist.new_group()
         work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else None
+        dist.barrier(apart)
         if rank == 1:
-            time.sleep(0.5)
             dist.group.WORLD.abort()
             return True
         with pytest.raises(dist.DistBackendError, match="aborted by rank 1"):
@@ -623,22 +627,16 @@ def interrupted(path):
     import threading
 
     with group(path) as (rank, _):
-        other = pathlib.Path(f"{path}.late")
+        apart = dist.new_group()
         if rank == 0:
             # Whoever starts tests in the background has them ignore it.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-            def interrupt():
-                time.sleep(0.4)
-                os.kill(os.getpid(), signal.SIGINT)
-
-            threading.Thread(target=interrupt).start()
             with pytest.raises(KeyboardInterrupt):
+                threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
                 dist.all_reduce(torch.ones(4))
-            assert not other.exists(), "the other rank has come: the wait went on"
-        else:
-            time.sleep(3)
-            other.touch()
+        # Only then does the other call: had the wait gone on, it would miss this barrier.
+        dist.barrier(apart)
+        if rank == 1:
             dist.all_reduce(torch.ones(4))
         dist.barrier()
         return True

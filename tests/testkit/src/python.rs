@@ -126,17 +126,23 @@ impl Environment {
         self.pip(&["--no-index", "--no-deps", "--force-reinstall"], &[wheel])
     }
 
-    /// Builds the wheel with its tools, alone in a folder.
+    /// Builds the wheel with its tools, alone in a folder of `target/wheel`, by a call of maturin that `configure` adds to.
     ///
     /// # Errors
     /// If it does not build.
-    pub fn build_wheel(&self, release: bool) -> Result<PathBuf> {
-        let into = workspace::target().join("wheel/dist");
+    pub fn build_wheel(
+        &self,
+        folder: &str,
+        release: bool,
+        configure: impl FnOnce(&mut Command),
+    ) -> Result<PathBuf> {
+        let into = workspace::target().join("wheel").join(folder);
         let _ = std::fs::remove_dir_all(&into);
         let mut maturin = self.python();
         maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
         let manifest = workspace::root().join("dataplane/python/Cargo.toml");
         maturin.arg(manifest).arg("--out").arg(&into).args(release.then_some("--release"));
+        configure(&mut maturin);
         workspace::run(&mut maturin)?;
         let wheels: Vec<PathBuf> = std::fs::read_dir(&into)?
             .map(|entry| entry.map(|entry| entry.path()))

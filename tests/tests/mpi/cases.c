@@ -337,6 +337,23 @@ static void nonblocking(void) {
         CHECK_AT(uneven[i] == sum(places[rank] + i), i);
     for (int i = 0; i < COUNT; i++)
         CHECK_AT(block[i] == sum(i) * 100 + ranks * rank, i);
+    /* In place, by a type with gaps, and nothing for the rank itself. */
+    MPI_Datatype spaced;
+    OK(MPI_Type_create_resized(MPI_INT, 0, 2 * sizeof(int), &spaced));
+    OK(MPI_Type_commit(&spaced));
+    for (int of = 0; of < ranks; of++) {
+        counts[of] = abs(rank - of), places[of] = of * MOST;
+        for (int i = 0; i < 2 * MOST; i++)
+            many[2 * places[of] + i] = i % 2 ? -1 : value(rank, i) * 100 + of;
+    }
+    OK(MPI_Ialltoallv(MPI_IN_PLACE, counts, places, spaced, many, counts, places, spaced, MPI_COMM_WORLD, &requests[0]));
+    OK(MPI_Wait(&requests[0], &statuses[0]));
+    OK(MPI_Type_free(&spaced));
+    for (int of = 0; of < ranks; of++)
+        for (int i = 0; i < 2 * MOST; i++) {
+            int moved = value(of, i) * 100 + rank, own = value(rank, i) * 100 + of;
+            CHECK_AT(many[2 * places[of] + i] == (i % 2 ? -1 : i < 2 * counts[of] ? moved : own), i);
+        }
     /* The first collective of a communicator. */
     MPI_Comm twice;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &twice));
@@ -389,6 +406,19 @@ static void large(void) {
     OK(MPI_Ibcast(out, LARGE, MPI_INT, 0, MPI_COMM_WORLD, &request));
     OK(MPI_Wait(&request, MPI_STATUS_IGNORE));
     CHECK(out[0] == 0);
+    /* One block is large, and what follows it at its receiver is not. */
+    int counts[MOST], places[MOST], received[MOST], into[MOST];
+    for (int of = 0; of < ranks; of++) {
+        counts[of] = rank == 0 && of == 1 ? LARGE / 2 : COUNT, places[of] = of * COUNT;
+        received[of] = rank == 1 && of == 0 ? LARGE / 2 : COUNT, into[of] = of * (LARGE / 2);
+    }
+    for (int i = 0; i < LARGE; i++)
+        in[i] = rank * 1000 + i % 1000, out[i] = -1;
+    OK(MPI_Ialltoallv(in, counts, places, MPI_INT, out, received, into, MPI_INT, MPI_COMM_WORLD, &request));
+    OK(MPI_Wait(&request, MPI_STATUS_IGNORE));
+    for (int of = 0; of < ranks; of++)
+        for (int i = 0; i < received[of]; i++)
+            CHECK_AT(out[into[of] + i] == of * 1000 + (rank * COUNT + i) % 1000, i);
     free(in);
     free(out);
 }
