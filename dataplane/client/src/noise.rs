@@ -5,7 +5,6 @@ use crate::{Element, Error};
 use half::{bf16, f16};
 use harmonaize_abi::{Dtype, ReduceOp};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use zerocopy::FromZeros;
 
 /// How much gradients differ from sample to sample, as [`crate::Communicator::gradient_noise`] estimates it: averages over steps,
 /// without bias (McCandlish et al. 2018, appendix A). The same bits at all ranks.

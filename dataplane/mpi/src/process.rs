@@ -5,7 +5,7 @@ use crate::communicator::{self, Comm};
 use crate::pmpi::pmpi;
 use harmonaize_client::{AttachOptions, Client, DebugLevel};
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -36,18 +36,20 @@ fn bottleneck(model: &Model<'_>, ring: &Ring, load: &dyn Fn(u32) -> f64) -> Bott
             .map_or_else(String::new, |link| model.request.topology.link_name(*link))
     };
     let usage = ring.usage();
-    let found: [(_, fn(String) -> Bottleneck); 2] =
-        [(LinkUse::Failed, Bottleneck::Failed), (LinkUse::Avoid, Bottleneck::Avoided)];
-    for (usable, bottleneck) in found {
-        let at = usage.iter().find(|(link, _)| {
+    let first = |usable: LinkUse| {
+        let is = |link: &u32| {
             model
                 .links
                 .get(*link as usize)
                 .is_some_and(|link| model.request.conditions.usable(*link) == usable)
-        });
-        if let Some((link, _)) = at {
-            return bottleneck(name(*link));
-        }
+        };
+        usage.iter().map(|(link, _)| *link).find(is).map(name)
+    };
+    if let Some(link) = first(LinkUse::Failed) {
+        return Bottleneck::Failed(link);
+    }
+    if let Some(link) = first(LinkUse::Avoid) {
+        return Bottleneck::Avoided(link);
     }
     if ring.edges.iter().any(|hop| matches!(hop, EdgeRoutes::Unreachable)) {
         return Bottleneck::Unreachable;
