@@ -677,7 +677,7 @@ impl Work for Engine {
         }
         let after = self.communicators.get(key).map_or(before, moved);
         let (carried, touched) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
-        Turn { worked, carried, touched, unfinished }
+        Turn { worked, carried, touched, helped: self.passes.take_helped(), unfinished }
     }
 }
 

@@ -207,6 +207,8 @@ struct Place {
     helping: AtomicUsize,
     /// Whether a piece of the offer failed on another thread.
     failed: AtomicBool,
+    /// Nanoseconds that other threads took for pieces, since [`PassSharing::take_helped`].
+    helped: AtomicU64,
 }
 
 impl Place {
@@ -219,6 +221,7 @@ impl Place {
             offer: Mutex::default(),
             helping: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
+            helped: AtomicU64::new(0),
         }
     }
 
@@ -351,21 +354,31 @@ impl PassSharing {
             return 0;
         }
         let (begun, mut done) = (Instant::now(), 0);
+        let mut now = begun;
         for place in open {
             let mut last = None;
-            while begun.elapsed() < LONGEST
+            while now.saturating_duration_since(begun) < LONGEST
                 && let Some((pass, piece)) = place.take_for_other(last.take())
             {
                 let result = catch_unwind(AssertUnwindSafe(|| pass.run(piece)));
                 if !matches!(result, Ok(Ok(()))) {
                     place.failed.store(true, Ordering::Relaxed);
                 }
+                let since = std::mem::replace(&mut now, Instant::now());
+                let took = now.saturating_duration_since(since).as_nanos();
+                place.helped.fetch_add(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Relaxed);
                 place.helping.fetch_sub(1, Ordering::Release);
                 last = Some(pass);
                 done += 1;
             }
         }
         done
+    }
+
+    /// Nanoseconds that other threads took for this one's passes since the last call.
+    pub(crate) fn take_helped(&self) -> u64 {
+        let helped = self.own().map(|own| &own.helped).filter(|helped| helped.load(Ordering::Relaxed) > 0);
+        helped.map_or(0, |helped| helped.swap(0, Ordering::Relaxed))
     }
 
     /// Runs passes of which none reads what another writes: alone if they are short or nobody is quiet, else with who is. Nothing is
@@ -507,12 +520,16 @@ mod tests {
         let whole = |memory| (memory, 0, BYTES as u64);
         let sources: Vec<Located<'_>> = tensors.iter().map(whole).collect();
         let destinations: Vec<Located<'_>> = outputs.iter().map(whole).collect();
+        let mut helped = 0;
         beside_a_helper(1, |owner| {
             outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
             let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
             owner.run(&[pass]).unwrap();
             assert!(contents(&outputs[0]) == expected && contents(&outputs[1]) == expected);
+            helped += owner.take_helped();
+            assert_eq!(owner.take_helped(), 0, "it is taken once");
         });
+        assert!(helped > 0, "the helper's time is the owner's");
     }
 
     #[test]

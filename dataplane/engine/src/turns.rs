@@ -119,6 +119,8 @@ pub(crate) struct Turn {
     pub(crate) carried: u64,
     /// Bytes of memory that were read and written.
     pub(crate) touched: u64,
+    /// Nanoseconds that other threads took for it meanwhile.
+    pub(crate) helped: u64,
     /// Whether it ended for want of time, with work left.
     pub(crate) unfinished: bool,
 }
@@ -126,6 +128,7 @@ pub(crate) struct Turn {
 impl Turn {
     /// What it costs its tenant, in nanoseconds, if it took so many.
     fn cost(&self, took: u64) -> u64 {
+        let took = took.saturating_add(self.helped);
         took.max(self.touched / TOUCHED_PER_NANOSECOND) + self.carried / CARRIED_PER_NANOSECOND
     }
 }
@@ -303,6 +306,8 @@ mod tests {
         actions: u64,
         lasts: u64,
         bytes: u64,
+        /// What another thread takes for each.
+        helped: u64,
         /// Actions done, and time used.
         done: u64,
         used: u64,
@@ -320,7 +325,8 @@ mod tests {
         ) -> usize {
             let at = self.members.len();
             let urgency = Urgency::IDLE;
-            let member = Member { urgency, actions, lasts, bytes: 0, done: 0, used: 0, last: 0, gone: false };
+            let (bytes, helped, done, used, last, gone) = (0, 0, 0, 0, 0, false);
+            let member = Member { urgency, actions, lasts, bytes, helped, done, used, last, gone };
             self.members.push(member);
             turns.enter(tenant, weight, Key { index: at as u16, generation: 1 });
             at
@@ -356,7 +362,7 @@ mod tests {
 
         fn run(&mut self, _: Nanos, key: Key, until: Option<Nanos>) -> Turn {
             let member = &mut self.members[usize::from(key.index)];
-            let (mut worked, mut bytes) = (0, 0);
+            let (mut worked, mut bytes, mut helped) = (0, 0, 0);
             while member.actions > 0 && !member.gone {
                 member.actions -= 1;
                 self.clock += member.lasts;
@@ -364,11 +370,12 @@ mod tests {
                     (member.done + 1, member.used + member.lasts, self.clock);
                 worked += 1;
                 bytes += member.bytes;
+                helped += member.helped;
                 if until.map_or(worked == 32, |until| self.clock >= until.0) {
-                    return Turn { worked, carried: bytes, touched: 0, unfinished: true };
+                    return Turn { worked, carried: bytes, touched: 0, helped, unfinished: true };
                 }
             }
-            Turn { worked, carried: bytes, touched: 0, unfinished: false }
+            Turn { worked, carried: bytes, touched: 0, helped, unfinished: false }
         }
     }
 
@@ -430,6 +437,15 @@ mod tests {
         fake.members[there].bytes = 10_000 * CARRIED_PER_NANOSECOND;
         fake.run_for(&mut turns, 200_000_000);
         assert!(close(fake.used(&[here]), 2.0 * fake.used(&[there])));
+    }
+
+    #[test]
+    fn time_of_helping_threads_counts_as_its_own() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let [alone, helped] = [0, 1].map(|tenant| fake.enter(&mut turns, (tenant, 1), (ENDLESS, 10_000)));
+        fake.members[helped].helped = 10_000;
+        fake.run_for(&mut turns, 200_000_000);
+        assert!(close(fake.used(&[alone]), 2.0 * fake.used(&[helped])));
     }
 
     #[test]

@@ -22,10 +22,12 @@ const MEMORY: f64 = 256.0;
 const CORE: f64 = 0.01;
 /// How long all may take to join.
 const JOIN: Duration = Duration::from_secs(300);
-/// How often links give signs of life, by the usual time-out of a peer, ms.
-const EVERY: &str = "500";
+/// How often links at rest give signs of life, by the usual time-out of a peer, ms.
+const EVERY: &str = "1500";
 /// What was set up is over.
 const QUIET: Duration = Duration::from_secs(3);
+/// And links are at rest.
+const REST: Duration = Duration::from_secs(12);
 
 /// What a process takes of a core.
 fn share_of_a_core(process: u32, window: Duration) -> Result<f64> {
@@ -107,7 +109,7 @@ impl Sharing {
         for rank in &mut ranks {
             rank.line_by(deadline, |line| line.ends_with("communicators"))?;
         }
-        std::thread::sleep(QUIET);
+        std::thread::sleep(REST);
         let each = (resident_bytes(agent)?.saturating_sub(before)) as f64
             / 1024.0
             / (tenants * COMMUNICATORS) as f64;

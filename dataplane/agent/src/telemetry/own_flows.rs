@@ -126,7 +126,7 @@ impl OwnFlows {
         self.owners.contains_key(&FlowKey { interface: 0, ..entry(flow) })
     }
 
-    /// Whether anything own may be under way.
+    /// Whether there is any own communicator.
     pub(crate) fn any(&self) -> bool {
         !self.communicators.is_empty()
     }

@@ -114,8 +114,9 @@ impl Pipeline {
         })
     }
 
-    /// Takes marks out of the queues of the engine's threads, a bounded number of each, in the order of their times.
-    pub(crate) fn read_marks(&mut self, sources: &[MarkReader], own_flows: &mut OwnFlows) {
+    /// Takes marks out of the queues of the engine's threads, a bounded number of each, in the order of their times. Returns whether there
+    /// were any.
+    pub(crate) fn read_marks(&mut self, sources: &[MarkReader], own_flows: &mut OwnFlows) -> bool {
         self.marks.clear();
         for source in sources {
             let marks = std::iter::from_fn(|| source.read()).take(MARKS / sources.len().max(1));
@@ -124,6 +125,7 @@ impl Pipeline {
         if sources.len() > 1 {
             self.marks.sort_by_key(|mark| mark.time_ns);
         }
+        !self.marks.is_empty()
     }
 
     /// Appends events and marks to the records, in the order of their times.

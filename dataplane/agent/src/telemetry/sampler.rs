@@ -18,7 +18,7 @@ pub(crate) const FAST_INTERVAL: Duration = Duration::from_millis(1);
 /// How long samples are fast after traffic began.
 const BEGINNING: Duration = Duration::from_millis(20);
 /// How long samples go on after the last sign of traffic.
-const QUIET: Duration = Duration::from_millis(200);
+pub(crate) const QUIET: Duration = Duration::from_millis(200);
 
 /// See the module's documentation.
 #[derive(Debug)]

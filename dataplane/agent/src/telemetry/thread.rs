@@ -13,7 +13,7 @@ use crate::telemetry::losses::Losses;
 use crate::telemetry::names::{Names, number_of};
 use crate::telemetry::own_flows::OwnFlows;
 use crate::telemetry::pipeline::Pipeline;
-use crate::telemetry::sampler::Sampler;
+use crate::telemetry::sampler::{QUIET, Sampler};
 use crate::telemetry::tap::Tap;
 use crate::telemetry::{Failed, failed};
 use crossbeam::channel::{Receiver, bounded};
@@ -33,6 +33,9 @@ use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
+/// How often marks are taken in while no own operation is under way: the queues have room for what the quickest operations write
+/// meanwhile.
+const MARKS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How the thread is set up.
 pub struct Setup {
@@ -100,6 +103,8 @@ struct Thread {
     own_flows: OwnFlows,
     schedule: Schedule,
     begun: Nanos,
+    /// When marks last came.
+    marked: Nanos,
 }
 
 impl Thread {
@@ -124,6 +129,7 @@ impl Thread {
             own_flows: OwnFlows::default(),
             schedule: Schedule::default(),
             begun,
+            marked: Nanos(0),
         };
         tracing::info!("telemetry: {}", thread.source.kernel());
         thread.schedule.take_housekeeping(begun);
@@ -136,7 +142,10 @@ impl Thread {
         loop {
             let now = monotonic();
             let next_sample = self.next_sample(now);
-            self.schedule.next_wake(now, self.source.as_ref(), &self.sampler, next_sample).sleep(&self.bell);
+            let next_marks =
+                (next_sample.is_none() && self.own_flows.any()).then(|| now.after(MARKS_INTERVAL));
+            let due = (next_sample, next_marks);
+            self.schedule.next_wake(now, self.source.as_ref(), &self.sampler, due).sleep(&self.bell);
             while let Ok(command) = self.commands.try_recv() {
                 if matches!(command, Command::Stop) {
                     return self.end();
@@ -188,14 +197,17 @@ impl Thread {
     fn gather(&mut self) -> bool {
         let Self { source, sampler, pipeline, own_flows, .. } = self;
         let late_rtt = sampler.read_events(source.as_mut(), own_flows, &mut pipeline.events);
-        pipeline.read_marks(&self.marks, own_flows);
+        if pipeline.read_marks(&self.marks, own_flows) {
+            self.marked = monotonic();
+        }
         pipeline.merge();
         late_rtt
     }
 
-    /// Whether anything own, or any flow, may be active.
+    /// Whether an own operation, or any flow, may be active. Communicators without operations are none of it.
     fn is_busy(&self, now: Nanos) -> bool {
-        self.own_flows.any() || self.sampler.is_busy(now)
+        let own = || now.since(self.marked) < QUIET || self.pipeline.analysis.open().next().is_some();
+        self.sampler.is_busy(now) || self.own_flows.any() && own()
     }
 
     /// Returns when flows are sampled next; none without traffic.

@@ -7,8 +7,13 @@ use super::outbox::Outbox;
 use super::sender::Loan;
 use socket2::Socket;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+
+/// After so many beats without anything else to write a path is at rest: 10 s by the usual time-out of a peer.
+const REST_AFTER: u32 = 20;
+/// One at rest gives a sign of life at one beat of so many, while a peer is gone after a silence of eight or more.
+const REST_BEATS: u32 = 3;
 
 /// A connection with the frames that are not yet with the kernel.
 #[derive(Debug)]
@@ -18,6 +23,8 @@ pub(super) struct Pulse {
     loan: Mutex<Loan>,
     /// Since the last beat.
     wrote: AtomicBool,
+    /// Beats since anything was written.
+    silent: AtomicU32,
     /// Bytes that the kernel has taken.
     written: AtomicU64,
 }
@@ -25,7 +32,8 @@ pub(super) struct Pulse {
 impl Pulse {
     pub(super) fn new(socket: Socket, outbox: Outbox, loan: Loan) -> Self {
         let (outbox, loan) = (Mutex::new(outbox), Mutex::new(loan));
-        Self { socket, outbox, loan, wrote: AtomicBool::new(false), written: AtomicU64::new(0) }
+        let (wrote, silent, written) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU64::new(0));
+        Self { socket, outbox, loan, wrote, silent, written }
     }
 
     /// The frames. Cost: a lock that nobody else wants, but for a few bytes of a silent path's heartbeat.
@@ -61,17 +69,22 @@ impl Pulse {
         self.outbox().close();
     }
 
-    /// Gives a sign of life, if nothing was written since the last beat.
+    /// Gives a sign of life, if nothing was written since the last beat; where nothing waits to be written, at rest, only now and then.
     fn beat(&self) {
         if self.wrote.swap(false, Ordering::Relaxed) {
+            self.silent.store(0, Ordering::Relaxed);
             return;
         }
+        let silent = self.silent.fetch_add(1, Ordering::Relaxed);
         let mut outbox = match self.outbox.try_lock() {
             Ok(outbox) => outbox,
             Err(TryLockError::Poisoned(outbox)) => outbox.into_inner(),
             // The endpoint writes just now.
             Err(TryLockError::WouldBlock) => return,
         };
+        if silent >= REST_AFTER && !silent.is_multiple_of(REST_BEATS) && outbox.is_empty() {
+            return;
+        }
         // What is wrong with the connection is the endpoint's to find.
         let _ = outbox.sign_of_life(self.socket.as_fd());
     }
@@ -112,5 +125,32 @@ impl Pulses {
 
     pub(super) fn any(&self) -> bool {
         !self.lock().is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_path_at_rest_gives_fewer_signs() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let pulse =
+            Pulse::new(std::os::fd::OwnedFd::from(ours).into(), Outbox::new(1, None), Loan::new(None));
+        let bytes_of = |beats: u32| {
+            let before = rustix::io::ioctl_fionread(&theirs).unwrap();
+            (0..beats).for_each(|_| pulse.beat());
+            rustix::io::ioctl_fionread(&theirs).unwrap() - before
+        };
+        let sign = bytes_of(1);
+        assert!(sign > 0);
+        assert_eq!(bytes_of(REST_AFTER - 1), u64::from(REST_AFTER - 1) * sign);
+        assert_eq!(bytes_of(5 * REST_BEATS), 5 * sign, "at rest");
+        pulse.note_write(1);
+        assert_eq!(bytes_of(1), 0, "what was written is a sign");
+        assert_eq!(bytes_of(REST_AFTER), u64::from(REST_AFTER) * sign, "no longer");
+        pulse.outbox().push(b"waits", None).unwrap();
+        assert_eq!(bytes_of(2), 2, "a byte of what waits each time");
     }
 }

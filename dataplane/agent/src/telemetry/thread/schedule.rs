@@ -38,18 +38,18 @@ pub(super) struct Wake<'a> {
 }
 
 impl Schedule {
-    /// Returns when to wake next; `next_sample` is none without traffic.
+    /// Returns when to wake next; `next_sample` is none without traffic, `next_marks` with it or without own communicators.
     pub(super) fn next_wake<'a>(
         &self,
         now: Nanos,
         source: &'a dyn Collector,
         sampler: &Sampler,
-        next_sample: Option<Nanos>,
+        (next_sample, next_marks): (Option<Nanos>, Option<Nanos>),
     ) -> Wake<'a> {
         let budget = &sampler.budget;
         let flows = next_sample.map(|due| due.min(budget.read_all.due()));
         let replies = self.replies.iter().map(|(due, _)| *due);
-        let due = replies.chain(flows).fold(self.next_housekeeping, Nanos::min);
+        let due = replies.chain(flows).chain(next_marks).fold(self.next_housekeeping, Nanos::min);
         let mut timeout = due.since(now);
         // Events that gather do not wake; late round trips do.
         let gather = budget.gather_delay(now);

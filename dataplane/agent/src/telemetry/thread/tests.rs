@@ -1,9 +1,10 @@
-//! When a late round trip has the thread look at flows, and for how long.
+//! When flows are sampled: for a late round trip at once, and not for communicators that do nothing.
 
 use super::*;
 use crate::telemetry::cpu_budget::DutyCycle;
 use crate::telemetry::sampler::FAST_INTERVAL;
-use harmonaize_events::{Event, EventKind, FlowKey, Protocol, TcpFlow};
+use harmonaize_engine::marks;
+use harmonaize_events::{Event, EventKind, FlowKey, Mark, MarkKind, Protocol, TcpFlow};
 use harmonaize_loader::fake::Fake;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -17,8 +18,8 @@ fn tell(fake: &Fake, kind: EventKind, port: u16) {
     fake.scene().events.push_back(Event { time_ns: monotonic().0, flow, kind, ..Event::default() });
 }
 
-/// A thread that knows of a flow, and has no other reason to look at it within an hour.
-fn thread(fake: &Fake) -> Thread {
+/// A thread that knows of no flow, and samples none again within an hour.
+fn begin(fake: &Fake, marks: Vec<MarkReader>) -> Thread {
     fake.scene().interfaces.insert("made0".into(), 7);
     let setup = Setup {
         host: "h0".into(),
@@ -26,13 +27,18 @@ fn thread(fake: &Fake) -> Thread {
         rates: BTreeMap::new(),
         interval: HOUR,
         record: None,
-        marks: Vec::new(),
+        marks,
         decide: Box::new(|_| {}),
     };
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     let source = Box::new(fake.clone());
     let (_, commands) = bounded(1);
-    let mut thread = Thread::new(setup, source, commands, bell, Default::default()).unwrap();
+    Thread::new(setup, source, commands, bell, Default::default()).unwrap()
+}
+
+/// A thread that knows of a flow, and has no other reason to look at it within an hour.
+fn thread(fake: &Fake) -> Thread {
+    let mut thread = begin(fake, Vec::new());
     let mut flow = TcpFlow::default();
     // It does not rest, whatever this machine does meanwhile.
     (flow.egress.traffic.last_ns, flow.egress.traffic.bytes) = (monotonic().after(HOUR).0, 1 << 30);
@@ -84,12 +90,10 @@ fn a_late_round_trip_of_a_flow_that_moves_much_has_it_looked_at_at_once() {
     assert!(turn(&mut thread), "until they are not");
 }
 
-#[test]
-fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
-    let fake = Fake::default();
-    let mut thread = thread(&fake);
+/// An own communicator of two hosts.
+fn formed() -> crate::telemetry::EpochLinks {
     let ends = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
-    let formed = crate::telemetry::EpochLinks {
+    crate::telemetry::EpochLinks {
         tenant: "a".into(),
         name: "job".into(),
         communicator: 3,
@@ -98,8 +102,14 @@ fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
         ranks: vec![0],
         participant: 0,
         flows: vec![(1, harmonaize_transport::Flow::Tcp { local: ends(2), remote: ends(3) })],
-    };
-    thread.apply(Command::Formed(Box::new(formed)));
+    }
+}
+
+#[test]
+fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
+    let fake = Fake::default();
+    let mut thread = thread(&fake);
+    thread.apply(Command::Formed(Box::new(formed())));
     tell(&fake, EventKind::LateRtt, 1);
     assert!(!turn(&mut thread), "a stranger's");
     let own = thread.own_flows.owners().keys().next().copied();
@@ -107,6 +117,24 @@ fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
     let (time_ns, kind) = (monotonic().0, EventKind::LateRtt as u32);
     fake.scene().events.push_back(Event { time_ns, flow, kind, ..Event::default() });
     assert!(turn(&mut thread));
+}
+
+#[test]
+fn communicators_without_operations_have_nothing_sampled() {
+    let fake = Fake::default();
+    let (writer, reader) = marks(16);
+    let mut thread = begin(&fake, vec![reader]);
+    thread.apply(Command::Formed(Box::new(formed())));
+    assert!(!turn(&mut thread), "it does nothing");
+    let mark = || Mark { communicator: 3, ..Mark::default() };
+    writer.write(MarkKind::Called, mark);
+    assert!(turn(&mut thread), "an operation has begun");
+    let later = monotonic().after(HOUR);
+    assert!(thread.is_busy(later), "and goes on");
+    writer.write(MarkKind::Ended, mark);
+    thread.gather();
+    thread.hand_on(later);
+    assert!(!thread.is_busy(later), "it is over");
 }
 
 #[test]
