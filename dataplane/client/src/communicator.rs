@@ -70,7 +70,8 @@ pub struct OperationOptions {
     /// What a [`ReduceOp::PremulSum`] multiplies this rank's input by: 1 where it is none. Of no other reduction.
     pub factor: Option<f64>,
     /// Marks an AllReduce's tensor as gradients, for [`Communicator::gradient_noise`]: a sum or an average of f32, f64, f16 or bf16. All ranks
-    /// mark the same ones. The input is read once more at the call, and the output by who first sees the end. Of no other collective.
+    /// mark the same ones. The input is read once more at the call, and the output by who first sees the end: until then no other operation has
+    /// them. Of no other collective.
     pub gradients: bool,
 }
 

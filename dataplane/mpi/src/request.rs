@@ -103,6 +103,7 @@ fn finish(process: &Process, flying: Flying, ended: Result<(), Error>) {
             result.store(process.abi.other_error, Ordering::Release);
         }
     }
+    drop(flights);
     COUNT.fetch_sub(1, Ordering::Release);
     (pmpi().MPI_Grequest_complete)(request);
 }
@@ -131,11 +132,12 @@ fn poll(process: &Process, requests: &[usize]) {
     }
 }
 
-/// Ends all that can be ended without waiting. Returns whether there are any in flight.
+/// Ends all that can be ended without waiting. Returns whether there were any in flight, be it that another thread waits for them.
 pub(crate) fn poll_all(process: &Process) -> bool {
+    let some = COUNT.load(Ordering::Acquire) > 0;
     let all: Vec<usize> = lock(&FLYING).keys().copied().collect();
     poll(process, &all);
-    !all.is_empty()
+    some
 }
 
 /// Waits for each of these.

@@ -113,9 +113,10 @@ fn numbers<'a>(at: *const c_int, ranks: u32) -> Result<&'a [c_int], Reason> {
     Ok(unsafe { std::slice::from_raw_parts(at, ranks as usize) })
 }
 
+/// Where elements of the program's lie. It may be before the address 0: where there are none, or their type has addresses of its own.
 fn offset(address: usize, by: isize, times: c_int) -> Result<usize, Reason> {
     let by = isize::try_from(times).ok().and_then(|times| by.checked_mul(times));
-    by.and_then(|by| address.checked_add_signed(by)).ok_or(ARGUMENTS)
+    by.map(|by| address.wrapping_add_signed(by)).ok_or(ARGUMENTS)
 }
 
 impl Arguments<'_> {

@@ -631,9 +631,12 @@ def interrupted(path):
         if rank == 0:
             # Whoever starts tests in the background has them ignore it.
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            # Called before the signal can come, as a call that waits does.
+            work = dist.all_reduce(torch.ones(4), async_op=True)
             with pytest.raises(KeyboardInterrupt):
                 threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
-                dist.all_reduce(torch.ones(4))
+                work.wait()
+            del work
         # Only then does the other call: had the wait gone on, it would miss this barrier.
         dist.barrier(apart)
         if rank == 1:

@@ -354,6 +354,18 @@ static void nonblocking(void) {
             int moved = value(of, i) * 100 + rank, own = value(rank, i) * 100 + of;
             CHECK_AT(many[2 * places[of] + i] == (i % 2 ? -1 : i < 2 * counts[of] ? moved : own), i);
         }
+    /* Each rank in turn has a number of every other, and sends nothing, which lies nowhere. */
+    for (int to = 0; to < ranks; to++) {
+        for (int of = 0; of < ranks; of++) {
+            counts[of] = rank != to && of == to, places[of] = rank == to ? -1 : 0;
+            received[of] = rank == to && of != to, into[of] = of, swapped[of] = -1;
+        }
+        OK(MPI_Ialltoallv(rank == to ? NULL : &rank, counts, places, MPI_INT, swapped, received, into, MPI_INT,
+                          MPI_COMM_WORLD, &requests[0]));
+        OK(MPI_Wait(&requests[0], &statuses[0]));
+        for (int of = 0; of < ranks; of++)
+            CHECK_AT(swapped[of] == (received[of] ? of : -1), of);
+    }
     /* The first collective of a communicator. */
     MPI_Comm twice;
     OK(MPI_Comm_dup(MPI_COMM_WORLD, &twice));
