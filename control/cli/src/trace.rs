@@ -99,8 +99,16 @@ pub(crate) async fn record(
             write(keep, &bytes)?;
         }
         builder.begin(source, offset_ns);
-        let replayed = add(&mut builder, &bytes, &shown)?;
-        all.push((shown, replayed));
+        match add(&mut builder, &bytes, &shown) {
+            Ok(replayed) => all.push((shown, replayed)),
+            // It costs no other host's: an agent may be of a version whose traces this program does not read.
+            Err(failure) if sockets.is_empty() => eprintln!("harmonaize: {failure}"),
+            Err(failure) => return Err(failure),
+        }
+    }
+    if all.is_empty() {
+        ended?;
+        return Err(Failure::Refused("no host has a trace that can be read".to_owned()));
     }
     let text = finish(builder, out, &all)?;
     ended.map(|()| text)

@@ -437,8 +437,8 @@ fn recorded() -> Vec<u8> {
     writer.into_bytes()
 }
 
-/// An agent that has recorded a trace by the time it is asked for one.
-async fn run_recording_agent(control: SocketAddr, host: &'static str) {
+/// An agent that has recorded this trace by the time it is asked for one.
+async fn run_recording_agent(control: SocketAddr, host: &'static str, bytes: Vec<u8>) {
     let mut client = ProviderClient::connect(format!("http://{control}")).await.unwrap();
     let (up, stream) = mpsc::channel(16);
     let (host, listen) = (host.to_owned(), "127.0.0.1:9".to_owned());
@@ -452,7 +452,7 @@ async fn run_recording_agent(control: SocketAddr, host: &'static str) {
         while let Ok(Some(message)) = down.message().await {
             let Some(to_agent::Message::Question(question)) = message.message else { continue };
             assert_eq!((question.kind(), question.duration_ns), (v1::RowKind::Trace, 2_000_000_000));
-            let trace = Some(v1::TracePart { bytes: recorded(), realtime_offset_ns: 1 });
+            let trace = Some(v1::TracePart { bytes: bytes.clone(), realtime_offset_ns: 1 });
             let (id, host) = (question.id, host.clone());
             let part = v1::AnswerPart { id, host, trace, ..Default::default() };
             client.answer(tokio_stream::once(part)).await.unwrap();
@@ -471,11 +471,11 @@ async fn traces_of_all_hosts_come_through_control() {
     let away = |host: &str| format!("harmonaize: {host}: its agent has no session with control\n");
     let none = "harmonaize: no host has recorded anything\n";
     assert_eq!((code, err), (1, away("h0") + &away("h1") + none));
-    run_recording_agent(control, "h0").await;
+    run_recording_agent(control, "h0", recorded()).await;
     let (code, text, err) = ask(control, all).await;
     assert_eq!((code, err), (0, away("h1")));
     assert!(text.ends_with(" from 2 records\n"), "{text}");
-    run_recording_agent(control, "h1").await;
+    run_recording_agent(control, "h1", recorded()).await;
     let (code, text, err) = ask(control, all).await;
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(text.ends_with(" from 4 records\n") && std::fs::metadata(out).unwrap().len() > 0, "{text}");
@@ -483,6 +483,23 @@ async fn traces_of_all_hosts_come_through_control() {
     let (code, text, err) = ask(control, [all, &one[..]].concat().leak()).await;
     assert!((code, err.as_str()) == (0, "") && text.ends_with(" from 2 records\n"), "{text}{err}");
     assert_eq!(std::fs::read(kept).unwrap(), recorded());
+}
+
+#[tokio::test]
+async fn a_trace_that_cannot_be_read_costs_no_other_hosts() {
+    let control = serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let out: &'static str = folder.path().join("all.pftrace").to_str().unwrap().to_owned().leak();
+    let all: &'static [&str] = vec!["trace", "--seconds", "2", "--out", out].leak();
+    run_recording_agent(control, "h0", b"not a trace at all".to_vec()).await;
+    let (code, _, err) = ask(control, [all, &["--host", "h0"][..]].concat().leak()).await;
+    let unread = "harmonaize: h0: these bytes are not a trace\n";
+    let none = "harmonaize: no host has a trace that can be read\n";
+    assert_eq!((code, err), (1, unread.to_owned() + none));
+    run_recording_agent(control, "h1", recorded()).await;
+    let (code, text, err) = ask(control, all).await;
+    assert_eq!((code, err.as_str()), (0, unread));
+    assert!(text.ends_with(" from 2 records\n"), "{text}");
 }
 
 #[test]

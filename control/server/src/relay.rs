@@ -163,10 +163,14 @@ impl Relay {
         drop(lock(&open.last).take());
     }
 
-    /// Asks those that have a session in which they were not asked.
+    /// Asks those that have a session in which they were not asked; where nobody follows, those alone that have not answered.
     fn ask_hosts(&self, open: &Open) {
         let agents = lock(&self.agents);
         for (host, standing) in lock(&open.hosts).iter_mut() {
+            // An answer that ends is given once: a second would stand behind one that broke off, and a trace would begin twice.
+            if !open.question.follow && matches!(standing, Standing::Answers(_) | Standing::Over(_)) {
+                continue;
+            }
             let Some((session, agent)) = agents.get(host) else {
                 if !matches!(standing, Standing::Answers(_)) {
                     *standing = Standing::Away;

@@ -159,6 +159,34 @@ async fn a_trace_comes_in_parts_and_ends() {
 }
 
 #[tokio::test]
+async fn a_trace_that_broke_off_is_not_begun_again() {
+    let control = start(2).await;
+    let (mut first, mut second) = (play(&control, "h0").await, play(&control, "h1").await);
+    let (kind, duration_ns) = (RowKind::Trace.into(), 5_000_000_000);
+    let request = AskRequest { kind, duration_ns, patience_ns: duration_ns, ..flows() };
+    let mut replies = ask(&control, request).await.unwrap();
+    let question = first.question().await;
+    let (parts, _) = first.answer();
+    let trace = Some(TracePart { bytes: vec![1], realtime_offset_ns: 5 });
+    parts.send(AnswerPart { trace, ..first.part(&question, 0..0) }).await.unwrap();
+    assert!(replies.message().await.unwrap().unwrap().trace.is_some());
+    drop((parts, first));
+    let mut ended = vec![replies.message().await.unwrap().unwrap()];
+    let _back = play(&control, "h0").await;
+    // As the other host ends, control looks again whom to ask.
+    let question = second.question().await;
+    let (parts, done) = second.answer();
+    parts.send(second.part(&question, 0..0)).await.unwrap();
+    drop(parts);
+    done.await.unwrap().unwrap();
+    while let Some(reply) = replies.message().await.unwrap() {
+        ended.push(reply);
+    }
+    assert!(ended.iter().all(|reply| reply.end.is_some()), "{ended:?}");
+    assert_eq!(ended.iter().map(|reply| reply.host.as_str()).collect::<Vec<_>>(), ["h0", "h1"]);
+}
+
+#[tokio::test]
 async fn an_agent_that_comes_back_is_asked_again_by_who_follows() {
     let control = start(1).await;
     let mut agent = play(&control, "h0").await;
