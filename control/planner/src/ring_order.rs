@@ -53,6 +53,23 @@ pub fn ring_crossings(topology: &Topology, ring: &[HostId]) -> u64 {
     ring.iter().zip(next).map(|(from, to)| ways.crossings(*from, *to).unwrap_or(0)).sum()
 }
 
+/// How many of a ring stand in each place, one after another. None where all stand in one or each in one of its own, or where those of a
+/// place do not follow one another.
+pub fn racks(topology: &Topology, ring: &[HostId]) -> Vec<u32> {
+    let places = places(topology, ring);
+    let mut place_of = vec![0; ring.len()];
+    for (number, place) in places.iter().enumerate() {
+        for host in place {
+            if let Some(place) = place_of.get_mut(*host) {
+                *place = number;
+            }
+        }
+    }
+    let runs: Vec<u32> = place_of.chunk_by(|one, next| one == next).map(|run| run.len() as u32).collect();
+    let together = runs.len() == places.len() && (2..ring.len()).contains(&runs.len());
+    if together { runs } else { Vec::new() }
+}
+
 /// Hosts by what they hang on, each list ascending; the first place has host 0.
 fn places(topology: &Topology, hosts: &[HostId]) -> Vec<Vec<usize>> {
     let mut places: Vec<Vec<usize>> = Vec::new();

@@ -160,3 +160,20 @@ fn approximate_tours_of_trees_cross_each_link_twice() {
         assert_eq!(found, 2 * (switches as u64 - 1), "seed {seed}");
     }
 }
+
+#[test]
+fn racks_are_runs_of_a_ring() {
+    let topology = leaf_spine(&[3, 1, 2], 1);
+    let hosts = all(&topology);
+    let in_order: Vec<HostId> = order(&topology, &hosts).into_iter().map(|at| hosts[at]).collect();
+    let mut sizes = racks(&topology, &in_order);
+    assert_eq!(sizes[0], 3, "the ring begins with the first host");
+    sizes.sort_unstable();
+    assert_eq!(sizes, [1, 2, 3]);
+    let mut torn = in_order.clone();
+    torn.rotate_left(1);
+    assert!(racks(&topology, &torn).is_empty(), "a rack at both ends");
+    assert!(racks(&topology, &in_order[..3]).is_empty(), "one rack");
+    let alone = leaf_spine(&[1, 1, 1], 1);
+    assert!(racks(&alone, &all(&alone)).is_empty(), "each in its own");
+}

@@ -299,7 +299,8 @@ fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
         Some(AlgorithmRange { collective, up_to: range.up_to_bytes, algorithm })
     });
     let table = AlgorithmTable::new(ranges).unwrap_or_default();
-    AlgorithmChoice { table, ..AlgorithmChoice::ring(AlgorithmReason::Recovered) }
+    let racks = recipe.racks.clone();
+    AlgorithmChoice { table, racks, ..AlgorithmChoice::ring(AlgorithmReason::Recovered) }
 }
 
 /// What a communicator runs by, as far as an agent's recipe says it.

@@ -233,6 +233,7 @@ impl Proposer<'_> {
                 aggregation: to.aggregation.recipe(index as u32),
                 previous_ranks: if to.epoch == Epoch(1) { communicator.before.clone() } else { Vec::new() },
                 weight: self.settings.terms(&communicator.tenant).weight,
+                racks: to.algorithm.racks.clone(),
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
