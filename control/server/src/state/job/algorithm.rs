@@ -24,9 +24,9 @@ pub(crate) fn choose_algorithm(
     if hosts < 2 {
         return AlgorithmChoice::ring(AlgorithmReason::OneHost);
     }
-    let abilities =
-        || known.members.iter().map(|member| Some(&ctx.sessions.get(&member.session?)?.abilities));
-    let by_racks = abilities().all(|abilities| abilities.is_some_and(|abilities| abilities.racks));
+    let sessions = known.members.iter().map(|member| ctx.sessions.get(&member.session?));
+    let abilities: Vec<_> = sessions.map(|session| session.map(|session| &session.abilities)).collect();
+    let by_racks = abilities.iter().all(|abilities| abilities.is_some_and(|abilities| abilities.racks));
     let mut overrides = ctx.settings.algorithms_of(&known.tenant);
     overrides.retain(|one| by_racks || one.algorithm != Algorithm::Hierarchical);
     let straight = known.indirect().is_none();
@@ -45,7 +45,7 @@ pub(crate) fn choose_algorithm(
         false => (Rate(along.unwrap_or(line) as u64), (max_delay(topology), hop_delay(topology, &ring))),
     };
     let along = along.unwrap_or(direct.0 as f64);
-    let costs = abilities().filter_map(|abilities| abilities?.costs);
+    let costs = abilities.iter().flatten().filter_map(|abilities| abilities.costs);
     let racks = if by_racks { racks(topology, &ring) } else { Vec::new() };
     let reach = GroupCosts {
         hosts: hosts as u32,
