@@ -4,6 +4,7 @@
 
 use crate::all_to_all::{exchange_rate, usage};
 use crate::conditions::Conditions;
+use crate::ring_order::Racks;
 use harmonaize_abi::{Collective, Pattern};
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_topology::PathFinder;
@@ -69,19 +70,22 @@ pub struct RackCosts {
 }
 
 impl RackCosts {
-    /// Of a ring of hosts that stand in racks, so many in each, one after another. `others`: how many others take as much on a link. None
-    /// without racks. Cost: a look at the paths of two pairs for each host.
+    /// Of a ring of hosts that stand in racks. `others`: how many others take as much on a link. None without racks. Cost: a look at the
+    /// paths of two pairs for each host.
     pub fn new(
         topology: &Topology,
         conditions: &Conditions,
         ring: &[HostId],
-        racks: &[u32],
+        racks: &Racks,
         others: &BTreeMap<DirectedLink, u32>,
     ) -> Option<Self> {
-        let (largest, smallest) = (*racks.iter().max()?, *racks.iter().min()?);
-        let mut rest = ring;
+        let Racks { sizes, from } = racks;
+        let (largest, smallest) = (*sizes.iter().max()?, *sizes.iter().min()?);
+        let around = ring.iter().cycle().skip(*from as usize).take(ring.len());
+        let ring: Vec<HostId> = around.copied().collect();
+        let mut rest = ring.as_slice();
         let mut hosts = Vec::new();
-        for rack in racks {
+        for rack in sizes {
             let (rack, behind) = rest.split_at_checked(*rack as usize)?;
             hosts.push(rack);
             rest = behind;
@@ -94,7 +98,7 @@ impl RackCosts {
         let within = usage(topology, within.map(pair).filter(|(from, to)| from != to), 1.0);
         let across = usage(topology, across.map(pair), 1.0);
         let [within, across] = [within, across].map(|usage| exchange_rate(&usage, conditions, others));
-        Some(Self { racks: racks.len() as u32, largest, smallest, within, across })
+        Some(Self { racks: sizes.len() as u32, largest, smallest, within, across })
     }
 }
 
@@ -460,6 +464,7 @@ fn about_the_same(target: &[(u64, Algorithm)], current: &[(u64, Algorithm)]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring_order::racks;
     use proptest::prelude::*;
 
     fn reach() -> GroupCosts {
@@ -585,7 +590,9 @@ mod tests {
         let choose = |uplink| {
             let (topology, ring) = crate::all_to_all::tests::racks(6, uplink);
             let (conditions, others) = (Conditions::clear(&topology), BTreeMap::new());
-            let racks = RackCosts::new(&topology, &conditions, &ring, &[6, 6], &others).unwrap();
+            let found = racks(&topology, &ring);
+            assert_eq!(found, Racks { sizes: vec![6, 6], from: 0 });
+            let racks = RackCosts::new(&topology, &conditions, &ring, &found, &others).unwrap();
             let (delay, hop_delay) = delays(&topology, &ring);
             let usage = crate::all_to_all::exchange_usage(&topology, &ring);
             let direct_rate = exchange_rate(&usage, &conditions, &others);

@@ -51,5 +51,5 @@ pub use policy::congestion_control::{
     CongestionChoice, CongestionChoices, CongestionOverride, CongestionReason, RouteClass,
 };
 pub use policy::rate_limits::{RateLimits, Reservations, Sharer};
-pub use ring_order::{order, racks, ring_crossings};
+pub use ring_order::{Racks, order, racks, ring_crossings};
 pub use tuning::{Tuning, tuning};

@@ -1,6 +1,7 @@
 //! Which algorithm operations take, by collective and size: as is predicted to be the fastest, where no operator decided.
 
 use crate::algorithm::{GroupCosts, RackCosts};
+use crate::ring_order::Racks;
 use harmonaize_abi::Collective;
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_units::{Bytes, Nanos};
@@ -47,8 +48,8 @@ pub struct AlgorithmChoice {
     pub costs: Option<GroupCosts>,
     /// Why, where no operator decided.
     pub reason: AlgorithmReason,
-    /// How many of the order stand in each rack, one after another; none where no operation goes by racks.
-    pub racks: Vec<u32>,
+    /// The racks of the order; none where no operation goes by them.
+    pub racks: Racks,
 }
 
 /// Why operations go as they do, where no operator decided.
@@ -139,13 +140,13 @@ impl AlgorithmChoice {
         let kept = |one: &&AlgorithmOverride| ordered.is_none() || one.keeps_order();
         let overrides: Vec<AlgorithmOverride> = overrides.iter().filter(kept).copied().collect();
         let table = overlay(&chosen, &overrides);
-        Self { table, overrides, costs: Some(costs), reason, racks: Vec::new() }
+        Self { table, overrides, costs: Some(costs), reason, racks: Racks::default() }
     }
 
     /// The same with the racks of the order, if any operation goes by them.
-    pub fn with_racks(self, racks: Vec<u32>) -> Self {
+    pub fn with_racks(self, racks: Racks) -> Self {
         let goes = self.table.ranges().any(|range| range.algorithm == Algorithm::Hierarchical);
-        Self { racks: if goes { racks } else { Vec::new() }, ..self }
+        Self { racks: if goes { racks } else { Racks::default() }, ..self }
     }
 
     /// How operations go, collective after collective, each from the smallest on.
@@ -256,7 +257,7 @@ mod tests {
                 algorithm,
             };
             let choice = AlgorithmChoice::new(costs(), &AlgorithmTable::RING, &[one], None);
-            choice.with_racks(vec![1, 3]).racks
+            choice.with_racks(Racks { sizes: vec![1, 3], from: 2 }).racks.sizes
         };
         assert_eq!(racks(Algorithm::Hierarchical), [1, 3]);
         assert!(racks(Algorithm::Ring).is_empty());

@@ -7,7 +7,7 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::MAX_TARGET_BYTES;
 use harmonaize_plan::{Algorithm, AlgorithmTable};
 use harmonaize_planner::{
-    AlgorithmChoice, AlgorithmReason, Bytes, GroupCosts, HostCosts, HostId, RackCosts, Rate, delays,
+    AlgorithmChoice, AlgorithmReason, Bytes, GroupCosts, HostCosts, HostId, RackCosts, Racks, Rate, delays,
     exchange_rate, hop_delay, line_rate, max_delay, racks,
 };
 
@@ -46,7 +46,7 @@ pub(crate) fn choose_algorithm(
     };
     let along = along.unwrap_or(direct.0 as f64);
     let costs = abilities.iter().flatten().filter_map(|abilities| abilities.costs);
-    let racks = if by_racks { racks(topology, &ring) } else { Vec::new() };
+    let racks = if by_racks { racks(topology, &ring) } else { Racks::default() };
     let reach = GroupCosts {
         hosts: hosts as u32,
         delay,
@@ -56,7 +56,7 @@ pub(crate) fn choose_algorithm(
         chunk: known.tuning.chunk,
         straight,
         host: costs.reduce(HostCosts::max).unwrap_or_default(),
-        racks: match racks.is_empty() {
+        racks: match racks.sizes.is_empty() {
             true => None,
             false => RackCosts::new(topology, &conditions, &ring, &racks, &takers(view, id)),
         },
