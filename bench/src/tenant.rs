@@ -132,6 +132,7 @@ pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
         Algorithm::RecursiveDoubling => "recursive doubling",
         Algorithm::RecursiveHalving => "recursive halving",
         Algorithm::BinomialTree => "binomial tree",
+        Algorithm::Hierarchical => "hierarchical",
         _ => "other",
     }
 }

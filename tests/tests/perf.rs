@@ -8,7 +8,7 @@ use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::star;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Two hosts, and the program that measures through them.
 fn two_hosts() -> Option<Deployment> {
@@ -137,6 +137,31 @@ fn hosts_are_reached_by_the_command_given() {
     let nobody = perf(&deployment, "all_reduce --ranks 2 --hosts n1 --rsh false -b 1K -e 1K");
     let error = String::from_utf8_lossy(&nobody.stderr);
     assert!(!nobody.status.success() && error.contains("on n1 has ended"), "{error}");
+}
+
+/// What stands for ssh is killed, as ssh is, and leaves its rank alone, which would wait ten minutes for the other.
+#[test]
+fn a_rank_on_a_host_ends_when_another_fails() {
+    let Some(mut deployment) = two_hosts() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (rsh, begun, ended) = (path("rsh"), path("begun"), path("ended"));
+    let (begun, end) = (begun.display(), ended.display());
+    let script = format!(
+        "#!/bin/sh\nif [ $1 = n2 ]; then until [ -e {begun} ]; do sleep 0.1; done; exit 1; fi\n\
+         sh -c \"touch {begun}; ( $2 ); touch {end}\"\nexit 0\n"
+    );
+    std::fs::write(&rsh, script).unwrap();
+    std::fs::set_permissions(&rsh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(deployment.binaries().path("harmonaize-perf").unwrap());
+    command.args("all_reduce --ranks 2 --hosts n1,n2 -T 600 -b 1K -e 1K --rsh".split_whitespace()).arg(&rsh);
+    for socket in sockets(&deployment, "a") {
+        command.arg("--agent").arg(socket);
+    }
+    // No pipes: the rank on n1 has them for as long as it is there.
+    let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+    assert!(!status.success());
+    deployment.wait_until("the rank on n1 goes on", |_| Ok(ended.exists().then_some(()))).unwrap();
 }
 
 #[test]

@@ -56,7 +56,8 @@ fn bound(algorithm: Algorithm, bytes: u64) -> f64 {
     let (hosts, bytes) = (RANKS as f64, bytes as f64);
     let (others, levels, whole) = (hosts - 1.0, hosts.log2(), 2.0 * (hosts - 1.0) / hosts);
     let (hops, copies) = match algorithm {
-        Algorithm::Ring => (2.0 * others, whole),
+        // Without racks the last is a ring.
+        Algorithm::Ring | Algorithm::Hierarchical => (2.0 * others, whole),
         Algorithm::OneShot => (1.0, others),
         Algorithm::TwoShot => (2.0, whole),
         Algorithm::RecursiveDoubling | Algorithm::BinomialTree => (levels, levels),

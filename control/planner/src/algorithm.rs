@@ -2,10 +2,13 @@
 //! what the fabric carries, and the bytes that a host adds up. Source: Hockney, "The communication challenge for MPP", 1994; Thakur,
 //! Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005.
 
+use crate::all_to_all::{exchange_rate, usage};
+use crate::conditions::Conditions;
+use crate::ring_order::Racks;
 use harmonaize_abi::{Collective, Pattern};
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_topology::PathFinder;
-use harmonaize_topology::{HostId, Node, Topology};
+use harmonaize_topology::{DirectedLink, HostId, Node, Topology};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::collections::BTreeMap;
 
@@ -51,6 +54,54 @@ impl HostCosts {
     }
 }
 
+/// What the racks of a group are to an algorithm that goes by them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RackCosts {
+    /// How many there are.
+    pub racks: u32,
+    /// Hosts of the largest.
+    pub largest: u32,
+    /// Hosts of the smallest. So many of each send to other racks.
+    pub smallest: u32,
+    /// What each host can send to the next in its rack.
+    pub within: Rate,
+    /// What each of those who send to other racks can send to its like in the next, all at once.
+    pub across: Rate,
+}
+
+impl RackCosts {
+    /// Of a ring of hosts that stand in racks. `others`: how many others take as much on a link. None without racks. Cost: a look at the
+    /// paths of two pairs for each host.
+    pub fn new(
+        topology: &Topology,
+        conditions: &Conditions,
+        ring: &[HostId],
+        racks: &Racks,
+        others: &BTreeMap<DirectedLink, u32>,
+    ) -> Option<Self> {
+        let Racks { sizes, from } = racks;
+        let (largest, smallest) = (*sizes.iter().max()?, *sizes.iter().min()?);
+        let around = ring.iter().cycle().skip(*from as usize).take(ring.len());
+        let ring: Vec<HostId> = around.copied().collect();
+        let mut rest = ring.as_slice();
+        let mut hosts = Vec::new();
+        for rack in sizes {
+            let (rack, behind) = rest.split_at_checked(*rack as usize)?;
+            hosts.push(rack);
+            rest = behind;
+        }
+        let within = hosts.iter().flat_map(|rack| rack.iter().zip(rack.iter().cycle().skip(1)));
+        let next = hosts.iter().cycle().skip(1);
+        let across =
+            hosts.iter().zip(next).flat_map(|(rack, next)| rack.iter().zip(*next).take(smallest as usize));
+        let pair = |(from, to): (&HostId, &HostId)| (*from, *to);
+        let within = usage(topology, within.map(pair).filter(|(from, to)| from != to), 1.0);
+        let across = usage(topology, across.map(pair), 1.0);
+        let [within, across] = [within, across].map(|usage| exchange_rate(&usage, conditions, others));
+        Some(Self { racks: sizes.len() as u32, largest, smallest, within, across })
+    }
+}
+
 /// What decides it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupCosts {
@@ -70,6 +121,8 @@ pub struct GroupCosts {
     pub straight: bool,
     /// What taking part costs each host.
     pub host: HostCosts,
+    /// In which racks they stand; none where that is not known, or operations cannot go by it.
+    pub racks: Option<RackCosts>,
 }
 
 /// Delays in a group: one way between those that are farthest from each other, and from one to the next along a ring, on average.
@@ -209,6 +262,21 @@ impl GroupCosts {
             + self.reduced(bytes, part + folded)
     }
 
+    /// By racks: along the ring of each, between the owners of each part along rings through all racks, and back.
+    fn hierarchical(&self, bytes: Bytes, racks: RackCosts) -> f64 {
+        let segments = self.segments(bytes, 1);
+        let columns = f64::from(racks.smallest.max(1));
+        let message = |part: f64, rate: Rate| {
+            segments * self.host.message + bytes.0 as f64 * part * 8.0 / rate.0 as f64
+        };
+        let others = f64::from(racks.largest.saturating_sub(1));
+        let within = others * Self::seconds(self.hop_delay)
+            + others.min(columns) * message(1.0 / columns, racks.within);
+        let all = f64::from(racks.racks.max(1));
+        let across = (all - 1.0) * (Self::seconds(self.delay) + message(1.0 / (columns * all), racks.across));
+        2.0 * (within + across) + self.reduced(bytes, self.others())
+    }
+
     /// The least time of an AllReduce.
     pub fn fastest(&self, bytes: Bytes) -> f64 {
         self.least(Collective::AllReduce, bytes)
@@ -260,6 +328,10 @@ impl GroupCosts {
             (Pattern::ReduceDistribute, Algorithm::TwoShot) => self.two_shot(bytes),
             (Pattern::ReduceDistribute, Algorithm::RecursiveDoubling) => self.doubling(bytes),
             (Pattern::ReduceDistribute, Algorithm::RecursiveHalving) => self.halving(bytes),
+            (Pattern::ReduceDistribute, Algorithm::Hierarchical) => match self.racks {
+                Some(racks) => self.hierarchical(bytes, racks),
+                None => self.ring(bytes),
+            },
             (Pattern::ReduceDistribute, _) => self.ring(bytes),
             (Pattern::Gather, Algorithm::OneShot) => self.two_shot(bytes) / 2.0,
             (Pattern::Gather, _) => self.ring(bytes) / 2.0,
@@ -280,6 +352,7 @@ impl GroupCosts {
     fn most(&self, collective: Collective, algorithm: Algorithm) -> u64 {
         match algorithm {
             Algorithm::OneShot | Algorithm::TwoShot if !self.straight => 0,
+            Algorithm::Hierarchical if self.racks.is_none() => 0,
             Algorithm::OneShot if collective.traits().pattern != Pattern::Gather => {
                 (MAX_BURST / u64::from(self.hosts.saturating_sub(1).max(1))).min(self.chunk.0)
             }
@@ -391,6 +464,7 @@ fn about_the_same(target: &[(u64, Algorithm)], current: &[(u64, Algorithm)]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring_order::racks;
     use proptest::prelude::*;
 
     fn reach() -> GroupCosts {
@@ -405,6 +479,7 @@ mod tests {
             chunk: Bytes(64 << 10),
             straight: true,
             host: HostCosts::default(),
+            racks: None,
         }
     }
 
@@ -508,6 +583,41 @@ mod tests {
         assert!(last(&narrow) < last(&wide), "{} {}", last(&narrow), last(&wide));
     }
 
+    /// Two racks of six whose uplinks carry half of what a host sends: within a rack all is as wide as hosts are, and from rack to rack
+    /// goes as much as the tensor has, where a ring sends eleven sixths of it.
+    #[test]
+    fn a_narrow_spine_is_crossed_by_racks() {
+        let choose = |uplink| {
+            let (topology, ring) = crate::all_to_all::tests::racks(6, uplink);
+            let (conditions, others) = (Conditions::clear(&topology), BTreeMap::new());
+            let found = racks(&topology, &ring);
+            assert_eq!(found, Racks { sizes: vec![6, 6], from: 0 });
+            let racks = RackCosts::new(&topology, &conditions, &ring, &found, &others).unwrap();
+            let (delay, hop_delay) = delays(&topology, &ring);
+            let usage = crate::all_to_all::exchange_usage(&topology, &ring);
+            let direct_rate = exchange_rate(&usage, &conditions, &others);
+            let ring_rate = Rate((racks.across.0 * 6).min(1_000_000_000));
+            let racks = Some(racks);
+            GroupCosts { hosts: 12, delay, hop_delay, direct_rate, ring_rate, racks, ..reach() }
+        };
+        let narrow = choose("500Mbit/s");
+        let racks = narrow.racks.unwrap();
+        assert_eq!((racks.racks, racks.largest, racks.smallest), (2, 6, 6));
+        assert!((racks.within.0 as f64 / 1e9 - 1.0).abs() < 1e-6, "{racks:?}");
+        assert!((racks.across.0 as f64 / 1e9 - 0.5 / 6.0).abs() < 1e-6, "{racks:?}");
+        let names = |costs: &GroupCosts| {
+            chosen(costs, Collective::AllReduce)
+                .into_iter()
+                .map(|(_, algorithm)| algorithm)
+                .collect::<Vec<_>>()
+        };
+        assert!(names(&narrow).contains(&Algorithm::Hierarchical), "{:?}", names(&narrow));
+        let unknown = GroupCosts { racks: None, ..narrow };
+        assert!(!names(&unknown).contains(&Algorithm::Hierarchical));
+        let wide = choose("6Gbit/s");
+        assert!(!names(&wide).contains(&Algorithm::Hierarchical), "{:?}", names(&wide));
+    }
+
     #[test]
     fn ring_hops_can_be_shorter_than_farthest_pair() {
         let (topology, ring) = crate::all_to_all::tests::racks(2, "1Gbit/s");
@@ -527,9 +637,14 @@ mod tests {
             ring in 1_000_000_u64..400_000_000_000,
             collective in prop::sample::select(Collective::ALL),
             bytes in 1_u64..4_000_000,
+            racks in prop::option::of((2_u32..9, 1_u32..9, 1_000_000_u64..400_000_000_000)),
         ) {
             let (delay, hop, direct, ring) = (Nanos(delay), Nanos(hop), Rate(direct), Rate(ring));
-            let reach = GroupCosts { hosts, delay, hop_delay: hop, direct_rate: direct, ring_rate: ring, ..reach() };
+            let racks = racks.map(|(racks, smallest, rate)| {
+                let (largest, within, across) = (smallest + 1, Rate(rate), Rate(rate / 2));
+                RackCosts { racks, largest, smallest, within, across }
+            });
+            let reach = GroupCosts { hosts, delay, hop_delay: hop, direct_rate: direct, ring_rate: ring, racks, ..reach() };
             let found = reach.choose(&AlgorithmTable::RING);
             prop_assert_eq!(reach.choose(&found), found, "it stays");
             let bytes = if collective.has_data() { bytes } else { 0 };

@@ -21,16 +21,24 @@ pub fn line_rate(topology: &Topology, hosts: &[HostId]) -> Rate {
 /// The part of what one host sends in all that crosses each directed link: equal-cost paths are taken alike. Cost: the group's pairs
 /// times their paths.
 pub fn exchange_usage(topology: &Topology, hosts: &[HostId]) -> Vec<(DirectedLink, f64)> {
+    let others = hosts.len().saturating_sub(1).max(1) as f64;
+    let pairs = hosts.iter().flat_map(|from| hosts.iter().map(move |to| (*from, *to)));
+    usage(topology, pairs.filter(|(from, to)| from != to), 1.0 / others)
+}
+
+/// The same where each of these pairs has such a part of what a host sends.
+pub(crate) fn usage(
+    topology: &Topology,
+    pairs: impl Iterator<Item = (HostId, HostId)>,
+    part: f64,
+) -> Vec<(DirectedLink, f64)> {
     let mut ways = PathFinder::new(topology);
     let mut parts: BTreeMap<DirectedLink, f64> = BTreeMap::new();
-    let others = hosts.len().saturating_sub(1).max(1) as f64;
-    for from in hosts {
-        for to in hosts.iter().filter(|to| *to != from) {
-            let paths = ways.between(*from, *to);
-            let part = 1.0 / (others * paths.len().max(1) as f64);
-            for link in paths.iter().flat_map(|path| path.links()) {
-                *parts.entry(*link).or_default() += part;
-            }
+    for (from, to) in pairs {
+        let paths = ways.between(from, to);
+        let part = part / paths.len().max(1) as f64;
+        for link in paths.iter().flat_map(|path| path.links()) {
+            *parts.entry(*link).or_default() += part;
         }
     }
     parts.into_iter().collect()

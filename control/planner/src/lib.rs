@@ -22,7 +22,7 @@ pub use aggregation::{
     AggregationDecision, AggregationPlan, AggregationReason, AggregationTimes, AggregatorOffer, Drawback,
     LeafAggregator, decide_aggregation,
 };
-pub use algorithm::{GroupCosts, HostCosts, delays, hop_delay, max_delay};
+pub use algorithm::{GroupCosts, HostCosts, RackCosts, delays, hop_delay, max_delay};
 pub use all_to_all::{exchange_rate, exchange_usage, line_rate};
 pub use coflow::{
     Coflow, CoflowError, Contender, Discipline, Remaining, Sharing, Transfer, Workload, service_order,
@@ -51,5 +51,5 @@ pub use policy::congestion_control::{
     CongestionChoice, CongestionChoices, CongestionOverride, CongestionReason, RouteClass,
 };
 pub use policy::rate_limits::{RateLimits, Reservations, Sharer};
-pub use ring_order::{order, ring_crossings};
+pub use ring_order::{Racks, order, racks, ring_crossings};
 pub use tuning::{Tuning, tuning};

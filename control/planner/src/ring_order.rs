@@ -53,6 +53,34 @@ pub fn ring_crossings(topology: &Topology, ring: &[HostId]) -> u64 {
     ring.iter().zip(next).map(|(from, to)| ways.crossings(*from, *to).unwrap_or(0)).sum()
 }
 
+/// The racks along a ring.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Racks {
+    /// How many hosts each has, one rack after another; empty where no operation goes by them.
+    pub sizes: Vec<u32>,
+    /// Where in the ring the first of them begins. The last may go on at the ring's beginning.
+    pub from: u32,
+}
+
+/// The places of a ring. None where all stand in one or each in one of its own, or where those of a place do not follow one another.
+pub fn racks(topology: &Topology, ring: &[HostId]) -> Racks {
+    let places = places(topology, ring);
+    let mut place_of = vec![0; ring.len()];
+    for (number, place) in places.iter().enumerate() {
+        for host in place {
+            if let Some(place) = place_of.get_mut(*host) {
+                *place = number;
+            }
+        }
+    }
+    let before = place_of.iter().cycle().skip(ring.len().saturating_sub(1));
+    let from = place_of.iter().zip(before).position(|(place, before)| place != before).unwrap_or(0);
+    place_of.rotate_left(from);
+    let sizes: Vec<u32> = place_of.chunk_by(|one, next| one == next).map(|run| run.len() as u32).collect();
+    let together = sizes.len() == places.len() && (2..ring.len()).contains(&sizes.len());
+    if together { Racks { sizes, from: from as u32 } } else { Racks::default() }
+}
+
 /// Hosts by what they hang on, each list ascending; the first place has host 0.
 fn places(topology: &Topology, hosts: &[HostId]) -> Vec<Vec<usize>> {
     let mut places: Vec<Vec<usize>> = Vec::new();

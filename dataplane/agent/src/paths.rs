@@ -93,6 +93,7 @@ impl Paths {
             probe_key: self.key.to_vec(),
             costs: None,
             congestion_controls: Vec::new(),
+            racks: true,
         }
     }
 

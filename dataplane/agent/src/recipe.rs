@@ -135,8 +135,12 @@ pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRec
 fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRecipe, InvalidRecipe> {
     let members = recipe.participants.iter().map(|p| p.ranks.iter().map(|&rank| Rank(rank)).collect());
     let group = Group::new(members.collect()).ok_or(InvalidRecipe::Ranks)?;
-    let order = recipe.order.iter().map(|&participant| Participant(participant)).collect();
-    let plan = Plan::new(group, order)?;
+    let mut order: Vec<_> = recipe.order.iter().map(|&participant| Participant(participant)).collect();
+    // A ring is the same wherever it begins.
+    let from = usize::try_from(recipe.racks_from).ok().filter(|from| *from <= order.len());
+    let outside = InvalidRecipe::OutOfRange { field: "first rack", value: recipe.racks_from.into() };
+    order.rotate_left(from.ok_or(outside)?);
+    let plan = Plan::new(group, order)?.with_racks(recipe.racks.clone())?;
     let me = Participant(recipe.me);
     if plan.group().local(me).is_empty() {
         return Err(InvalidRecipe::NoRank(me.0));
@@ -402,6 +406,20 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn racks_are_part_of_what_is_proved() {
+        let mut recipe = recipe(5, 2);
+        let mut proved = VerifiedPlans::default();
+        for racks in [vec![], vec![2, 3], vec![1; 5]] {
+            recipe.racks.clone_from(&racks);
+            assert_eq!(expand(&recipe, &mut proved).unwrap().plan.plan.racks(), racks);
+        }
+        assert_eq!(proved.0.len(), 3);
+        recipe.racks_from = 2;
+        let order = expand(&recipe, &mut proved).unwrap().plan.plan.order().to_vec();
+        assert_eq!(order, [2, 1, 0, 4, 3].map(Participant));
+    }
+
+    #[test]
     fn what_is_coded_is_proved_once_more() {
         let mut recipe = recipe(3, 1);
         let mut proved = VerifiedPlans::default();
@@ -484,7 +502,7 @@ pub(crate) mod tests {
         let named = |number: u16| Codec::NAMED[usize::from(number)].1;
         assert_eq!((named(found.codec), found.max_error), (Codec::INT8, Some(1e-3)));
         assert_eq!(found.finer.map(named), Some(Codec::BF16));
-        let damaged: [Damage; 17] = [
+        let damaged: [Damage; 19] = [
             ("codec \"bf17\"", |r| {
                 let finer = Some("bf17".into());
                 r.coding =
@@ -503,6 +521,8 @@ pub(crate) mod tests {
             }),
             ("there twice", |r| r.participants[0].ranks = vec![1]),
             ("order", |r| r.order = vec![0, 0, 1]),
+            ("racks of [1, 1]", |r| r.racks = vec![1, 1]),
+            ("first rack 4", |r| r.racks_from = 4),
             ("no rank", |r| r.me = 9),
             ("tuning", |r| r.tuning = None),
             ("channels", |r| r.tuning.as_mut().unwrap().channels = 0),

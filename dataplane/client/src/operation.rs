@@ -68,6 +68,8 @@ pub enum Algorithm {
     RecursiveHalving,
     /// Along a binomial tree of hosts.
     BinomialTree,
+    /// Within racks of hosts, and between them.
+    Hierarchical,
     /// Something that this version has no name for.
     Other(u8),
 }
@@ -122,6 +124,7 @@ impl Receipt {
                 10 => Algorithm::RecursiveDoubling,
                 11 => Algorithm::RecursiveHalving,
                 12 => Algorithm::BinomialTree,
+                13 => Algorithm::Hierarchical,
                 other => Algorithm::Other(other),
             },
             fallback: completion.fallback != 0,

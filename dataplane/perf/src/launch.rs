@@ -4,6 +4,7 @@ use crate::arguments::Arguments;
 use anyhow::{Context, Result, ensure};
 use harmonaize_client::Place;
 use std::ffi::OsString;
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -12,6 +13,9 @@ use std::time::Duration;
 const NAME: &str = "HARMONAIZE_NAME";
 /// Where the agent's socket is, if no option says so.
 const SOCKET: &str = "HARMONAIZE_SOCKET";
+
+/// Set where the process that started this rank keeps its standard input open, for as long as it is there itself.
+const INPUT_KEPT: &str = "HARMONAIZE_INPUT_KEPT";
 
 /// How often the ranks are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -70,9 +74,37 @@ fn command(
     }
     let mut rsh = arguments.rsh.split_whitespace();
     let mut command = Command::new(rsh.next().context("--rsh is empty")?);
-    // Ranks read nothing; what reaches hosts would take a script's input.
-    command.args(rsh).arg(host).arg(line).stdin(Stdio::null());
+    // A pipe of ours: what reaches hosts would take a script's input, and the end of this one ends the rank there.
+    command.args(rsh).arg(host).arg(line).stdin(Stdio::piped());
     Ok(command)
+}
+
+/// Has a rank on another host end with the process that started it: whatever reaches the host may leave the rank alone there.
+pub(crate) fn end_with_launcher() -> Result<()> {
+    if std::env::var_os(INPUT_KEPT).is_none() {
+        return Ok(());
+    }
+    let watch = || {
+        if wait_for_end(std::io::stdin()) {
+            // Nothing is printed: nobody may be there to read it.
+            std::process::exit(1);
+        }
+    };
+    std::thread::Builder::new().name("launcher".into()).spawn(watch).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// Waits until an input ends. Returns whether it was open before: a line comes first where it is passed on to the rank.
+fn wait_for_end(mut input: impl Read) -> bool {
+    let (mut opened, mut bytes) = (false, [0; 64]);
+    loop {
+        match input.read(&mut bytes) {
+            Ok(0) => return opened,
+            Ok(_) => opened = true,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return opened,
+        }
+    }
 }
 
 /// A word as a shell takes it for one.
@@ -97,9 +129,15 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
         ];
         variables.extend(socket.clone().map(|socket| (SOCKET, socket)));
         let host = share(&arguments.hosts, rank, ranks);
+        variables.extend(host.map(|_| (INPUT_KEPT, "1".to_owned())));
         let mut command = command(arguments, &program, &given, &variables, host)?;
         let who = host.map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"));
-        children.0.push((who.clone(), command.spawn().with_context(|| format!("cannot start {who}"))?));
+        let child = command.spawn().with_context(|| format!("cannot start {who}"))?;
+        if let Some(mut input) = child.stdin.as_ref() {
+            // A command that has ended already is found below.
+            let _ = input.write_all(b"\n");
+        }
+        children.0.push((who, child));
     }
     while !children.0.is_empty() {
         let mut failed = None;
@@ -124,7 +162,7 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ranks that end with this, by what they are called.
+/// Ranks that end with this, by what they are called. Those on hosts end with their standard input, which is closed here.
 struct Children(Vec<(String, Child)>);
 
 impl Drop for Children {
@@ -187,6 +225,17 @@ mod tests {
         assert_eq!(share(&["n1", "n2"], 1, 5), Some(&"n1"));
         assert_eq!(share(&["n1", "n2"], 4, 5), Some(&"n2"));
         assert_eq!(share(&["n1"; 0], 4, 5), None);
+    }
+
+    #[test]
+    fn an_input_that_was_never_open_ends_no_rank() {
+        assert!(wait_for_end(&b"\n"[..]));
+        assert!(!wait_for_end(&b""[..]));
+        let (input, output) = std::io::pipe().unwrap();
+        let rank = std::thread::spawn(|| wait_for_end(input));
+        (&output).write_all(b"\n").unwrap();
+        drop(output);
+        assert!(rank.join().unwrap());
     }
 
     #[test]

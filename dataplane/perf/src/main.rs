@@ -19,7 +19,10 @@ fn main() -> Result<ExitCode> {
     let arguments = harmonaize_program::parse::<Arguments>();
     arguments.check()?;
     match launch::seat(&arguments)? {
-        Some(seat) => sweep::run(&arguments, &seat),
+        Some(seat) => {
+            launch::end_with_launcher()?;
+            sweep::run(&arguments, &seat)
+        }
         None => launch::ranks(&arguments),
     }
 }

@@ -12,6 +12,7 @@ mod broadcast;
 mod builder;
 mod check;
 mod direct;
+mod hierarchical;
 mod one_two_shot;
 mod pairwise;
 mod plan;

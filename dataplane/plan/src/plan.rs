@@ -2,22 +2,25 @@
 
 use crate::program::{Access, Buffer, Group, Participant, Program, Retention};
 use crate::{
-    allgather, allreduce, barrier, broadcast, direct, one_two_shot, pairwise, recursive, reduce,
-    reducescatter,
+    allgather, allreduce, barrier, broadcast, direct, hierarchical, one_two_shot, pairwise, recursive,
+    reduce, reducescatter,
 };
 use harmonaize_abi::{Blocks, Collective, Pattern, Rank};
 use serde::{Deserialize, Serialize};
 
 /// A group and the order in which rings and chains visit its participants. The group is the communicator's, the order
-/// may change with an epoch.
+/// may change with an epoch, and so may the racks in which they stand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Recipe", into = "Recipe")]
 pub struct Plan {
     group: Group,
     order: Vec<Participant>,
+    /// How many of the order each rack has, one after another; none where racks are not known.
+    racks: Vec<u32>,
 }
 
-/// A plan as it is sent, before it is validated.
+/// A plan as it is sent, before it is validated. Behind the participants `order` has the sizes of racks, where they are known: so plans
+/// without racks are what they were before there were any.
 #[derive(Clone, Serialize, Deserialize)]
 struct Recipe {
     group: Group,
@@ -68,25 +71,33 @@ pub enum Algorithm {
     RecursiveHalving,
     /// Along a binomial tree, from the root or to it.
     BinomialTree,
+    /// By rings within each rack, and between racks by rings of those who own the same part.
+    Hierarchical,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Ring,
         Self::OneShot,
         Self::TwoShot,
         Self::RecursiveDoubling,
         Self::RecursiveHalving,
         Self::BinomialTree,
+        Self::Hierarchical,
     ];
 
     /// Those that data of a pattern can take.
     pub const fn of(pattern: Pattern) -> &'static [Self] {
         match pattern {
-            Pattern::ReduceDistribute => {
-                &[Self::Ring, Self::OneShot, Self::TwoShot, Self::RecursiveDoubling, Self::RecursiveHalving]
-            }
+            Pattern::ReduceDistribute => &[
+                Self::Ring,
+                Self::OneShot,
+                Self::TwoShot,
+                Self::RecursiveDoubling,
+                Self::RecursiveHalving,
+                Self::Hierarchical,
+            ],
             Pattern::Pairwise => &[Self::Ring],
             Pattern::Chain => &[Self::Ring, Self::OneShot, Self::BinomialTree],
             Pattern::Gather | Pattern::Dissemination => &[Self::Ring, Self::OneShot],
@@ -102,6 +113,7 @@ impl Algorithm {
             Self::RecursiveDoubling => "recursive-doubling",
             Self::RecursiveHalving => "recursive-halving",
             Self::BinomialTree => "binomial-tree",
+            Self::Hierarchical => "hierarchical",
         }
     }
 }
@@ -153,6 +165,14 @@ pub enum PlanError {
         /// How many the order names.
         entries: usize,
     },
+    /// The racks' sizes do not add up, or one is empty.
+    #[error("racks of {racks:?} are not those of {participants} participants")]
+    Racks {
+        /// How many the group has.
+        participants: u32,
+        /// How many each rack has.
+        racks: Vec<u32>,
+    },
     /// The group has no such participant.
     #[error("participant {} is not in the group", .0.0)]
     Participant(Participant),
@@ -192,13 +212,26 @@ impl Plan {
                 return Err(error());
             }
         }
-        Ok(Self { group, order })
+        Ok(Self { group, order, racks: Vec::new() })
+    }
+
+    /// The same plan for participants that stand in racks: so many of the order in each, one after another. None: racks are not known.
+    ///
+    /// # Errors
+    /// If the racks do not have all participants, or one has none.
+    pub fn with_racks(self, racks: Vec<u32>) -> Result<Self, PlanError> {
+        let participants = self.participants();
+        let sum = racks.iter().fold(0_u32, |sum, hosts| sum.saturating_add(*hosts));
+        if !racks.is_empty() && (sum != participants || racks.contains(&0)) {
+            return Err(PlanError::Racks { participants, racks });
+        }
+        Ok(Self { racks, ..self })
     }
 
     /// The plan that visits participants by number.
     pub fn in_sequence(group: Group) -> Self {
         let order = (0..group.participants()).map(Participant).collect();
-        Self { group, order }
+        Self { group, order, racks: Vec::new() }
     }
 
     /// Who drives which ranks.
@@ -209,6 +242,11 @@ impl Plan {
     /// Participants in the order of rings and chains.
     pub fn order(&self) -> &[Participant] {
         &self.order
+    }
+
+    /// How many of the order stand in each rack, one after another; none where racks are not known.
+    pub fn racks(&self) -> &[u32] {
+        &self.racks
     }
 
     /// How many participants.
@@ -238,13 +276,16 @@ impl Plan {
 impl TryFrom<Recipe> for Plan {
     type Error = PlanError;
     fn try_from(recipe: Recipe) -> Result<Self, PlanError> {
-        Self::new(recipe.group, recipe.order)
+        let Recipe { group, mut order } = recipe;
+        let racks = order.split_off(order.len().min(group.participants() as usize));
+        Self::new(group, order)?.with_racks(racks.into_iter().map(|hosts| hosts.0).collect())
     }
 }
 
 impl From<Plan> for Recipe {
     fn from(plan: Plan) -> Self {
-        Self { group: plan.group, order: plan.order }
+        let racks = plan.racks.into_iter().map(Participant);
+        Self { group: plan.group, order: plan.order.into_iter().chain(racks).collect() }
     }
 }
 
@@ -266,6 +307,7 @@ pub fn program(
             Algorithm::TwoShot => one_two_shot::two_shot(plan, position, me, local),
             Algorithm::RecursiveDoubling => recursive::doubling(plan, position, me, local),
             Algorithm::RecursiveHalving => recursive::halving(plan, position, me, local),
+            Algorithm::Hierarchical => hierarchical::program(plan, position, me, local),
             Algorithm::Ring | Algorithm::BinomialTree => allreduce::program(plan, position, me, local),
         },
         Collective::AllReduce => allreduce::program(plan, position, me, local),
@@ -312,7 +354,7 @@ pub fn edges(program: &Program) -> Edges {
 
 /// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
 /// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two, 10 recursive doubling, 11
-/// recursive halving, 12 binomial tree.
+/// recursive halving, 12 binomial tree, 13 hierarchical.
 pub fn algorithm_code(participants: u32, request: Request) -> u8 {
     let coded = request.codes();
     match (request.collective.traits().pattern, request.algorithm) {
@@ -323,6 +365,7 @@ pub fn algorithm_code(participants: u32, request: Request) -> u8 {
         (Pattern::ReduceDistribute, Algorithm::TwoShot) => 8,
         (Pattern::ReduceDistribute, Algorithm::RecursiveDoubling) => 10,
         (Pattern::ReduceDistribute, Algorithm::RecursiveHalving) => 11,
+        (Pattern::ReduceDistribute, Algorithm::Hierarchical) => 13,
         (Pattern::Chain, Algorithm::BinomialTree) => 12,
         (Pattern::ReduceDistribute | Pattern::Gather, _) => 2,
         (Pattern::Chain, _) => 4,

@@ -195,18 +195,18 @@ pub(crate) fn halving(
     begun.finish()
 }
 
-/// What both have: the own contribution in one place, and where the result goes.
-struct Begun<'a> {
-    builder: Builder,
+/// What all have that take a segment whole: the own contribution in one place, and where the result goes.
+pub(crate) struct Begun<'a> {
+    pub(crate) builder: Builder,
     whole: Part,
-    own: Operand,
+    pub(crate) own: Operand,
     landing: Option<(Landing<'a>, crate::allreduce::Landed)>,
     local: &'a Local<'a>,
     ranks: &'a [harmonaize_abi::Rank],
 }
 
 impl<'a> Begun<'a> {
-    fn new(plan: &'a Plan, me: Participant, local: &'a Local<'a>) -> Result<Self, PlanError> {
+    pub(crate) fn new(plan: &'a Plan, me: Participant, local: &'a Local<'a>) -> Result<Self, PlanError> {
         let (ranks, whole) = (plan.group().local(me), Part::whole(0));
         let mut builder = Builder::default();
         let mut own = LocalContribution::new(&mut builder, ranks, local, [whole].into_iter())?;
@@ -215,7 +215,7 @@ impl<'a> Begun<'a> {
     }
 
     /// The places of the result.
-    fn landed(&mut self) -> Result<Vec<Operand>, PlanError> {
+    pub(crate) fn landed(&mut self) -> Result<Vec<Operand>, PlanError> {
         let hold = self.local.retention == Retention::HoldOutputs;
         let mut landing = Landing::new(&mut self.builder, self.ranks, self.local, 1, hold)?;
         let landed = landing.next(self.whole)?;
@@ -225,7 +225,7 @@ impl<'a> Begun<'a> {
     }
 
     /// Stores the result where it must be stored.
-    fn finish(mut self) -> Result<Program, PlanError> {
+    pub(crate) fn finish(mut self) -> Result<Program, PlanError> {
         let (landing, landed) = self.landing.ok_or(PlanError::Inconsistent)?;
         landing.store(&mut self.builder, &landed);
         landing.commit(&mut self.builder);

@@ -145,9 +145,16 @@ pub fn max_segment_bytes(
     }
 }
 
-/// Whether an algorithm sends a segment in one message.
+/// Whether an algorithm may send a segment in one message.
 fn sends_whole(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling | Algorithm::BinomialTree)
+    matches!(
+        algorithm,
+        Algorithm::OneShot
+            | Algorithm::RecursiveDoubling
+            | Algorithm::BinomialTree
+            // A part of it; but a later epoch may know of fewer parts, and a message of its must fit a landing slot too.
+            | Algorithm::Hierarchical
+    )
 }
 
 /// How an operation goes between participants. Depends only on what all participants share.

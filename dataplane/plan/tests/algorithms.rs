@@ -95,6 +95,70 @@ fn every_allreduce_by_recursive_halving_is_right() {
 }
 
 #[test]
+fn every_allreduce_by_racks_that_are_not_known_is_right() {
+    sample(Collective::AllReduce, Algorithm::Hierarchical);
+}
+
+/// Every number of participants up to 64, in racks of one size with the rest in the last, of growing ones, of one and all others, and of one each.
+#[test]
+fn allreduces_by_racks_take_any_racks() {
+    for all in 2..=64_u32 {
+        let group = Grouping::PerHost(1 + all % 3).plan(all * (1 + all % 3)).group().clone();
+        let order: Vec<_> = (0..all).map(|at| Participant((at + all / 3) % all)).rev().collect();
+        let even = |size: u32| (0..all).step_by(size as usize).map(|at| size.min(all - at)).collect();
+        let mut growing: Vec<u32> = (1..)
+            .scan(0, |sum, size| {
+                (*sum + size <= all).then(|| {
+                    *sum += size;
+                    size
+                })
+            })
+            .collect();
+        growing.push(all - growing.iter().sum::<u32>());
+        growing.retain(|size| *size > 0);
+        for racks in [even(2), even(4), even(7), even(1), growing, vec![1, all - 1], vec![all - 1, 1]] {
+            let plan = Plan::new(group.clone(), order.clone()).unwrap().with_racks(racks.clone()).unwrap();
+            let request =
+                Request { algorithm: Algorithm::Hierarchical, ..plain(Collective::AllReduce, Rank(0)) };
+            let retention = Some(RETENTIONS[(all as usize + racks.len()) % 3]);
+            let reach = Reach::ALL[all as usize / 3 % 3];
+            let case = Case { plan, request, retention, reach, scaled: all.is_multiple_of(5) };
+            let programs = case.programs();
+            let report = case.check(&programs, 1).unwrap_or_else(|error| panic!("{racks:?}: {error}"));
+            let alone =
+                case.check_alone(&programs).unwrap_or_else(|error| panic!("alone, {racks:?}: {error}"));
+            assert_eq!(alone, report.usage, "{racks:?}");
+            let (most, racks) = (*racks.iter().max().unwrap() as usize, racks.len());
+            let hops = 2 * (most - 1) + 2 * (racks - 1);
+            assert!(longest_path(&programs) <= hops, "{racks} of {most} at most: {hops}");
+        }
+    }
+}
+
+/// Twelve participants in racks of four: a ring sends 22 twelfths of a tensor from rack to rack, this 16, and each participant as much as along the ring.
+#[test]
+fn racks_send_each_other_less_than_a_ring_does() {
+    let sent = |algorithm| {
+        let mut one =
+            case(Grouping::PerHost(1), 12, Collective::AllReduce, Retention::KeepInputs, Reach::Mapped);
+        one.plan = one.plan.with_racks(vec![4; 3]).unwrap();
+        one.request.algorithm = algorithm;
+        let mut sent = vec![[0; 2]; 3];
+        for (me, program) in one.programs().iter().enumerate() {
+            for operand in program.steps.iter().flat_map(|step| &step.destinations) {
+                if let Buffer::Peer(to) = operand.buffer {
+                    let across = usize::from(to.0 as usize / 4 != me / 4);
+                    sent[me / 4][across] += operand.part.elements(0, 12).1;
+                }
+            }
+        }
+        sent
+    };
+    assert_eq!(sent(Algorithm::Ring), [[66, 22]; 3]);
+    assert_eq!(sent(Algorithm::Hierarchical), [[72, 16]; 3]);
+}
+
+#[test]
 fn every_broadcast_and_reduce_by_a_binomial_tree_is_right() {
     sample(Collective::Broadcast, Algorithm::BinomialTree);
     sample(Collective::Reduce, Algorithm::BinomialTree);
@@ -495,7 +559,8 @@ fn copies_are_made_the_same_way_in_every_order() {
             let mut order = one.plan.order().to_vec();
             order.reverse();
             order.swap(1, 3);
-            let plan = Plan::new(one.plan.group().clone(), order).unwrap();
+            let racks = vec![1, order.len() as u32 - 1];
+            let plan = Plan::new(one.plan.group().clone(), order).unwrap().with_racks(racks).unwrap();
             let other = Case { plan, ..one.clone() };
             let copying: u32 = one
                 .programs()
@@ -537,6 +602,7 @@ fn algorithm_classes_are_those_of_the_receipt() {
     assert_eq!(classes(Algorithm::RecursiveDoubling), [10, 3, 4, 5, 2, 2, 4, 3, 3]);
     assert_eq!(classes(Algorithm::RecursiveHalving), [11, 3, 4, 5, 2, 2, 4, 3, 3]);
     assert_eq!(classes(Algorithm::BinomialTree), [2, 3, 12, 5, 2, 2, 12, 3, 3]);
+    assert_eq!(classes(Algorithm::Hierarchical), [13, 3, 4, 5, 2, 2, 4, 3, 3]);
     assert_eq!(algorithm_code(1, plain(Collective::AllToAll, Rank(0))), 1);
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(algorithm_code(4, coded), 6);
@@ -580,6 +646,13 @@ fn a_recipe_from_elsewhere_is_validated() {
     assert!(message.contains("2 participants is not a permutation"), "{message}");
     let message = bad(r#"{"group":[[0],[0]],"order":[0,1]}"#);
     assert!(message.contains("there twice"), "{message}");
+    let racks = plan.clone().with_racks(vec![1, plan.participants() - 1]).unwrap();
+    let text = serde_json::to_string(&racks).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), racks);
+    for racks in ["1", "2,1", "2,0", "0,2", "4294967295,3"] {
+        let message = bad(&format!(r#"{{"group":[[0],[1]],"order":[1,0,{racks}]}}"#));
+        assert!(message.contains("are not those of 2 participants"), "{message}");
+    }
 }
 
 #[test]

@@ -434,6 +434,7 @@ fn an_input_that_is_sent_before_it_is_multiplied_is_refused() {
         (Collective::Reduce, Algorithm::Ring),
         (Collective::AllReduce, Algorithm::RecursiveDoubling),
         (Collective::AllReduce, Algorithm::RecursiveHalving),
+        (Collective::AllReduce, Algorithm::Hierarchical),
         (Collective::Reduce, Algorithm::BinomialTree),
     ] {
         let request = Request { collective, root: Rank(0), coded: false, algorithm };

@@ -1,6 +1,7 @@
 //! Which algorithm operations take, by collective and size: as is predicted to be the fastest, where no operator decided.
 
-use crate::algorithm::GroupCosts;
+use crate::algorithm::{GroupCosts, RackCosts};
+use crate::ring_order::Racks;
 use harmonaize_abi::Collective;
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_units::{Bytes, Nanos};
@@ -47,6 +48,8 @@ pub struct AlgorithmChoice {
     pub costs: Option<GroupCosts>,
     /// Why, where no operator decided.
     pub reason: AlgorithmReason,
+    /// The racks of the order; none where no operation goes by them.
+    pub racks: Racks,
 }
 
 /// Why operations go as they do, where no operator decided.
@@ -73,13 +76,26 @@ impl fmt::Display for AlgorithmReason {
             Self::Recovered => "as before control restarted",
             Self::Ordered => "contributions are added in one order: its tenant wants that",
             Self::Fastest(costs) => {
-                let GroupCosts { delay, hop_delay: hop, direct_rate: direct, ring_rate: ring, host, .. } =
-                    costs;
+                let GroupCosts {
+                    delay,
+                    hop_delay: hop,
+                    direct_rate: direct,
+                    ring_rate: ring,
+                    host,
+                    racks,
+                    ..
+                } = costs;
                 let (message, added) = (Nanos((host.message * 1e9) as u64), host.reduced_byte * 1e9);
-                return write!(
+                write!(
                     f,
                     "{delay} one way between the farthest, {hop} along the ring; {direct} to all at once, {ring} along the ring; {message} a message, {added:.3} ns a byte that is added"
-                );
+                )?;
+                return match racks {
+                    Some(RackCosts { racks, across, .. }) => {
+                        write!(f, "; {racks} racks, {across} a host between them")
+                    }
+                    None => Ok(()),
+                };
             }
         };
         f.write_str(text)
@@ -97,7 +113,7 @@ pub struct AlgorithmStatus {
     pub to: Option<Bytes>,
     /// How they go.
     pub algorithm: Algorithm,
-    /// A size among them, and what each algorithm that the collective can take is predicted to take there.
+    /// A size among them, and what each algorithm that the collective can take there is predicted to take.
     pub predicted: Option<(Bytes, Vec<(Algorithm, Nanos)>)>,
     /// Whether an operator chose it by collective and size.
     pub overridden: bool,
@@ -124,7 +140,13 @@ impl AlgorithmChoice {
         let kept = |one: &&AlgorithmOverride| ordered.is_none() || one.keeps_order();
         let overrides: Vec<AlgorithmOverride> = overrides.iter().filter(kept).copied().collect();
         let table = overlay(&chosen, &overrides);
-        Self { table, overrides, costs: Some(costs), reason }
+        Self { table, overrides, costs: Some(costs), reason, racks: Racks::default() }
+    }
+
+    /// The same with the racks of the order, if any operation goes by them.
+    pub fn with_racks(self, racks: Racks) -> Self {
+        let goes = self.table.ranges().any(|range| range.algorithm == Algorithm::Hierarchical);
+        Self { racks: if goes { racks } else { Racks::default() }, ..self }
     }
 
     /// How operations go, collective after collective, each from the smallest on.
@@ -150,7 +172,9 @@ impl AlgorithmChoice {
         let large = if collective.has_data() { from.saturating_mul(2).max(LARGE) } else { 0 };
         let at = Bytes(if bounded { up_to } else { large });
         let predict = |costs: &GroupCosts| {
+            let by_racks = costs.racks.is_some();
             let all = Algorithm::of(collective.traits().pattern).iter();
+            let all = all.filter(|algorithm| by_racks || **algorithm != Algorithm::Hierarchical);
             let time = |algorithm| Nanos((costs.time(collective, algorithm, at) * 1e9) as u64);
             (at, all.map(|algorithm| (*algorithm, time(*algorithm))).collect())
         };
@@ -215,11 +239,28 @@ mod tests {
             chunk: Bytes(64 << 10),
             straight: true,
             host: HostCosts::default(),
+            racks: None,
         }
     }
 
     fn choice(overrides: &[AlgorithmOverride], ordered: Option<u64>) -> AlgorithmChoice {
         AlgorithmChoice::new(costs(), &AlgorithmTable::RING, overrides, ordered.map(Bytes))
+    }
+
+    #[test]
+    fn racks_are_kept_where_an_operation_goes_by_them() {
+        let racks = |algorithm| {
+            let one = AlgorithmOverride {
+                collective: Collective::AllReduce,
+                from: Bytes(0),
+                to: Bytes(1 << 30),
+                algorithm,
+            };
+            let choice = AlgorithmChoice::new(costs(), &AlgorithmTable::RING, &[one], None);
+            choice.with_racks(Racks { sizes: vec![1, 3], from: 2 }).racks.sizes
+        };
+        assert_eq!(racks(Algorithm::Hierarchical), [1, 3]);
+        assert!(racks(Algorithm::Ring).is_empty());
     }
 
     #[test]

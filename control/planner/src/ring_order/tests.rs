@@ -160,3 +160,32 @@ fn approximate_tours_of_trees_cross_each_link_twice() {
         assert_eq!(found, 2 * (switches as u64 - 1), "seed {seed}");
     }
 }
+
+#[test]
+fn racks_are_runs_round_a_ring() {
+    let topology = leaf_spine(&[3, 1, 2], 1);
+    let hosts = all(&topology);
+    let mut ring: Vec<HostId> = order(&topology, &hosts).into_iter().map(|at| hosts[at]).collect();
+    for _ in 0..ring.len() {
+        let Racks { mut sizes, from } = racks(&topology, &ring);
+        let from = from as usize;
+        let rack = |host: HostId| topology.neighbours(host);
+        assert_ne!(rack(ring[from]), rack(ring[(from + 5) % 6]), "one begins there");
+        let first = sizes[0] as usize;
+        assert_eq!(rack(ring[from]), rack(ring[(from + first - 1) % 6]));
+        assert_ne!(rack(ring[from]), rack(ring[(from + first) % 6]));
+        sizes.sort_unstable();
+        assert_eq!(sizes, [1, 2, 3]);
+        ring.rotate_left(1);
+    }
+    let of_leaf = |leaf: &str| -> Vec<HostId> {
+        let named = |host: &HostId| topology.hosts()[host.0].name.starts_with(leaf);
+        hosts.iter().copied().filter(named).collect()
+    };
+    let [three, one, two] = ["h0", "h1", "h2"].map(of_leaf);
+    assert_eq!(racks(&topology, &three), Racks::default(), "one rack");
+    let torn = [&three[..1], &one[..], &three[1..], &two[..]].concat();
+    assert_eq!(racks(&topology, &torn), Racks::default(), "a rack in two pieces");
+    let alone = leaf_spine(&[1, 1, 1], 1);
+    assert_eq!(racks(&alone, &all(&alone)), Racks::default(), "each in its own");
+}

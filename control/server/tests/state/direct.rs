@@ -1,7 +1,7 @@
 //! How operations go by their size: by delays, rates and what hosts have measured; an operator's choice; after a restart as before.
 
 use super::fabric::Fabric;
-use super::topology::star;
+use super::topology::{leaf_spine, star};
 use super::world::{SECOND, World, hello, join_of, running, settings, settings_of};
 use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1;
@@ -176,4 +176,23 @@ fn an_operator_may_choose_by_collective_and_size() {
         own[0].predicted.iter().map(|one| (one.algorithm.as_str(), one.time_ns)).collect();
     assert_eq!(times.len(), 5);
     assert!(times.iter().all(|(_, time)| *time >= 1_000_000), "{times:?}");
+}
+
+#[test]
+fn racks_are_only_for_agents_that_take_them() {
+    let found = [4, 3].map(|able| {
+        let mut settings = settings_of(&leaf_spine(&[0, 1, 0, 0], 1, || "50us".to_owned()));
+        settings.algorithms.push(chosen_by_operator(None, 1000..=u64::MAX, Algorithm::Hierarchical));
+        let mut world = World::new(settings, 3);
+        let sessions = world.connect((0..4).map(|host| {
+            let capabilities = v1::Capabilities { racks: host < able, ..v1::Capabilities::default() };
+            v1::Hello { capabilities: Some(capabilities), ..hello(host, vec![]) }
+        }));
+        let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
+        assert!(recipes.iter().all(|recipe| recipe.racks == recipes[0].racks), "all have the same");
+        let mut racks = recipes[0].racks.clone();
+        racks.sort_unstable();
+        (chosen(&recipes[0], 1 << 30).to_owned(), racks)
+    });
+    assert_eq!(found, [("hierarchical".to_owned(), vec![1, 3]), ("ring".to_owned(), vec![])]);
 }

@@ -110,6 +110,7 @@ fn time(fabric: &Fabric, id: u64, hosts: &[usize], bytes: u64, rate: f64) -> f64
         chunk,
         straight: true,
         host: HostCosts::default(),
+        racks: None,
     }
     .fastest(Bytes(bytes))
 }

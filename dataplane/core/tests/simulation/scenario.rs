@@ -293,7 +293,7 @@ impl Scenario {
         self
     }
 
-    /// Operations go by doubling, halving or a tree, each collective up to any size; with every plan they change.
+    /// Operations go by doubling, halving, a tree or racks, each collective up to any size; with every plan they and the racks change.
     pub(crate) fn recursive(mut self) -> Self {
         let mut rng = generator(self.seed, 31);
         let plans = self.incidents.iter_mut().filter_map(|(_, incident)| match incident {
@@ -315,6 +315,10 @@ impl Scenario {
                 ranges.extend(sizes.into_iter().filter_map(range));
             }
             plan.tuning.algorithms = AlgorithmTable::new(ranges).unwrap();
+            let hosts = plan.plan.participants();
+            let first = rng.random_range(0..=hosts);
+            let racks = [first, hosts - first].into_iter().filter(|hosts| *hosts > 0).collect();
+            plan.plan = plan.plan.clone().with_racks(racks).unwrap();
         }
         self
     }

@@ -29,8 +29,8 @@ pub(crate) struct Statistics {
     pub(crate) probes: u64,
     /// Operations that completed in one shot and in two.
     pub(crate) one_two_shot: [u64; 2],
-    /// By recursive doubling, by recursive halving, and by a binomial tree.
-    pub(crate) recursive: [u64; 3],
+    /// By recursive doubling, by recursive halving, by a binomial tree, and by racks.
+    pub(crate) recursive: [u64; 4],
     /// Turns that were asked for, and those that were given before they were over.
     pub(crate) slots: [u64; 2],
     /// Messages from rank to rank that were received, and pieces of them.
@@ -58,7 +58,7 @@ impl Statistics {
         self.restored += other.restored;
         self.sessions += other.sessions;
         self.probes += other.probes;
-        self.recursive = [0, 1, 2].map(|index| self.recursive[index] + other.recursive[index]);
+        self.recursive = [0, 1, 2, 3].map(|index| self.recursive[index] + other.recursive[index]);
         self.one_two_shot = [0, 1].map(|index| self.one_two_shot[index] + other.one_two_shot[index]);
         self.slots = [0, 1].map(|index| self.slots[index] + other.slots[index]);
         self.messages += other.messages;
@@ -74,7 +74,7 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete ({:?} in one shot and in two, {:?} by doubling, halving and tree), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {} messages in {} pieces, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete ({:?} in one shot and in two, {:?} by doubling, halving, tree and racks), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {} messages in {} pieces, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.one_two_shot,
             self.recursive,

@@ -662,6 +662,7 @@ impl World {
             harmonaize_plan::Algorithm::RecursiveDoubling => self.statistics.recursive[0] += 1,
             harmonaize_plan::Algorithm::RecursiveHalving => self.statistics.recursive[1] += 1,
             harmonaize_plan::Algorithm::BinomialTree => self.statistics.recursive[2] += 1,
+            harmonaize_plan::Algorithm::Hierarchical => self.statistics.recursive[3] += 1,
         }
         self.end_call(rank, operation, Outcome::Complete);
     }

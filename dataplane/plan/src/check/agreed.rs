@@ -5,6 +5,7 @@
 //! and received before the next one over its link is sent.
 
 use crate::direct::AHEAD;
+use crate::hierarchical::{Hierarchy, Place};
 use crate::plan::{Algorithm, Plan, PlanError, Request};
 use crate::program::{Encoding, Part, Participant, Stage};
 use crate::recursive::{Folding, Role, sibling};
@@ -48,6 +49,8 @@ pub(super) struct Sum {
     pub(super) block: u32,
     pub(super) start: u32,
     pub(super) count: u32,
+    /// The positions round which they are counted, from a first one to before an end; `None`: round the whole order.
+    pub(super) rack: Option<(u32, u32)>,
 }
 
 /// How every rank comes to the same bits of an AllReduce.
@@ -110,6 +113,7 @@ impl<'a> Protocol<'a> {
             (Collective::AllReduce, Algorithm::TwoShot) => Ok(link.sums()),
             (Collective::AllReduce, Algorithm::RecursiveDoubling) => Ok(link.doubled()),
             (Collective::AllReduce, Algorithm::RecursiveHalving) => Ok(link.halved()),
+            (Collective::AllReduce, Algorithm::Hierarchical) => link.nested(&Hierarchy::of(self.plan)),
             (Collective::AllReduce, _) if next => link.ring(),
             (Collective::AllToAll | Collective::Gather | Collective::Scatter, _) => Ok(link.blocks()),
             (Collective::AllGather, _) if straight => Ok(link.gathered()),
@@ -130,10 +134,12 @@ impl<'a> Protocol<'a> {
 
     /// Into how many parts the results are divided that are added up by one each, if the programs of all do not say so.
     pub(super) fn parts(plan: &Plan, request: Request) -> u32 {
-        let halved = request.collective == Collective::AllReduce
-            && request.algorithm == Algorithm::RecursiveHalving
-            && !request.codes();
-        if halved { Folding::of(plan.participants()).partners() } else { 1 }
+        match request.algorithm {
+            _ if request.collective != Collective::AllReduce || request.codes() => 1,
+            Algorithm::RecursiveHalving => Folding::of(plan.participants()).partners(),
+            Algorithm::Hierarchical => Hierarchy::of(plan).parts(),
+            _ => 1,
+        }
     }
 
     /// How all ranks come to the same result of an AllReduce.
@@ -142,7 +148,7 @@ impl<'a> Protocol<'a> {
         if of == 1 {
             return Ok(Results::Own);
         }
-        let complete = |by| Sum { by, block: 0, start: 0, count: of };
+        let complete = |by| Sum { by, block: 0, start: 0, count: of, rack: None };
         let part = |index| Part { block: 0, index, of };
         let owned = |form| (0..of).map(|index| (part(index), complete(Participant(index)), form)).collect();
         match self.request.algorithm {
@@ -152,7 +158,7 @@ impl<'a> Protocol<'a> {
                 let mut sums = vec![complete(Participant(0)); of as usize];
                 for (start, by) in (0..).zip(self.plan.order()) {
                     let sum = sums.get_mut(by.0 as usize).ok_or(PlanError::Inconsistent)?;
-                    *sum = Sum { by: *by, block: 0, start, count: 1 };
+                    *sum = Sum { by: *by, block: 0, start, count: 1, rack: None };
                 }
                 Ok(Results::Alike(sums))
             }
@@ -160,7 +166,7 @@ impl<'a> Protocol<'a> {
                 let folding = Folding::of(of);
                 let leaf = |number: u32| {
                     let (start, count) = folding.span(number, 1);
-                    Ok(Sum { by: self.plan.at(start, 0)?, block: 0, start, count })
+                    Ok(Sum { by: self.plan.at(start, 0)?, block: 0, start, count, rack: None })
                 };
                 Ok(Results::Tree((0..folding.partners()).map(leaf).collect::<Result<_, _>>()?))
             }
@@ -171,6 +177,15 @@ impl<'a> Protocol<'a> {
                     Ok((Part { block: 0, index, of: folding.partners() }, complete(owner), Encoding::Exact))
                 };
                 Ok(Results::Once((0..folding.partners()).map(owned).collect::<Result<_, _>>()?))
+            }
+            Algorithm::Hierarchical => {
+                let hierarchy = Hierarchy::of(self.plan);
+                let owned = |index: u32| {
+                    let owner = hierarchy.owner(index).ok_or(PlanError::Inconsistent)?;
+                    let part = Part { block: 0, index, of: hierarchy.parts() };
+                    Ok((part, complete(self.plan.at(owner, 0)?), Encoding::Exact))
+                };
+                Ok(Results::Once((0..hierarchy.parts()).map(owned).collect::<Result<_, _>>()?))
             }
             Algorithm::Ring | Algorithm::BinomialTree => {
                 let chunk = |index| {
@@ -237,13 +252,13 @@ impl Link<'_> {
 
     /// What the sender itself adds.
     fn contribution(&self, block: u32, part: Part, sent: u64) -> AgreedMessage {
-        let sum = Sum { by: self.from, block, start: self.position, count: 1 };
+        let sum = Sum { by: self.from, block, start: self.position, count: 1, rack: None };
         AgreedMessage::at(sent, AgreedContent::Sum(sum)).part(part)
     }
 
     /// A sum that the sender has completed of the part that it owns.
     fn complete(&self, sent: u64) -> AgreedMessage {
-        let sum = Sum { by: self.from, block: 0, start: 0, count: self.all() };
+        let sum = Sum { by: self.from, block: 0, start: 0, count: self.all(), rack: None };
         AgreedMessage::at(sent, AgreedContent::Sum(sum)).part(self.part_of(self.from))
     }
 
@@ -300,7 +315,7 @@ impl Link<'_> {
             Exchange::ToNeighbour => vec![self.contribution(0, Part::whole(0), 0)],
             Exchange::Partners(folding, from, level) => {
                 let (start, count) = folding.span(from >> level << level, 1 << level);
-                let sum = AgreedContent::Sum(Sum { by: self.from, block: 0, start, count });
+                let sum = AgreedContent::Sum(Sum { by: self.from, block: 0, start, count, rack: None });
                 let part = Folding::owned(from, level + 1);
                 let back = 2 * folding.levels() - level;
                 vec![
@@ -321,9 +336,9 @@ impl Link<'_> {
         let message = |round: u32| {
             let index = self.back(round);
             let sum = if round + 1 < of {
-                Sum { by: self.from, block: 0, start: index, count: round + 1 }
+                Sum { by: self.from, block: 0, start: index, count: round + 1, rack: None }
             } else {
-                Sum { by: self.protocol.plan.at(index, of - 1)?, block: 0, start: 0, count: of }
+                Sum { by: self.protocol.plan.at(index, of - 1)?, block: 0, start: 0, count: of, rack: None }
             };
             Ok(AgreedMessage::at(2 * u64::from(round), AgreedContent::Sum(sum)).part(Part {
                 block: 0,
@@ -332,6 +347,60 @@ impl Link<'_> {
             }))
         };
         (0..2 * (of - 1)).map(message).collect()
+    }
+
+    /// AllReduce by racks: within the rack, or between those who own the same part of theirs.
+    fn nested(&self, hierarchy: &Hierarchy) -> Result<Vec<AgreedMessage>, PlanError> {
+        let to = (self.position + self.distance) % self.all();
+        let (Some(here), Some(there)) = (hierarchy.place(self.position), hierarchy.place(to)) else {
+            return Err(PlanError::Inconsistent);
+        };
+        let owns = here.index < hierarchy.columns();
+        if here.rack == there.rack && here.next().index == there.index {
+            return Ok(self.nested_within(hierarchy, here));
+        }
+        if here.index == there.index && hierarchy.next_rack(here.rack) == there.rack && owns {
+            return self.nested_across(hierarchy, here);
+        }
+        Ok(Vec::new())
+    }
+
+    /// Within a rack: sums of parts on their way to their owners, and complete parts from there.
+    fn nested_within(&self, hierarchy: &Hierarchy, here: Place) -> Vec<AgreedMessage> {
+        let part = |index| Part { block: 0, index, of: hierarchy.columns() };
+        let sums = (0..here.hosts - 1).filter_map(|round| {
+            let index = here.scattered(round);
+            let start = here.start + (index + 1) % here.hosts;
+            let rack = Some((here.start, here.start + here.hosts));
+            let sum = AgreedContent::Sum(Sum { by: self.from, block: 0, start, count: round + 1, rack });
+            let message = AgreedMessage::at(2 * u64::from(round), sum);
+            (index < hierarchy.columns()).then(|| message.part(part(index)))
+        });
+        let begun = 2 * u64::from(hierarchy.largest()) + 4 * u64::from(hierarchy.racks());
+        let complete = (0..here.hosts - 1).filter_map(|round| {
+            let index = here.gathered(round);
+            let message = AgreedMessage::at(begun + 2 * u64::from(round), AgreedContent::Complete);
+            (index < hierarchy.columns()).then(|| message.part(part(index)))
+        });
+        sums.chain(complete).collect()
+    }
+
+    /// Between racks, among the owners of a part: along their ring, as [`Self::ring`] has it.
+    fn nested_across(&self, hierarchy: &Hierarchy, here: Place) -> Result<Vec<AgreedMessage>, PlanError> {
+        let (racks, begun) = (hierarchy.racks(), 2 * u64::from(hierarchy.largest()));
+        let message = |round: u32| {
+            let index = hierarchy.across(here.rack, round);
+            let content = if round + 1 < racks {
+                let (start, count) = hierarchy.span(index + 1, round + 1).ok_or(PlanError::Inconsistent)?;
+                AgreedContent::Sum(Sum { by: self.from, block: 0, start, count, rack: None })
+            } else {
+                AgreedContent::Complete
+            };
+            let index = here.index * racks + index;
+            let part = Part { block: 0, index, of: hierarchy.parts() };
+            Ok(AgreedMessage::at(begun + 2 * u64::from(round), content).part(part))
+        };
+        (0..2 * (racks - 1)).map(message).collect()
     }
 
     /// AllToAll, Gather and Scatter: a message for each pair of ranks, in the round of this distance.
@@ -390,7 +459,7 @@ impl Link<'_> {
     /// ReduceScatter along the ring: each block begins after its owner.
     fn scattered_round(&self) -> Result<Vec<AgreedMessage>, PlanError> {
         let message = |(sent, count, rank): (u64, u32, Rank)| {
-            let sum = Sum { by: self.from, block: rank.0, start: self.back(count - 1), count };
+            let sum = Sum { by: self.from, block: rank.0, start: self.back(count - 1), count, rack: None };
             AgreedMessage::at(sent, AgreedContent::Sum(sum))
         };
         Ok(self.passing(1..self.all())?.into_iter().map(message).collect())
@@ -406,13 +475,14 @@ impl Link<'_> {
             }
             Algorithm::BinomialTree if self.distance == self.all() - to_parent(hops) => {
                 let count = to_parent(hops).min(self.all() - hops);
-                let sum = Sum { by: self.from, block: 0, start: self.position, count };
+                let sum = Sum { by: self.from, block: 0, start: self.position, count, rack: None };
                 let sent = 2 * u64::from(to_parent(hops).trailing_zeros());
                 vec![AgreedMessage::at(sent, AgreedContent::Sum(sum))]
             }
             Algorithm::OneShot | Algorithm::BinomialTree => Vec::new(),
             _ if self.distance == 1 => {
-                let sum = Sum { by: self.from, block: 0, start: self.back(hops - 1), count: hops };
+                let sum =
+                    Sum { by: self.from, block: 0, start: self.back(hops - 1), count: hops, rack: None };
                 let sent = |index| 2 * u64::from(hops) + 4 * u64::from(index);
                 let message = |index| AgreedMessage::at(sent(index), AgreedContent::Sum(sum));
                 let of = CHAIN_PARTS;

@@ -430,15 +430,17 @@ impl AllTerms {
 
     /// The ranks of a sum's participants, counted round the ring.
     fn set(&self, sum: Sum) -> Vec<u64> {
+        let (first, behind) = sum.rack.unwrap_or((0, self.all));
         let end = u64::from(sum.start) + u64::from(sum.count);
-        let inside = |end: u32| {
-            let pairs = self.before(end).iter().zip(self.before(sum.start));
+        let inside = |start: u32, end: u32| {
+            let pairs = self.before(end).iter().zip(self.before(start));
             pairs.map(|(with, without)| with & !without)
         };
-        match end.checked_sub(u64::from(self.all)) {
-            None => inside(end as u32).collect(),
+        match end.checked_sub(u64::from(behind)) {
+            None => inside(sum.start, end as u32).collect(),
             Some(round) => {
-                inside(self.all).zip(self.before(round as u32)).map(|(some, more)| some | more).collect()
+                let wrapped = inside(first, first.saturating_add(round as u32));
+                inside(sum.start, behind).zip(wrapped).map(|(some, more)| some | more).collect()
             }
         }
     }

@@ -16,7 +16,7 @@ use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
 use harmonaize_planner::{
-    AlgorithmChoice, AlgorithmReason, Bytes, CongestionChoices, HostId, RateLimits, Tuning,
+    AlgorithmChoice, AlgorithmReason, Bytes, CongestionChoices, HostId, Racks, RateLimits, Tuning,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -299,7 +299,8 @@ fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
         Some(AlgorithmRange { collective, up_to: range.up_to_bytes, algorithm })
     });
     let table = AlgorithmTable::new(ranges).unwrap_or_default();
-    AlgorithmChoice { table, ..AlgorithmChoice::ring(AlgorithmReason::Recovered) }
+    let racks = Racks { sizes: recipe.racks.clone(), from: recipe.racks_from };
+    AlgorithmChoice { table, racks, ..AlgorithmChoice::ring(AlgorithmReason::Recovered) }
 }
 
 /// What a communicator runs by, as far as an agent's recipe says it.

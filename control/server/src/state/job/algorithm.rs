@@ -5,10 +5,10 @@ use crate::state::job::lifecycle::Planned;
 use crate::state::view::View;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::MAX_TARGET_BYTES;
-use harmonaize_plan::AlgorithmTable;
+use harmonaize_plan::{Algorithm, AlgorithmTable};
 use harmonaize_planner::{
-    AlgorithmChoice, AlgorithmReason, Bytes, GroupCosts, HostCosts, HostId, Rate, delays, exchange_rate,
-    hop_delay, line_rate, max_delay,
+    AlgorithmChoice, AlgorithmReason, Bytes, GroupCosts, HostCosts, HostId, RackCosts, Racks, Rate, delays,
+    exchange_rate, hop_delay, line_rate, max_delay, racks,
 };
 
 /// For the next epoch of a communicator, by this plan and with hosts in this order.
@@ -24,7 +24,11 @@ pub(crate) fn choose_algorithm(
     if hosts < 2 {
         return AlgorithmChoice::ring(AlgorithmReason::OneHost);
     }
-    let overrides = ctx.settings.algorithms_of(&known.tenant);
+    let sessions = known.members.iter().map(|member| ctx.sessions.get(&member.session?));
+    let abilities: Vec<_> = sessions.map(|session| session.map(|session| &session.abilities)).collect();
+    let by_racks = abilities.iter().all(|abilities| abilities.is_some_and(|abilities| abilities.racks));
+    let mut overrides = ctx.settings.algorithms_of(&known.tenant);
+    overrides.retain(|one| by_racks || one.algorithm != Algorithm::Hierarchical);
     let straight = known.indirect().is_none();
     let members: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
     let ring: Vec<HostId> = order.iter().filter_map(|at| members.get(*at as usize)).copied().collect();
@@ -41,7 +45,8 @@ pub(crate) fn choose_algorithm(
         false => (Rate(along.unwrap_or(line) as u64), (max_delay(topology), hop_delay(topology, &ring))),
     };
     let along = along.unwrap_or(direct.0 as f64);
-    let costs = known.members.iter().filter_map(|member| ctx.sessions.get(&member.session?)?.abilities.costs);
+    let costs = abilities.iter().flatten().filter_map(|abilities| abilities.costs);
+    let racks = if by_racks { racks(topology, &ring) } else { Racks::default() };
     let reach = GroupCosts {
         hosts: hosts as u32,
         delay,
@@ -51,8 +56,12 @@ pub(crate) fn choose_algorithm(
         chunk: known.tuning.chunk,
         straight,
         host: costs.reduce(HostCosts::max).unwrap_or_default(),
+        racks: match racks.sizes.is_empty() {
+            true => None,
+            false => RackCosts::new(topology, &conditions, &ring, &racks, &takers(view, id)),
+        },
     };
     let before = known.current().map_or(AlgorithmTable::RING, |current| current.algorithm.table);
     let ordered = view.agreements.reduction_policy(id).ordered.then_some(Bytes(MAX_TARGET_BYTES));
-    AlgorithmChoice::new(reach, &before, &overrides, ordered)
+    AlgorithmChoice::new(reach, &before, &overrides, ordered).with_racks(racks)
 }

@@ -286,6 +286,7 @@ impl Agreements {
                 chunk,
                 straight: known.indirect().is_none(),
                 host: HostCosts::default(),
+                racks: None,
             };
             match collective.traits().pattern {
                 Pattern::ReduceDistribute if wanted.ordered => reach.two_shot(Bytes(bytes)),

@@ -66,6 +66,8 @@ pub(crate) struct Abilities {
     pub pace: bool,
     pub verdicts: bool,
     pub aggregation: bool,
+    /// Whether operations can go by racks there.
+    pub racks: bool,
     /// Most bytes of a datagram of RDMA; 0: it has none.
     pub datagram_bytes: u32,
     /// What taking part costs its host, if it has measured that.
@@ -91,6 +93,7 @@ impl Abilities {
             pace: said.rate_limit,
             verdicts: said.congestion_reports,
             aggregation: said.aggregation,
+            racks: said.racks,
             datagram_bytes: said.datagram_bytes,
             costs: said.costs.as_ref().and_then(host_costs),
             codecs: levels(&said.codecs),

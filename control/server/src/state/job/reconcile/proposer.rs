@@ -233,6 +233,8 @@ impl Proposer<'_> {
                 aggregation: to.aggregation.recipe(index as u32),
                 previous_ranks: if to.epoch == Epoch(1) { communicator.before.clone() } else { Vec::new() },
                 weight: self.settings.terms(&communicator.tenant).weight,
+                racks: to.algorithm.racks.sizes.clone(),
+                racks_from: to.algorithm.racks.from,
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
