@@ -388,8 +388,8 @@ pub(crate) fn of_choice((choice, batch): (Choice, Option<BatchChoice>)) -> Value
     let reason = format!("{:?}", choice.reason).to_ascii_lowercase();
     let mut value =
         json!({ "accumulate": choice.accumulate, "checkpoint": choice.checkpoint, "reason": reason });
-    if let Some(BatchChoice { micro, learning_rate }) = batch {
-        value["batch"] = json!({ "micro": micro, "learning_rate": learning_rate });
+    if let (Some(all), Some(BatchChoice { micro, learning_rate })) = (value.as_object_mut(), batch) {
+        all.insert("batch".to_owned(), json!({ "micro": micro, "learning_rate": learning_rate }));
     }
     value
 }
