@@ -204,8 +204,19 @@ pub fn candidates(workers: u32, range: BatchRange) -> impl Iterator<Item = Local
 
 /// The batch with the largest goodput.
 pub fn best(model: &StepModel, noise: Noise, hosts: u32, workers: u32, range: BatchRange) -> Option<Choice> {
+    best_of(model, noise, (hosts, workers), range, |_| true)
+}
+
+/// The same of those batches that fit, for so many hosts and workers. By rounding up a candidate may be beyond the range's end.
+pub fn best_of(
+    model: &StepModel,
+    noise: Noise,
+    (hosts, workers): (u32, u32),
+    range: BatchRange,
+    fits: impl Fn(LocalBatch) -> bool,
+) -> Option<Choice> {
     let mut best: Option<Choice> = None;
-    for local in candidates(workers, range) {
+    for local in candidates(workers, range).filter(|local| fits(*local)) {
         let scale = f64::from(workers) * local.total() / f64::from(range.initial.max(1));
         let goodput = model.throughput(hosts, workers, local) * noise.gain(scale) / scale;
         if best.is_none_or(|best| goodput > best.goodput) {
@@ -277,6 +288,11 @@ pub(crate) mod tests {
         let (small, large) = (choose(1.0, 0.01), choose(0.01, 1.0));
         assert!(small.local.total() < large.local.total(), "{small:?} {large:?}");
         assert!(small.local.total() < 16.0 && large.local.total() > 50.0, "{small:?} {large:?}");
+        let short = |local: LocalBatch| local.samples <= 32;
+        let noise = Noise { square: 0.01, variance: 1.0 };
+        let fitting = best_of(&MODEL, noise, (1, 4), range, short).unwrap();
+        assert!(fitting.local.samples <= 32 && fitting.goodput < large.goodput, "{fitting:?} {large:?}");
+        assert_eq!(best_of(&MODEL, noise, (1, 4), range, |_| false), None);
         let narrow = BatchRange { local_most: 4, ..range };
         assert_eq!(best(&MODEL, Noise { square: 1.0, variance: 1.0 }, 1, 4, narrow), None);
     }

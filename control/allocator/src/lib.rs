@@ -24,7 +24,9 @@ pub use allocation::{Allocation, AllocationError, check};
 pub use artifact::{Artifact, ArtifactError};
 pub use fairness::{MakePolicy, finish_time_ratios};
 pub use fit::{Measured, fit};
-pub use goodput::{BatchRange, Choice, LearningRate, LocalBatch, Noise, StepModel, best, candidates};
+pub use goodput::{
+    BatchRange, Choice, LearningRate, LocalBatch, Noise, StepModel, best, best_of, candidates,
+};
 pub use inventory::{Inventory, InventoryError, Kind, KindId};
 pub use job::{Job, RangeError, Ranges};
 pub use market::{

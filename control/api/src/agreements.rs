@@ -3,8 +3,8 @@
 use crate::v1::{self, budget::Kind};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
-    Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Expected, Hints, Knobs,
-    Negotiated, OnFailure, Priority, Reason, Record, Refusal, Target,
+    Agreement, BatchChoice, BatchKnobs, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints,
+    Expected, Hints, Knobs, LearningRate, Negotiated, OnFailure, Priority, Reason, Record, Refusal, Target,
 };
 use std::time::Duration;
 
@@ -263,8 +263,33 @@ impl v1::BeginIteration {
         Knobs { accumulate: (self.accumulate_min, self.accumulate_max), checkpoint }
     }
 
+    /// The batch, if that is left to the provider.
+    pub fn batch(&self) -> Option<BatchKnobs> {
+        self.batch.map(|given| BatchKnobs {
+            samples: (given.samples_min, given.samples_max),
+            micro: (given.micro_min, given.micro_max),
+            initial: given.initial,
+            rule: match given.rule() {
+                v1::LearningRate::AdaScale => LearningRate::AdaScale,
+                v1::LearningRate::SquareRoot => LearningRate::SquareRoot,
+                v1::LearningRate::Linear => LearningRate::Linear,
+            },
+            square: given.square,
+            trace: given.trace,
+            pass: Duration::from_nanos(given.pass_ns),
+            sample: Duration::from_nanos(given.sample_ns),
+            exchange: Duration::from_nanos(given.exchange_ns),
+        })
+    }
+
     /// A question with these knobs.
-    pub fn of(request: u64, tenant: &str, communicator: String, knobs: &Knobs) -> Self {
+    pub fn of(
+        request: u64,
+        tenant: &str,
+        communicator: String,
+        knobs: &Knobs,
+        batch: Option<&BatchKnobs>,
+    ) -> Self {
         let checkpoint =
             knobs.checkpoint.map(|Checkpoint { every, cost, last, importance }| v1::Checkpoint {
                 every_ns: nanos(every),
@@ -279,42 +304,70 @@ impl v1::BeginIteration {
             accumulate_min: knobs.accumulate.0,
             accumulate_max: knobs.accumulate.1,
             checkpoint,
+            batch: batch.map(Into::into),
+        }
+    }
+}
+
+impl From<&BatchKnobs> for v1::BatchKnobs {
+    fn from(batch: &BatchKnobs) -> Self {
+        let rule = match batch.rule {
+            LearningRate::AdaScale => v1::LearningRate::AdaScale,
+            LearningRate::SquareRoot => v1::LearningRate::SquareRoot,
+            LearningRate::Linear => v1::LearningRate::Linear,
+        };
+        Self {
+            samples_min: batch.samples.0,
+            samples_max: batch.samples.1,
+            micro_min: batch.micro.0,
+            micro_max: batch.micro.1,
+            initial: batch.initial,
+            rule: rule.into(),
+            square: batch.square,
+            trace: batch.trace,
+            pass_ns: nanos(batch.pass),
+            sample_ns: nanos(batch.sample),
+            exchange_ns: nanos(batch.exchange),
         }
     }
 }
 
 impl v1::IterationChoice {
     /// The answer to a question.
-    pub fn answer(request: u64, choice: Result<Choice, Refusal>) -> Self {
+    pub fn answer(request: u64, choice: Result<(Choice, Option<BatchChoice>), Refusal>) -> Self {
         match choice {
             Err(refused) => {
                 let refused_kind = v1::QuestionRefusedKind::from(&refused).into();
                 Self { request, refused: refused.to_string(), refused_kind, ..Self::default() }
             }
-            Ok(Choice { accumulate, checkpoint, reason: because }) => {
+            Ok((Choice { accumulate, checkpoint, reason: because }, batch)) => {
                 let because = match because {
                     ChoiceReason::Usual | ChoiceReason::Unknown => v1::ChoiceReason::Usual,
                     ChoiceReason::Slow => v1::ChoiceReason::Slow,
                     ChoiceReason::Maintenance => v1::ChoiceReason::Maintenance,
                     ChoiceReason::Due => v1::ChoiceReason::Due,
                 };
-                Self { request, accumulate, checkpoint, reason: because.into(), ..Self::default() }
+                let batch = batch
+                    .map(|BatchChoice { micro, learning_rate }| v1::BatchChoice { micro, learning_rate });
+                Self { request, accumulate, checkpoint, reason: because.into(), batch, ..Self::default() }
             }
         }
     }
 
     /// What it says, as tenants are told it.
-    pub fn choice(self) -> Result<Choice, Refusal> {
+    pub fn choice(self) -> Result<(Choice, Option<BatchChoice>), Refusal> {
         let because = match self.reason() {
             v1::ChoiceReason::Usual => ChoiceReason::Usual,
             v1::ChoiceReason::Slow => ChoiceReason::Slow,
             v1::ChoiceReason::Maintenance => ChoiceReason::Maintenance,
             v1::ChoiceReason::Due => ChoiceReason::Due,
         };
-        match self.refused.is_empty() {
-            true => Ok(Choice { accumulate: self.accumulate, checkpoint: self.checkpoint, reason: because }),
-            false => Err(self.refused_kind().refusal(self.refused)),
+        if !self.refused.is_empty() {
+            return Err(self.refused_kind().refusal(self.refused));
         }
+        let batch =
+            self.batch.map(|v1::BatchChoice { micro, learning_rate }| BatchChoice { micro, learning_rate });
+        Ok((Choice { accumulate: self.accumulate, checkpoint: self.checkpoint, reason: because }, batch))
     }
 }
 
@@ -436,13 +489,31 @@ mod tests {
             Knobs { accumulate: (1, 8), checkpoint: Some(checkpoint) }
         };
         for knobs in [of(Priority::Low), of(Priority::Normal), of(Priority::High), Knobs::default()] {
-            let asked = v1::BeginIteration::of(3, "a", "job".to_owned(), &knobs);
-            assert_eq!((asked.request, asked.knobs()), (3, knobs));
+            let asked = v1::BeginIteration::of(3, "a", "job".to_owned(), &knobs, None);
+            assert_eq!((asked.request, asked.knobs(), asked.batch()), (3, knobs, None));
+        }
+        for rule in [LearningRate::AdaScale, LearningRate::SquareRoot, LearningRate::Linear] {
+            let batch = BatchKnobs {
+                samples: (1, 2),
+                micro: (3, 4),
+                initial: 5,
+                rule,
+                square: -6.0,
+                trace: 7.0,
+                pass: second * 8,
+                sample: second * 9,
+                exchange: second * 10,
+            };
+            let asked = v1::BeginIteration::of(3, "a", "job".to_owned(), &Knobs::default(), Some(&batch));
+            assert_eq!(asked.batch(), Some(batch));
         }
         for because in [ChoiceReason::Usual, ChoiceReason::Slow, ChoiceReason::Maintenance, ChoiceReason::Due]
         {
-            let choice = Ok(Choice { accumulate: 4, checkpoint: true, reason: because });
-            assert_eq!(v1::IterationChoice::answer(1, choice.clone()).choice(), choice);
+            let choice = Choice { accumulate: 4, checkpoint: true, reason: because };
+            for batch in [None, Some(BatchChoice { micro: 16, learning_rate: 1.5 })] {
+                let chosen = Ok((choice, batch));
+                assert_eq!(v1::IterationChoice::answer(1, chosen.clone()).choice(), chosen);
+            }
         }
         for refused in [Refusal::Other("no".to_owned()), Refusal::NoCommunicator("none".to_owned())] {
             assert_eq!(v1::IterationChoice::answer(1, Err(refused.clone())).choice(), Err(refused));

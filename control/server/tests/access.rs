@@ -157,6 +157,7 @@ async fn an_agent_asks_nothing_for_tenants_of_other_hosts() {
                 accumulate_min: 1,
                 accumulate_max: 1,
                 checkpoint: None,
+                batch: None,
             }),
             Message::Hint(v1::Hint { request, tenant, communicator, hints: None }),
         ]

@@ -33,7 +33,10 @@ pub use event::{
     ALL_EVENTS, EncodedBatch, EncodedEvent, Event, EventBatch, EventCursor, EventKind, MAX_EVENTS, released,
 };
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
-pub use knobs::{Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, MAX_ACCUMULATE};
+pub use knobs::{
+    BATCHES, BatchChoice, BatchKnobs, Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, LearningRate,
+    MAX_ACCUMULATE, MAX_SAMPLES,
+};
 pub use name::is_name;
 pub use offer::{Offer, PairEnd, Registered};
 pub use region::{AddedRegion, RegionRefused};
@@ -243,7 +246,7 @@ pub enum Request {
     },
     /// An iteration of a communicator's job begins: what the provider chooses for it.
     Iteration {
-        /// Comes back, as of [`Request::Negotiate`].
+        /// Comes back, as of [`Request::Negotiate`]. With [`BATCHES`] the answer may be [`Answer::TakesBatches`].
         id: u64,
         /// The communicator's name.
         communicator: String,
@@ -281,6 +284,18 @@ pub enum Request {
         id: u64,
         /// [`AddedRegion::base`].
         base: u64,
+    },
+    /// As [`Request::Iteration`], where the batch is left to the provider too; only to an agent that has answered
+    /// [`Answer::TakesBatches`].
+    Batch {
+        /// Comes back, as of [`Request::Negotiate`].
+        id: u64,
+        /// The communicator's name.
+        communicator: String,
+        /// What else is left to the provider.
+        knobs: Knobs,
+        /// The batch.
+        batch: BatchKnobs,
     },
 }
 
@@ -418,6 +433,18 @@ pub enum Answer {
         /// For people.
         text: String,
     },
+    /// The agent reads [`Request::Batch`].
+    TakesBatches {
+        /// Of the request, with [`BATCHES`].
+        id: u64,
+    },
+    /// What the provider chose; without a batch where it cannot be asked, or is of a release that chooses none.
+    Batch {
+        /// Of the request.
+        id: u64,
+        /// Or not.
+        choice: Result<(Choice, Option<BatchChoice>), RequestError>,
+    },
 }
 
 impl Answer {
@@ -439,7 +466,9 @@ impl Answer {
             | Self::Unregistered { id, .. }
             | Self::Detached { id, .. }
             | Self::AllEvents { id, .. }
-            | Self::NoCommunicator { id, .. } => *id,
+            | Self::NoCommunicator { id, .. }
+            | Self::TakesBatches { id }
+            | Self::Batch { id, .. } => *id,
         }
     }
 }

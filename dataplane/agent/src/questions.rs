@@ -6,7 +6,7 @@ mod pending;
 use crate::control::ControlAnswer;
 use crate::session::Question;
 use events::{batch, read_events};
-use harmonaize_abi::session::{Choice, EventBatch, Negotiated};
+use harmonaize_abi::session::{BatchChoice, Choice, EventBatch, Negotiated};
 use harmonaize_api::v1::{self, from_agent};
 use pending::PendingRequests;
 
@@ -15,7 +15,7 @@ use pending::PendingRequests;
 pub(crate) struct Questions {
     readers: PendingRequests<EventBatch>,
     negotiations: PendingRequests<Negotiated>,
-    iterations: PendingRequests<Choice>,
+    iterations: PendingRequests<(Choice, Option<BatchChoice>)>,
     hints: PendingRequests<()>,
     /// Whether control takes `CancelRead`.
     cancels: bool,
@@ -43,9 +43,9 @@ impl Questions {
                 let (tenant, propose) = (tenant.to_owned(), propose.as_ref().map(Into::into));
                 from_agent::Message::Negotiate(v1::Negotiate { request, tenant, communicator, propose })
             }
-            Question::Iteration { communicator, knobs, reply } => {
+            Question::Iteration { communicator, knobs, batch, reply } => {
                 let request = self.iterations.ask(reply)?;
-                let asked = v1::BeginIteration::of(request, tenant, communicator, &knobs);
+                let asked = v1::BeginIteration::of(request, tenant, communicator, &knobs, batch.as_ref());
                 from_agent::Message::BeginIteration(asked)
             }
             Question::Hint { communicator, hints, reply } => {

@@ -24,8 +24,8 @@ pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints, JoinRefused, Knobs,
-    Negotiated, Refusal, Regrouping, Secret,
+    BatchChoice, BatchKnobs, Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints,
+    JoinRefused, Knobs, Negotiated, Refusal, Regrouping, Secret,
 };
 use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_verbs::{Devices, PortOptions};
@@ -354,8 +354,10 @@ pub enum Question {
         communicator: String,
         /// What is left to the provider.
         knobs: Knobs,
+        /// The batch, if that is.
+        batch: Option<BatchKnobs>,
         /// What it chose.
-        reply: oneshot::Sender<Result<Choice, Refusal>>,
+        reply: oneshot::Sender<Result<(Choice, Option<BatchChoice>), Refusal>>,
     },
     /// What is expected of a communicator.
     Hint {

@@ -3,8 +3,10 @@
 
 use crate::attach::Client;
 use crate::events::POLL_INTERVAL;
-use crate::{Agreement, Choice, Constraints, Error, Hints, Knobs, Negotiated, Reason};
-use harmonaize_abi::session::{Answer, Checkpoint, Request, RequestError, TYPED_REFUSALS};
+use crate::{
+    Agreement, BatchChoice, BatchKnobs, Choice, Constraints, Error, Hints, Knobs, Negotiated, Reason,
+};
+use harmonaize_abi::session::{Answer, BATCHES, Checkpoint, Request, RequestError, TYPED_REFUSALS};
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -21,29 +23,33 @@ fn request_error(why: RequestError) -> Error {
 
 /// What was chosen lately, by communicator: iterations may be of a few milliseconds, and what is chosen changes once a second.
 #[derive(Debug, Default)]
-pub(crate) struct ChoiceCache(BTreeMap<String, (Instant, Knobs, Choice)>);
+pub(crate) struct ChoiceCache(BTreeMap<String, (Instant, CacheKey, Chosen)>);
+
+type CacheKey = (Knobs, Option<BatchKnobs>);
+type Chosen = (Choice, Option<BatchChoice>);
 
 impl ChoiceCache {
     /// The knobs but for what differs from one iteration to the next.
-    fn cache_key(knobs: &Knobs) -> Knobs {
+    fn cache_key((knobs, batch): CacheKey) -> CacheKey {
         let checkpoint = knobs.checkpoint.map(|known| Checkpoint { last: Duration::ZERO, ..known });
-        Knobs { checkpoint, ..*knobs }
+        let batch = batch.map(|batch| BatchKnobs { square: 0.0, trace: 0.0, ..batch });
+        (Knobs { checkpoint, ..knobs }, batch)
     }
 
     /// What stands for this iteration, too. Not where a checkpoint is due.
-    fn get(&self, now: Instant, communicator: &str, knobs: &Knobs) -> Option<Choice> {
-        let (at, of, choice) = self.0.get(communicator)?;
+    fn get(&self, now: Instant, communicator: &str, key: CacheKey) -> Option<Chosen> {
+        let (at, of, chosen) = self.0.get(communicator)?;
         let fresh = now.saturating_duration_since(*at) < POLL_INTERVAL;
-        (fresh && *of == Self::cache_key(knobs) && !knobs.fallback().checkpoint).then_some(*choice)
+        (fresh && *of == Self::cache_key(key) && !key.0.fallback().checkpoint).then_some(*chosen)
     }
 
     /// What was chosen stands for a moment, but to save is for once.
-    fn insert(&mut self, now: Instant, communicator: String, knobs: &Knobs, choice: Choice) {
+    fn insert(&mut self, now: Instant, communicator: String, key: CacheKey, chosen: Chosen) {
         self.0.retain(|_, (at, ..)| now.saturating_duration_since(*at) < POLL_INTERVAL);
-        if choice.checkpoint {
+        if chosen.0.checkpoint {
             self.0.remove(&communicator);
         } else {
-            self.0.insert(communicator, (now, Self::cache_key(knobs), choice));
+            self.0.insert(communicator, (now, Self::cache_key(key), chosen));
         }
     }
 }
@@ -123,21 +129,49 @@ impl Client {
     /// # Errors
     /// [`Error::Agreement`] where the knobs make no sense, [`Error::NoCommunicator`] and [`Error::TooOften`] as [`Client::propose`].
     pub fn iteration(&self, communicator: &str, knobs: &Knobs) -> Result<Choice, Error> {
-        let chosen = || self.choices().lock().unwrap_or_else(PoisonError::into_inner);
+        self.choose(communicator, (*knobs, None)).map(|(choice, _)| choice)
+    }
+
+    /// As [`Client::iteration`], where the batch is left to the provider too: of the range that with the largest throughput times
+    /// statistical efficiency, of `knobs.accumulate.1` micro-batches at most. No batch where the provider cannot be asked, or it or the agent
+    /// is of a release that chooses none: then the job goes on with its own.
+    ///
+    /// # Errors
+    /// As [`Client::iteration`]; [`Error::Agreement`] also where the communicator's ranks cannot make a batch of the range.
+    pub fn iteration_with_batch(
+        &self,
+        communicator: &str,
+        knobs: &Knobs,
+        batch: &BatchKnobs,
+    ) -> Result<(Choice, Option<BatchChoice>), Error> {
+        self.choose(communicator, (*knobs, Some(*batch)))
+    }
+
+    fn choose(&self, communicator: &str, key: CacheKey) -> Result<Chosen, Error> {
+        let cache = || self.choices().lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.shared().lock()?);
-        let recalled = chosen().get(Instant::now(), communicator, knobs);
-        if let Some(choice) = recalled {
+        let recalled = cache().get(Instant::now(), communicator, key);
+        if let Some(chosen) = recalled {
             self.shared().poll()?.alive()?;
-            return Ok(choice);
+            return Ok(chosen);
         }
-        let (communicator, knobs) = (communicator.to_owned(), *knobs);
-        let asked = communicator.clone();
-        let choice = match self.answered(|id| Request::Iteration { id, communicator: asked, knobs })? {
-            Answer::Iteration { choice, .. } => choice.map_err(request_error)?,
+        let (knobs, batch) = key;
+        let named = || communicator.to_owned();
+        let bit = if batch.is_some() { BATCHES } else { 0 };
+        let plain = |id: u64| Request::Iteration { id: id | bit, communicator: named(), knobs };
+        let answer = match (self.answered(plain)?, batch) {
+            (Answer::TakesBatches { .. }, Some(batch)) => {
+                self.answered(|id| Request::Batch { id, communicator: named(), knobs, batch })?
+            }
+            (answer, _) => answer,
+        };
+        let chosen = match answer {
+            Answer::Iteration { choice, .. } => (choice.map_err(request_error)?, None),
+            Answer::Batch { choice, .. } => choice.map_err(request_error)?,
             _ => return Err(Error::Protocol("the agent answered an iteration with something else".into())),
         };
-        chosen().insert(Instant::now(), communicator, &knobs, choice);
-        Ok(choice)
+        cache().insert(Instant::now(), named(), key, chosen);
+        Ok(chosen)
     }
 
     /// Says what is expected of the tenant's communicator of this name, in which this process need not be, in place of what was said before:
@@ -191,7 +225,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::session::{ChoiceReason, Priority};
+    use harmonaize_abi::session::{ChoiceReason, LearningRate, Priority};
 
     #[test]
     fn a_choice_stands_for_a_moment_unless_it_was_to_save_or_saving_is_due() {
@@ -200,25 +234,48 @@ mod tests {
         let knobs = |most, last| {
             let checkpoint =
                 Checkpoint { every: second * 60, cost: second, last, importance: Priority::Normal };
-            Knobs { accumulate: (1, most), checkpoint: Some(checkpoint) }
+            (Knobs { accumulate: (1, most), checkpoint: Some(checkpoint) }, None)
         };
         let choice = Choice { accumulate: 3, checkpoint: false, reason: ChoiceReason::Slow };
-        let recall = |chosen: &ChoiceCache, after: Duration, name: &str, knobs: Knobs| {
-            chosen.get(begin + after, name, &knobs).is_some()
+        let chose = (choice, None);
+        let recall = |chosen: &ChoiceCache, after: Duration, name: &str, key: CacheKey| {
+            chosen.get(begin + after, name, key).is_some()
         };
         let soon = POLL_INTERVAL / 2;
-        chosen.insert(begin, "job".to_owned(), &knobs(8, second), choice);
-        assert_eq!(chosen.get(begin + soon, "job", &knobs(8, second + soon)), Some(choice));
+        chosen.insert(begin, "job".to_owned(), knobs(8, second), chose);
+        assert_eq!(chosen.get(begin + soon, "job", knobs(8, second + soon)), Some(chose));
         assert!(!recall(&chosen, POLL_INTERVAL, "job", knobs(8, second)));
         assert!(!recall(&chosen, soon, "other", knobs(8, second)));
         assert!(!recall(&chosen, soon, "job", knobs(9, second)));
         assert!(!recall(&chosen, soon, "job", knobs(8, second * 60)), "saving is due");
-        assert!(!recall(&chosen, soon, "job", Knobs { checkpoint: None, ..knobs(8, second) }));
-        chosen.insert(begin, "job".to_owned(), &knobs(8, second), Choice { checkpoint: true, ..choice });
+        assert!(!recall(&chosen, soon, "job", (Knobs { checkpoint: None, ..knobs(8, second).0 }, None)));
+        chosen.insert(
+            begin,
+            "job".to_owned(),
+            knobs(8, second),
+            (Choice { checkpoint: true, ..choice }, None),
+        );
         assert!(!recall(&chosen, soon, "job", knobs(8, second)), "it saves once");
+        // The noise differs from one iteration to the next.
+        let batch = BatchKnobs {
+            samples: (32, 64),
+            micro: (8, 8),
+            initial: 32,
+            rule: LearningRate::Linear,
+            square: 1.0,
+            trace: 2.0,
+            pass: Duration::ZERO,
+            sample: second,
+            exchange: second,
+        };
+        let of = |batch: BatchKnobs| (knobs(8, second).0, Some(batch));
+        chosen.insert(begin, "job".to_owned(), of(batch), chose);
+        assert!(recall(&chosen, soon, "job", of(BatchKnobs { square: 3.0, trace: 4.0, ..batch })));
+        assert!(!recall(&chosen, soon, "job", of(BatchKnobs { samples: (32, 65), ..batch })));
+        assert!(!recall(&chosen, soon, "job", knobs(8, second)));
         // What is old is not kept.
-        chosen.insert(begin, "job".to_owned(), &knobs(8, second), choice);
-        chosen.insert(begin + POLL_INTERVAL, "other".to_owned(), &knobs(8, second), choice);
+        chosen.insert(begin, "job".to_owned(), knobs(8, second), chose);
+        chosen.insert(begin + POLL_INTERVAL, "other".to_owned(), knobs(8, second), chose);
         assert_eq!(chosen.0.len(), 1);
     }
 }

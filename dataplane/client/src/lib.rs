@@ -67,9 +67,10 @@ pub use events::Events;
 pub use feedback::Feedback;
 pub use group::Group;
 pub use harmonaize_abi::session::{
-    Access, Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Event, EventBatch,
-    EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Negotiated, OnFailure,
-    Priority, Reason, Record, RefusalKind, RegionRefused, Secret, Target,
+    Access, Agreement, BatchChoice, BatchKnobs, Budget, Checkpoint, Choice, ChoiceReason, Clause,
+    Constraints, Event, EventBatch, EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal,
+    Knobs, LearningRate, Negotiated, OnFailure, Priority, Reason, Record, RefusalKind, RegionRefused, Secret,
+    Target,
 };
 pub use harmonaize_abi::{
     BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,

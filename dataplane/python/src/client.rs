@@ -222,10 +222,13 @@ impl Client {
         communicator: String,
         knobs: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let knobs = dictionaries::read::<KnobsDictionary>(knobs, "knobs")?.knobs(py)?;
+        let (knobs, batch) = dictionaries::read::<KnobsDictionary>(knobs, "knobs")?.knobs(py)?;
         let attachment = Arc::clone(&self.inner);
-        let choice = interruptible(py, move || attachment.client.iteration(&communicator, &knobs))?;
-        dictionaries::write(py, &dictionaries::of_choice(choice))
+        let chosen = interruptible(py, move || match batch {
+            Some(batch) => attachment.client.iteration_with_batch(&communicator, &knobs, &batch),
+            None => attachment.client.iteration(&communicator, &knobs).map(|choice| (choice, None)),
+        })?;
+        dictionaries::write(py, &dictionaries::of_choice(chosen))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::errors::argument;
 use harmonaize_client::{
-    Agreement, Budget, Checkpoint, Choice, Clause, Collective, CongestionLevel, Constraints, Event,
-    EventKind, Hints, Knobs, Negotiated, OnFailure, Priority, Rank, Target,
+    Agreement, BatchChoice, BatchKnobs, Budget, Checkpoint, Choice, Clause, Collective, CongestionLevel,
+    Constraints, Event, EventKind, Hints, Knobs, LearningRate, Negotiated, OnFailure, Priority, Rank, Target,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -313,16 +313,62 @@ struct CheckpointDictionary {
     importance: PriorityDictionary,
 }
 
-/// [`Knobs`].
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LearningRateDictionary {
+    #[default]
+    Adascale,
+    SquareRoot,
+    Linear,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BatchDictionary {
+    samples: (u32, u32),
+    micro: (u32, u32),
+    initial: u32,
+    #[serde(default)]
+    rule: LearningRateDictionary,
+    square: f64,
+    trace: f64,
+    #[serde(default)]
+    pass: f64,
+    sample: f64,
+    exchange: f64,
+}
+
+impl BatchDictionary {
+    fn batch(self, py: Python<'_>) -> PyResult<BatchKnobs> {
+        Ok(BatchKnobs {
+            samples: self.samples,
+            micro: self.micro,
+            initial: self.initial,
+            rule: match self.rule {
+                LearningRateDictionary::Adascale => LearningRate::AdaScale,
+                LearningRateDictionary::SquareRoot => LearningRate::SquareRoot,
+                LearningRateDictionary::Linear => LearningRate::Linear,
+            },
+            square: self.square,
+            trace: self.trace,
+            pass: time(py, self.pass)?,
+            sample: time(py, self.sample)?,
+            exchange: time(py, self.exchange)?,
+        })
+    }
+}
+
+/// [`Knobs`], with [`BatchKnobs`] as one of them.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct KnobsDictionary {
     accumulate: Option<(u32, u32)>,
     checkpoint: Option<CheckpointDictionary>,
+    batch: Option<BatchDictionary>,
 }
 
 impl KnobsDictionary {
-    pub(crate) fn knobs(self, py: Python<'_>) -> PyResult<Knobs> {
+    pub(crate) fn knobs(self, py: Python<'_>) -> PyResult<(Knobs, Option<BatchKnobs>)> {
         let checkpoint = match self.checkpoint {
             None => None,
             Some(CheckpointDictionary { every, cost, last, importance }) => Some(Checkpoint {
@@ -332,14 +378,20 @@ impl KnobsDictionary {
                 importance: importance.into(),
             }),
         };
-        Ok(Knobs { accumulate: self.accumulate.unwrap_or((1, 1)), checkpoint })
+        let batch = self.batch.map(|batch| batch.batch(py)).transpose()?;
+        Ok((Knobs { accumulate: self.accumulate.unwrap_or((1, 1)), checkpoint }, batch))
     }
 }
 
 /// A choice.
-pub(crate) fn of_choice(choice: Choice) -> Value {
+pub(crate) fn of_choice((choice, batch): (Choice, Option<BatchChoice>)) -> Value {
     let reason = format!("{:?}", choice.reason).to_ascii_lowercase();
-    json!({ "accumulate": choice.accumulate, "checkpoint": choice.checkpoint, "reason": reason })
+    let mut value =
+        json!({ "accumulate": choice.accumulate, "checkpoint": choice.checkpoint, "reason": reason });
+    if let (Some(all), Some(BatchChoice { micro, learning_rate })) = (value.as_object_mut(), batch) {
+        all.insert("batch".to_owned(), json!({ "micro": micro, "learning_rate": learning_rate }));
+    }
+    value
 }
 
 fn ranks(list: &[Rank]) -> Vec<u32> {

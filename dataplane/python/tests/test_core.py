@@ -333,7 +333,13 @@ def agrees():
             client().propose(job.name, {"wait": 2})
         client().hint(job.name, {"period": 0.05, "sequence": [{"bytes": 1 << 20, "overlapped": True}]})
         choice = client().iteration(job.name, {"accumulate": (1, 8)})
-        assert choice["accumulate"] >= 1 and choice["checkpoint"] is False
+        assert choice["accumulate"] >= 1 and choice["checkpoint"] is False and "batch" not in choice
+        batch = {"samples": (32, 4096), "micro": (8, 64), "initial": 32, "square": 1.0, "trace": 0.0,
+                 "rule": "linear", "sample": 1e-3, "exchange": 0.1}
+        chosen = client().iteration(job.name, {"accumulate": (1, 8), "batch": batch})
+        assert chosen["batch"] == {"micro": 32 // job.ranks, "learning_rate": 1.0}, chosen
+        with pytest.raises(harmonaize.Error, match="32 to 31 samples"):
+            client().iteration(job.name, {"batch": batch | {"samples": (32, 31)}})
     job.barrier().wait(WITHIN)
     return True
 

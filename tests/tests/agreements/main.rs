@@ -64,13 +64,15 @@ fn the_tutorials_calls_do_what_they_say() {
         let calls = |rank: u32, socket: &PathBuf| tutorial::calls(socket, rank, 3).unwrap();
         let spawn = |(rank, socket)| scope.spawn(move || calls(rank, socket));
         let ranks: Vec<_> = (0..3).zip(&sockets).map(spawn).collect();
-        for rank in ranks {
+        for (rank, calls) in ranks.into_iter().enumerate() {
             // Three ranks, summed three times.
-            let (sum, scale) = rank.join().unwrap();
-            assert_eq!(sum, 27.0);
+            let calls = calls.join().unwrap();
+            assert_eq!(calls.sum, 27.0);
             // Of an element: squares of 14/3 on average and of 4 of the mean, so 11/3 without noise, and 32 of a sample's noise.
-            let scale = scale.unwrap();
+            let scale = calls.noise.unwrap().scale().unwrap();
             assert!((scale - 96.0 / 11.0).abs() < 1e-4, "{scale}");
+            // So little noise that the smallest batch is the best.
+            assert_eq!(calls.batch, (rank == 0).then_some((32, 0.1)));
         }
     });
 }

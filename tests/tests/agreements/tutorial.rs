@@ -1,8 +1,9 @@
 //! A training job that says what it needs and adapts to what it is told; docs/tenants.md goes through it part by part.
 
 use harmonaize_client::{
-    AttachOptions, Checkpoint, Client, Collective, Communicator, CongestionLevel, Constraints, Dtype, Error,
-    EventKind, Hints, JoinOptions, Knobs, Negotiated, OperationOptions, Priority, Rank, ReduceOp, Tensor,
+    AttachOptions, BatchKnobs, Checkpoint, Client, Collective, Communicator, CongestionLevel, Constraints,
+    Dtype, Error, EventKind, GradientNoise, Hints, JoinOptions, Knobs, LearningRate, Negotiated,
+    OperationOptions, Priority, Rank, ReduceOp, Tensor,
 };
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -84,12 +85,31 @@ fn sum(job: &Communicator, gradients: &Tensor, step: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Averages gradients of 32 samples of each rank; the batch from which on a larger one gains little, as the last 200 steps say.
-fn noise_scale(job: &Communicator, gradients: &Tensor) -> Result<Option<f64>, Error> {
+/// Averages gradients of 32 samples of each rank; their noise over the last 200 steps.
+fn average(job: &Communicator, gradients: &Tensor) -> Result<Option<GradientNoise>, Error> {
     let marked = job.with(OperationOptions { gradients: true, ..OperationOptions::default() })?;
     marked.all_reduce_in_place(gradients, ReduceOp::Average)?.wait(Duration::from_secs(60))?;
-    let noise = job.gradient_noise(32, 200)?;
-    Ok(noise.and_then(|noise| noise.scale()))
+    job.gradient_noise(32, 200)
+}
+
+/// The samples of each rank's next step, and its learning rate; asked by one rank, which tells the others.
+fn choose_batch(client: &Client, job: &Communicator, noise: GradientNoise) -> Result<(u32, f64), Error> {
+    let batch = BatchKnobs {
+        samples: (96, 4096),
+        micro: (8, 256),
+        initial: 96,
+        rule: LearningRate::AdaScale,
+        square: noise.square,
+        trace: noise.trace,
+        pass: Duration::from_millis(2),
+        sample: Duration::from_micros(100),
+        exchange: Duration::from_millis(10),
+    };
+    let knobs = Knobs { accumulate: (1, 4), checkpoint: None };
+    match client.iteration_with_batch(job.name(), &knobs, &batch)? {
+        (choice, Some(batch)) => Ok((choice.accumulate * batch.micro, 0.1 * batch.learning_rate)),
+        (_, None) => Ok((32, 0.1)),
+    }
 }
 
 /// Joins the communicator of one of several jobs.
@@ -109,9 +129,18 @@ fn unless_forked(communicator: &Communicator, gradients: &Tensor) -> Result<(), 
     Ok(())
 }
 
-/// One rank's part in a job of its own: what it has of a sum of ones after three sums, and the noise scale of gradients that are one
-/// more than the rank.
-pub(crate) fn calls(socket: &Path, rank: u32, ranks: u32) -> Result<(f32, Option<f64>), Error> {
+/// What one rank's calls gave.
+pub(crate) struct Calls {
+    /// What it has of a sum of ones after three sums.
+    pub(crate) sum: f32,
+    /// The noise of gradients that are one more than the rank.
+    pub(crate) noise: Option<GradientNoise>,
+    /// At rank 0: the samples and learning rate that follow.
+    pub(crate) batch: Option<(u32, f64)>,
+}
+
+/// One rank's part in a job of its own.
+pub(crate) fn calls(socket: &Path, rank: u32, ranks: u32) -> Result<Calls, Error> {
     let client = Client::attach(socket, AttachOptions::default())?;
     let world = world(&client, Rank(rank), ranks)?;
     let gradients = client.tensor(Dtype::F32, 1 << 16)?;
@@ -122,7 +151,9 @@ pub(crate) fn calls(socket: &Path, rank: u32, ranks: u32) -> Result<(f32, Option
     let mut sum = [0.0_f32];
     gradients.read((1 << 16) - 1, &mut sum)?;
     gradients.write(0, &vec![rank as f32 + 1.0; 1 << 16])?;
-    Ok((sum[0], noise_scale(&world, &gradients)?))
+    let noise = average(&world, &gradients)?;
+    let batch = noise.filter(|_| rank == 0).map(|noise| choose_batch(&client, &world, noise)).transpose()?;
+    Ok(Calls { sum: sum[0], noise, batch })
 }
 
 /// Trains for some steps as one rank.

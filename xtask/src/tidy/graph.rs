@@ -78,6 +78,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "codec",
             "aggregator",
             "planner",
+            "allocator",
             "program",
             "disclose",
             "store",

@@ -1,6 +1,7 @@
 //! What tenants ask for, are promised and are told.
 
 pub(crate) mod agreements;
+pub(crate) mod batch;
 pub(crate) mod budgets;
 pub(crate) mod elsewhere;
 pub(crate) mod events;

@@ -3,7 +3,8 @@
 use super::fabric::Fabric;
 use super::world::{SECOND, settings_of};
 use harmonaize_abi::session::{
-    Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, Negotiated, Priority, Reason, Refusal,
+    BatchChoice, BatchKnobs, Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, LearningRate,
+    Negotiated, Priority, Reason, Refusal,
 };
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, EventKind};
@@ -410,6 +411,43 @@ fn iterations_follow_what_the_tenant_has_been_told() {
     fabric.run(SECOND * 5);
     assert!(!fabric.iteration("a", "c0", &knobs(100)).unwrap().checkpoint);
     assert_eq!(fabric.iteration("a", "c0", &knobs(600)).unwrap().reason, ChoiceReason::Due);
+}
+
+#[test]
+fn batches_follow_the_noise_of_gradients() {
+    let (mut fabric, _) = formed(13, &[("a", &[0, 4])]);
+    let knobs = Knobs { accumulate: (2, 8), checkpoint: None };
+    let batch = |trace, most| BatchKnobs {
+        samples: (32, most),
+        micro: (1, 64),
+        initial: 32,
+        rule: LearningRate::AdaScale,
+        square: 1.0,
+        trace,
+        pass: Duration::ZERO,
+        sample: Duration::from_millis(1),
+        exchange: Duration::from_millis(100),
+    };
+    let mut chosen = |batch| {
+        let (choice, batch) = fabric.iteration_with_batch("a", "c0", &knobs, &batch).unwrap();
+        let BatchChoice { micro, learning_rate } = batch.unwrap();
+        assert_eq!((choice.checkpoint, choice.reason), (false, ChoiceReason::Usual));
+        (2 * choice.accumulate * micro, learning_rate)
+    };
+    assert_eq!(chosen(batch(0.0, 1024)), (32, 1.0));
+    let (larger, rate) = chosen(batch(1000.0, 1024));
+    assert!(
+        (128..=1024).contains(&larger) && rate > 1.5 && rate < f64::from(larger) / 32.0,
+        "{larger} {rate}"
+    );
+    // Without a batch as ever.
+    assert_eq!(fabric.iteration("a", "c0", &knobs).unwrap().accumulate, 2);
+    let refused = |fabric: &mut Fabric, batch| {
+        fabric.iteration_with_batch("a", "c0", &knobs, &batch).unwrap_err().to_string()
+    };
+    assert!(refused(&mut fabric, batch(1.0, 31)).contains("32 to 31 samples"));
+    let few = BatchKnobs { micro: (20, 64), ..batch(1.0, 39) };
+    assert!(refused(&mut fabric, few).contains("make 40 to 1024"));
 }
 
 /// Whether rates between pairs of hosts fit together, by every choice of spines: the exact planner of a fabric where that is all there

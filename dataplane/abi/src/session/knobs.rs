@@ -6,6 +6,13 @@ use serde::{Deserialize, Serialize};
 
 /// Most micro-batches that a range can reach to.
 pub const MAX_ACCUMULATE: u32 = 1 << 16;
+/// Most samples that a range can reach to.
+pub const MAX_SAMPLES: u32 = 1 << 30;
+
+/// A bit of the id of a [`Request::Iteration`](super::Request::Iteration): the process would rather send
+/// [`Request::Batch`](super::Request::Batch). An agent that reads it answers [`Answer::TakesBatches`](super::Answer::TakesBatches)
+/// and asks the provider nothing. One that does not chooses, and that stands.
+pub const BATCHES: u64 = 1 << 61;
 
 /// When a job saves its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -34,6 +41,50 @@ impl Default for Knobs {
     fn default() -> Self {
         Self { accumulate: (1, 1), checkpoint: None }
     }
+}
+
+/// By which rule a job's learning rate follows its batch. Which one suits an optimizer is the tenant's to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LearningRate {
+    /// By what the batch gains, as the noise has it: between no change and the linear rule.
+    #[default]
+    AdaScale,
+    /// By the root of the batch.
+    SquareRoot,
+    /// In proportion to the batch.
+    Linear,
+}
+
+/// A batch that a tenant leaves to the provider for its next iteration, and what the choice follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BatchKnobs {
+    /// The fewest and the most samples of a step, over all ranks.
+    pub samples: (u32, u32),
+    /// The fewest and the most samples of a rank's micro-batch; the most by its memory.
+    pub micro: (u32, u32),
+    /// The samples of a step, over all ranks, that the learning rate was set for.
+    pub initial: u32,
+    /// How the learning rate follows the batch.
+    pub rule: LearningRate,
+    /// Squared norm of the true gradient. Below 0 counts as 0.
+    pub square: f64,
+    /// Trace of the covariance of one sample's gradient. Below 0 counts as 0.
+    pub trace: f64,
+    /// What a rank computes for a micro-batch beside its samples.
+    pub pass: Duration,
+    /// What a rank computes for each sample.
+    pub sample: Duration,
+    /// What a step takes beyond its computation, to exchange gradients while nothing slows the network.
+    pub exchange: Duration,
+}
+
+/// The batch that the provider chose for an iteration. With [`Choice::accumulate`] and the number of ranks it is the step's.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BatchChoice {
+    /// Samples of a rank's micro-batch.
+    pub micro: u32,
+    /// What the initial batch's learning rate is multiplied by.
+    pub learning_rate: f64,
 }
 
 /// Why the provider chose as it did.
@@ -70,6 +121,12 @@ pub enum KnobsError {
     Accumulate(u32, u32),
     /// Saving takes as long as there is between two checkpoints, or longer.
     Checkpoint(Duration, Duration),
+    /// The range is empty, begins at 0, or ends beyond [`MAX_SAMPLES`].
+    Samples(u32, u32),
+    /// The noise is infinite or no number.
+    Noise,
+    /// Samples take no time.
+    Sample,
 }
 
 impl core::fmt::Display for KnobsError {
@@ -81,6 +138,11 @@ impl core::fmt::Display for KnobsError {
             Self::Checkpoint(every, cost) => {
                 write!(f, "a checkpoint each {every:?} that takes {cost:?}; it must take less")
             }
+            Self::Samples(least, most) => {
+                write!(f, "{least} to {most} samples; a range within 1 to {MAX_SAMPLES} is possible")
+            }
+            Self::Noise => f.write_str("the noise of gradients is infinite or no number"),
+            Self::Sample => f.write_str("a sample takes no time; its computation takes some"),
         }
     }
 }
@@ -110,6 +172,24 @@ impl Knobs {
     }
 }
 
+impl BatchKnobs {
+    /// Whether they make sense.
+    ///
+    /// # Errors
+    /// What does not.
+    pub fn check(&self) -> Result<(), KnobsError> {
+        for (least, most) in [self.samples, self.micro, (self.initial, self.initial)] {
+            if least == 0 || least > most || most > MAX_SAMPLES {
+                return Err(KnobsError::Samples(least, most));
+            }
+        }
+        if !(self.square.is_finite() && self.trace.is_finite()) {
+            return Err(KnobsError::Noise);
+        }
+        if self.sample.is_zero() { Err(KnobsError::Sample) } else { Ok(()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,6 +205,32 @@ mod tests {
         let importance = Priority::Normal;
         let knobs = Knobs { checkpoint: Some(Checkpoint { every, cost, last, importance }), ..of(1, 1) };
         assert_eq!(knobs.check(), Err(KnobsError::Checkpoint(every, cost)));
+    }
+
+    #[test]
+    fn batches_that_make_no_sense_are_named() {
+        let good = BatchKnobs {
+            samples: (32, MAX_SAMPLES),
+            micro: (1, 64),
+            initial: 32,
+            rule: LearningRate::default(),
+            square: -1.0,
+            trace: 2.0,
+            pass: Duration::ZERO,
+            sample: Duration::from_nanos(1),
+            exchange: Duration::ZERO,
+        };
+        assert_eq!(good.check(), Ok(()));
+        for (least, most) in [(0, 1), (2, 1), (1, MAX_SAMPLES + 1)] {
+            let range = (least, most);
+            let why = Err(KnobsError::Samples(least, most));
+            assert_eq!(BatchKnobs { samples: range, ..good }.check(), why);
+            assert_eq!(BatchKnobs { micro: range, ..good }.check(), why);
+        }
+        assert_eq!(BatchKnobs { initial: 0, ..good }.check(), Err(KnobsError::Samples(0, 0)));
+        assert_eq!(BatchKnobs { square: f64::NAN, ..good }.check(), Err(KnobsError::Noise));
+        assert_eq!(BatchKnobs { trace: f64::INFINITY, ..good }.check(), Err(KnobsError::Noise));
+        assert_eq!(BatchKnobs { sample: Duration::ZERO, ..good }.check(), Err(KnobsError::Sample));
     }
 
     #[test]

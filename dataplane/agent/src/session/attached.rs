@@ -8,10 +8,10 @@ use super::{AttachmentId, Joined, Question, SessionRequest};
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    ALL_EVENTS, AddedRegion, Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal,
-    JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, Refusal, RefusalKind, Refused,
-    RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode, encode, full_name, is_name,
-    length,
+    ALL_EVENTS, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, FailureDetail,
+    JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, Refusal, RefusalKind,
+    Refused, RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode, encode, full_name,
+    is_name, length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -399,16 +399,31 @@ impl AttachedSession {
                     move |outcome| Answer::Negotiated { id, outcome: outcome.map(Bounded::bounded) },
                 )
             }
+            Request::Iteration { id, .. } if id & BATCHES != 0 => {
+                Handled::Answered(Answer::TakesBatches { id })
+            }
             Request::Iteration { id, communicator, knobs } => {
                 let checked = knobs.check().map_err(|error| error.to_string().into());
                 self.ask(
                     id,
                     RequestKind::Iteration,
                     checked.and_then(|()| check_communicator(&communicator)),
-                    |reply| Question::Iteration { communicator, knobs, reply },
+                    |reply| Question::Iteration { communicator, knobs, batch: None, reply },
                     // An iteration waits for nobody who is away.
-                    move || Ok(knobs.fallback()),
-                    move |choice| Answer::Iteration { id, choice },
+                    move || Ok((knobs.fallback(), None)),
+                    move |choice| Answer::Iteration { id, choice: choice.map(|(choice, _)| choice) },
+                )
+            }
+            Request::Batch { id, communicator, knobs, batch } => {
+                let checked = knobs.check().and_then(|()| batch.check());
+                let checked = checked.map_err(|error| error.to_string().into());
+                self.ask(
+                    id,
+                    RequestKind::Iteration,
+                    checked.and_then(|()| check_communicator(&communicator)),
+                    |reply| Question::Iteration { communicator, knobs, batch: Some(batch), reply },
+                    move || Ok((knobs.fallback(), None)),
+                    move |choice| Answer::Batch { id, choice },
                 )
             }
             Request::Hint { id, communicator, hints } => {
@@ -640,7 +655,7 @@ fn repeatable(request: &Request) -> Option<RequestKind> {
     match request {
         Request::Events { .. } => Some(RequestKind::Events),
         Request::Negotiate { .. } => Some(RequestKind::Negotiate),
-        Request::Iteration { .. } => Some(RequestKind::Iteration),
+        Request::Iteration { .. } | Request::Batch { .. } => Some(RequestKind::Iteration),
         Request::Hint { .. } => Some(RequestKind::Hint),
         _ => None,
     }

@@ -5,9 +5,10 @@ use crate::stub::{LIMIT, Stub};
 use harmonaize_abi::session::{Answer, Request, RequestError, encode};
 use harmonaize_agent::counters::Counted;
 use harmonaize_client::{
-    Access, AttachOptions, Budget, ChoiceReason, Clause, Client, Collective, Communicator, Constraints,
-    Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Operation,
-    OperationOptions, Priority, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, StragglerCause, Tensor,
+    Access, AttachOptions, BatchKnobs, Budget, ChoiceReason, Clause, Client, Collective, Communicator,
+    Constraints, Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, LearningRate,
+    Negotiated, Operation, OperationOptions, Priority, Rank, ReduceOp, RefusalKind, RegroupOptions, Status,
+    StragglerCause, Tensor,
 };
 use std::io::Write;
 use std::sync::atomic::Ordering;
@@ -809,6 +810,22 @@ fn constraints_that_make_no_sense_are_refused_also_while_nobody_can_be_asked() {
     assert_eq!((choice.accumulate, choice.checkpoint, choice.reason), (2, false, ChoiceReason::Unknown));
     let error = client.iteration("job", &knobs(5, 2)).unwrap_err();
     assert!(error.to_string().contains("5 to 2 micro-batches"), "{error}");
+    // So is one with a batch: the job goes on with its own.
+    let batch = |samples| BatchKnobs {
+        samples,
+        micro: (1, 8),
+        initial: 8,
+        rule: LearningRate::Linear,
+        square: 1.0,
+        trace: 1.0,
+        pass: Duration::ZERO,
+        sample: Duration::from_millis(1),
+        exchange: Duration::from_millis(1),
+    };
+    let (choice, chosen) = client.iteration_with_batch("job", &knobs(2, 5), &batch((8, 64))).unwrap();
+    assert_eq!((choice.accumulate, choice.reason, chosen), (2, ChoiceReason::Unknown, None));
+    let error = client.iteration_with_batch("job", &knobs(2, 5), &batch((8, 4))).unwrap_err();
+    assert!(error.to_string().contains("8 to 4 samples"), "{error}");
 }
 
 #[test]

@@ -39,6 +39,7 @@ pub(super) fn session(bytes: &[u8]) {
         Request::Negotiate { propose: Some(constraints), .. } => drop(constraints.check()),
         Request::Iteration { knobs, .. } if knobs.check().is_ok() => drop(knobs.fallback()),
         Request::Hint { hints, .. } => drop(hints.check()),
+        Request::Batch { batch, .. } => drop(batch.check()),
         _ => {}
     }
 }

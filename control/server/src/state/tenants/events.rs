@@ -6,11 +6,14 @@ use crate::state::effects::{Effects, Note};
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::tenants::agreements::Agreements;
+use crate::state::tenants::batch::choose_batch;
 use crate::state::tenants::readers::{Reader, Readers};
 use crate::state::tenants::slowdown::{Latest, QUIET, Slowdown};
 use crate::state::world::withdrawals::NOTICE;
-use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
-use harmonaize_abi::{CommunicatorId, Rank};
+use harmonaize_abi::session::{
+    BatchChoice, BatchKnobs, Choice, ChoiceReason, Event, EventBatch, EventCursor, EventKind, Knobs, Refusal,
+};
+use harmonaize_abi::{CommunicatorId, CongestionLevel, Rank};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits, choose};
 use harmonaize_planner::{HostId, Rate};
@@ -129,16 +132,39 @@ impl Events {
         from: SessionId,
         asked: &v1::BeginIteration,
     ) {
-        let knobs = asked.knobs();
-        let choice = match (ctx.named(&asked.tenant, &asked.communicator), knobs.check()) {
+        let (knobs, batch) = (asked.knobs(), asked.batch());
+        let checked = knobs.check().and_then(|()| batch.map_or(Ok(()), |batch| batch.check()));
+        let choice = match (ctx.named(&asked.tenant, &asked.communicator), checked) {
             (Err(refused), _) => Err(refused),
             (_, Err(error)) => Err(error.to_string().into()),
-            (Ok(id), Ok(())) => {
-                Ok(choose(&knobs, &self.feed(&asked.tenant).current_state(id), clock(ctx, ctx.now)))
-            }
+            (Ok(id), Ok(())) => self.chosen(ctx, &asked.tenant, id, &knobs, batch.as_ref()),
         };
         let answer = v1::IterationChoice::answer(asked.request, choice);
         effects.send(from, to_agent::Message::IterationChoice(answer));
+    }
+
+    /// What is chosen for an iteration.
+    fn chosen(
+        &mut self,
+        ctx: &Ctx<'_>,
+        tenant: &str,
+        id: CommunicatorId,
+        knobs: &Knobs,
+        batch: Option<&BatchKnobs>,
+    ) -> Result<(Choice, Option<BatchChoice>), Refusal> {
+        let state = self.feed(tenant).current_state(id);
+        let choice = choose(knobs, &state, clock(ctx, ctx.now));
+        let Some((batch, communicator)) = batch.zip(ctx.communicators.get(&id)) else {
+            return Ok((choice, None));
+        };
+        let (_, most) = knobs.accumulate;
+        let (accumulate, batch) = choose_batch(batch, most, communicator.ranks, state.slowdown)?;
+        let reason = match (choice.checkpoint, state.slowdown) {
+            (true, _) => choice.reason,
+            (false, CongestionLevel::None) => ChoiceReason::Usual,
+            (false, _) => ChoiceReason::Slow,
+        };
+        Ok((Choice { accumulate, reason, ..choice }, Some(batch)))
     }
 
     pub(crate) fn feed(&mut self, tenant: &str) -> &mut Feed {

@@ -1,7 +1,9 @@
 //! Tenants' processes on the fabric: what they ask of control, what they are answered, and what control keeps of it.
 
 use super::{Fabric, Part};
-use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated, Refusal};
+use harmonaize_abi::session::{
+    Agreement, BatchChoice, BatchKnobs, Choice, Constraints, Hints, Knobs, Negotiated, Refusal,
+};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
@@ -234,8 +236,21 @@ impl Fabric {
         tenant: &str,
         communicator: &str,
         knobs: &Knobs,
-    ) -> Result<harmonaize_abi::session::Choice, Refusal> {
-        let asked = v1::BeginIteration::of(6, tenant, communicator.to_owned(), knobs);
+    ) -> Result<Choice, Refusal> {
+        let asked = v1::BeginIteration::of(6, tenant, communicator.to_owned(), knobs, None);
+        self.ask(0, from_agent::Message::BeginIteration(asked));
+        self.tenants.chosen.pop().unwrap().choice().map(|(choice, _)| choice)
+    }
+
+    /// The same where the batch is left to the provider, too.
+    pub(crate) fn iteration_with_batch(
+        &mut self,
+        tenant: &str,
+        communicator: &str,
+        knobs: &Knobs,
+        batch: &BatchKnobs,
+    ) -> Result<(Choice, Option<BatchChoice>), Refusal> {
+        let asked = v1::BeginIteration::of(6, tenant, communicator.to_owned(), knobs, Some(batch));
         self.ask(0, from_agent::Message::BeginIteration(asked));
         self.tenants.chosen.pop().unwrap().choice()
     }
