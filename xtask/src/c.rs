@@ -20,7 +20,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| workspace::target().join("c"));
     c_library::install(&c_library::build(Profile::Release)?, &out)?;
-    let stand_ins = [c_library::NCCL, c_library::MPI];
+    let stand_ins = [c_library::NCCL, c_library::NCCL_PLUGIN, c_library::MPI];
     let installed = stand_ins.map(|library| library.install(Profile::Release, &out));
     let shown = out.display();
     println!("{shown}/include/harmonaize.h\n{shown}/lib/{}\n{shown}/lib/libharmonaize.a", c_library::SONAME);

@@ -56,6 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     workspace::run(workspace::cargo().args(["build", "--bins", "--tests"]).args(all))?;
     c_library::build(Profile::Dev)?;
     c_library::NCCL.build(Profile::Dev)?;
+    c_library::NCCL_PLUGIN.build(Profile::Dev)?;
     c_library::MPI.build(Profile::Dev)?;
     let mut count = Count::default();
     let mut wrong = Vec::new();

@@ -192,6 +192,38 @@ impl Drop for Watched {
     }
 }
 
+/// A communicator of another library, whose operations go into the process's journal as the client's own do.
+#[derive(Debug)]
+pub struct ForeignCommunicator(Arc<Scope>);
+
+impl ForeignCommunicator {
+    /// A communicator by its name, and this process's place in it; none where no variable of the environment asks for a journal.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] names the variable whose value means nothing; [`Error::System`] where there is no thread to be had.
+    pub fn from_env(name: &str, rank: Rank, ranks: u32) -> Result<Option<Self>, Error> {
+        let journal = Journal::of_process()?;
+        Ok(journal.map(|journal| Self(journal.joined(name, (rank, ranks), Duration::ZERO))))
+    }
+
+    /// Notes that an operation begins now. Never waits.
+    pub fn begin(&self, called: Called) -> ForeignOperation {
+        ForeignOperation(Watched::start(&self.0, called))
+    }
+}
+
+/// An operation of another library. Dropped before its end it is noted as unfinished.
+#[derive(Debug)]
+#[must_use]
+pub struct ForeignOperation(Watched);
+
+impl ForeignOperation {
+    /// Notes that it ends now, and well. Of what it has sent nothing is known. Never waits.
+    pub fn end(self) {
+        self.0.end(Completion { status: Status::Ok.code(), ..Completion::default() });
+    }
+}
+
 /// An attachment's hold on the journal: everything is written when it ends.
 #[derive(Debug)]
 pub(crate) struct JournalGuard(pub(crate) Arc<Journal>);

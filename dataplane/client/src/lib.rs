@@ -79,7 +79,7 @@ pub use harmonaize_abi::{
 pub use harmonaize_shm::Pin;
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};
-pub use journal::DebugLevel;
+pub use journal::{DebugLevel, ForeignCommunicator, ForeignOperation};
 pub use noise::GradientNoise;
 pub use operation::{Algorithm, Operation, Receipt};
 #[cfg(feature = "rdma")]

@@ -23,6 +23,13 @@ pub struct StandIn {
 pub const NCCL: StandIn =
     StandIn { package: "harmonaize-nccl", built: "libharmonaize_nccl.so", name: "libharmonaize-nccl.so" };
 
+/// NCCL's tuner and profiler plugins.
+pub const NCCL_PLUGIN: StandIn = StandIn {
+    package: "harmonaize-nccl-plugin",
+    built: "libharmonaize_nccl_plugin.so",
+    name: "libharmonaize-nccl-plugin.so",
+};
+
 /// The library that programs of MPI preload.
 pub const MPI: StandIn =
     StandIn { package: "harmonaize-mpi", built: "libharmonaize_mpi.so", name: "libharmonaize-mpi.so" };

@@ -9,6 +9,7 @@ use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::star;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
@@ -62,14 +63,29 @@ fn on_a_device(installed: &TempDir) -> Program {
     compiled("streams.c", installed, &["-DFAKE", "-lnccl", "-l:libcuda.so.1"])
 }
 
+/// The names that a library has for programs.
+fn exported(library: &Path) -> BTreeSet<String> {
+    let symbols = succeeded(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library));
+    symbols.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+/// Stock NCCL has its own functions beside it, and closes it while its threads run.
+#[test]
+fn the_plugin_has_none_of_nccls_functions_and_stays_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = c_library::NCCL_PLUGIN.install(Profile::Dev, folder.path()).unwrap();
+    let names =
+        ["harmonaize_nccl_congestion", "harmonaize_nccl_tune", "ncclProfiler_v6", "ncclTunerPlugin_v6"];
+    assert_eq!(exported(&library), BTreeSet::from(names.map(str::to_owned)));
+    let dynamic = succeeded(Command::new("readelf").arg("-d").arg(&library));
+    assert!(dynamic.contains("NODELETE") && !dynamic.contains("libnccl.so"), "{dynamic}");
+}
+
 #[test]
 fn every_function_of_nccls_header_is_there_and_nothing_else() {
     let folder = installed();
     let library = folder.path().join("lib/libnccl.so.2");
-    let symbols =
-        succeeded(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(&library));
-    let exported: BTreeSet<&str> = symbols.lines().filter_map(|line| line.split(' ').next()).collect();
-    assert_eq!(exported, FUNCTIONS.lines().collect());
+    assert_eq!(exported(&library), FUNCTIONS.lines().map(str::to_owned).collect());
     let dynamic = succeeded(Command::new("readelf").arg("-d").arg(&library));
     assert!(dynamic.contains("Library soname: [libnccl.so.2]"), "{dynamic}");
 }

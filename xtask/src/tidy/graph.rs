@@ -55,6 +55,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("c", &["client"]),
     ("staging", &["client"]),
     ("nccl", &["client", "staging"]),
+    ("nccl-plugin", &["client"]),
     ("mpi", &["client", "staging"]),
     ("python", &["client", "staging"]),
     ("events", &[]),
@@ -119,8 +120,20 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 
 /// Rooms of which a tenant runs or reads the code.
-const TENANT_FACING: &[&str] =
-    &["abi", "shm", "verbs", "libibverbs", "client", "staging", "c", "nccl", "mpi", "python", "api-tenant"];
+const TENANT_FACING: &[&str] = &[
+    "abi",
+    "shm",
+    "verbs",
+    "libibverbs",
+    "client",
+    "staging",
+    "c",
+    "nccl",
+    "nccl-plugin",
+    "mpi",
+    "python",
+    "api-tenant",
+];
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
 const PROVIDER: &[&str] = &[

@@ -45,6 +45,7 @@ const UNSAFE: &[&str] = &[
     "dataplane/staging",
     "dataplane/c",
     "dataplane/nccl",
+    "dataplane/nccl-plugin",
     "dataplane/mpi",
     "dataplane/python",
     "ebpf",
@@ -117,7 +118,7 @@ fn unsafe_code(file: &TextFile, code: &str, found: &mut Vec<Violation>) {
             found.push(violation(
                 &file.path,
                 line,
-                "unsafe code belongs in shm, kernels, verbs, transport, probe, staging, c, nccl, mpi, python or ebpf",
+                "unsafe code belongs in shm, kernels, verbs, transport, probe, staging, c, nccl, nccl-plugin, mpi, python or ebpf",
             ));
         }
         let after = code.get(at + "unsafe".len()..).unwrap_or_default().trim_start();
