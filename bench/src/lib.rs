@@ -7,7 +7,6 @@ pub mod digits;
 pub mod direct;
 pub mod elastic;
 pub mod link;
-pub mod lossy;
 pub mod measure;
 pub mod model;
 pub mod npy;

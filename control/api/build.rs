@@ -62,6 +62,7 @@ const JSON_MESSAGES: &[&str] = &[
     "RankTiming",
     "Record",
     "Report",
+    "Snapshot",
     "StatusReply",
     "Straggler",
     "Target",

@@ -8,8 +8,7 @@ use harmonaize_suites::report::Report;
 use harmonaize_suites::stale;
 use harmonaize_suites::suite::{Request, Run};
 use harmonaize_suites::suites::{self, SUITES};
-use harmonaize_suites::sweep;
-use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::packages;
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
@@ -47,87 +46,16 @@ pub struct Args {
     /// Mark the rows of docs/performance/README.md that more than 50 commits have made stale, and measure nothing
     #[arg(long, exclusive = true)]
     pub report: bool,
-    /// Suite codec: float32 files of NumPy to code besides
-    #[arg(value_name = "FILE.npy")]
-    pub files: Vec<PathBuf>,
-    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation, codec and sharing show besides;
-    /// suite sweep writes its page and its runs there, and into target/sweep without it
-    #[arg(long, value_name = "FOLDER")]
-    pub figures: Option<PathBuf>,
     /// Write the rows with their provenance as JSON too; `-` prints it on a line of standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Suite rdma: the file that describes the hosts
-    #[arg(long, value_name = "FILE")]
-    pub hosts: Option<PathBuf>,
-    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
-    #[arg(long, value_name = "NUMBER")]
-    pub rounds: Option<usize>,
-    /// These parts alone; the other suites have none. Suite service: added, threads, calls. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
-    /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
-    /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
-    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, recorded, senders. Suite sharing: host, links, classes, engine-weights, link-weights, hostile, idle.
-    /// Suite trust: cut, tenants, protection, tls, sessions. Suite torch: host, links, start, calls. Suite allocation: gavel, sia, queues, fairness, adapting, market, time, own
-    #[arg(long, value_delimiter = ',', value_name = "PART")]
-    pub only: Vec<String>,
-    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch, trust and allocation: show that all programs run, in a short round; no bar is held against it
-    #[arg(long)]
-    pub smoke: bool,
-    /// Suite codec: time PyTorch's conversions and quantisation too, in each round (1.4 GB from PyPI)
-    #[arg(long)]
-    pub pytorch: bool,
-    /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
-    #[arg(long, value_name = "FOLDER")]
-    pub traces: Option<PathBuf>,
-    /// Suite telemetry: keep the traces and logs of trainings whose verdicts on stragglers are wrong in this folder
-    #[arg(long, value_name = "FOLDER")]
-    pub wrong: Option<PathBuf>,
-    /// Suite sweep: sizes in bytes, with K, M or G; 1K to 256M by 4 without it
-    #[arg(long, value_delimiter = ',', value_name = "SIZE", value_parser = sweep::size)]
-    pub sizes: Vec<u64>,
-    /// Suite sweep: numbers of ranks on one host; 2, 3, 4 and 8 without it
-    #[arg(long, value_delimiter = ',', value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=64))]
-    pub ranks: Vec<usize>,
-    /// Suite sweep: which collectives; all without it
-    #[arg(long, value_delimiter = ',', value_parser = collectives())]
-    pub collectives: Vec<String>,
-    /// More runs, and rows that last longer
-    #[arg(long)]
-    pub full: bool,
-    /// Install missing packages and peers without asking
-    #[arg(long)]
-    pub yes: bool,
+    #[command(flatten)]
+    request: Request,
 }
 
 /// The suites' names.
 fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(SUITES.iter().map(|suite| PossibleValue::new(suite.name).help(suite.about)))
-}
-
-/// The names of the sweep's collectives.
-fn collectives() -> PossibleValuesParser {
-    PossibleValuesParser::new(sweep::COLLECTIVES.iter().map(|collective| collective.name))
-}
-
-impl Args {
-    fn request(&self) -> Request {
-        Request {
-            rounds: self.rounds,
-            full: self.full,
-            smoke: self.smoke,
-            only: self.only.clone(),
-            figures: self.figures.clone(),
-            files: self.files.clone(),
-            pytorch: self.pytorch,
-            hosts: self.hosts.clone(),
-            traces: self.traces.clone(),
-            wrong: self.wrong.clone(),
-            sizes: self.sizes.clone(),
-            ranks: self.ranks.clone(),
-            collectives: self.collectives.clone(),
-            consent: Consent::from_flag(self.yes),
-        }
-    }
 }
 
 /// Runs the task.
@@ -136,29 +64,29 @@ pub fn run(args: &Args) -> Result<()> {
         return mark_results();
     }
     let suite = args.suite.as_deref().and_then(suites::named).context("there is no such suite")?;
-    let request = args.request();
-    part::check_names(suite.name, &(suite.parts)(&request), &args.only)?;
-    if suite.name != "codec" && !args.files.is_empty() {
+    let request = &args.request;
+    part::check_names(suite.name, &(suite.parts)(request), &request.only)?;
+    if suite.name != "codec" && !request.files.is_empty() {
         bail!("only the suite codec takes files");
     }
-    if suite.name != "codec" && args.pytorch {
+    if suite.name != "codec" && request.pytorch {
         bail!("only the suite codec compares with PyTorch so");
     }
     if suite.name != "sweep"
-        && !(args.sizes.is_empty() && args.ranks.is_empty() && args.collectives.is_empty())
+        && !(request.sizes.is_empty() && request.ranks.is_empty() && request.collectives.is_empty())
     {
         bail!("only the suite sweep takes --sizes, --ranks and --collectives");
     }
     let run = match suite.run {
         Run::Alone(run) => {
             let began = Instant::now();
-            let outcome = run(&request)?;
+            let outcome = run(request)?;
             eprintln!("{:.0} s", began.elapsed().as_secs_f64());
             return finished(args, outcome);
         }
         Run::Built(run) => run,
     };
-    packages::require(&[packages::EMULATION, packages::BUILDING].concat(), request.consent)?;
+    packages::require(&[packages::EMULATION, packages::BUILDING].concat(), request.consent())?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -167,9 +95,9 @@ pub fn run(args: &Args) -> Result<()> {
     let binaries =
         Binaries::build_with(Profile::Release, &["harmonaize-bench", "harmonaize-perf", "harmonaize-tests"])?;
     let began = Instant::now();
-    let outcome = run(request, binaries, stop)?;
+    let outcome = run(request.clone(), binaries, stop)?;
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
-    if args.traces.is_some() { Ok(()) } else { finished(args, outcome) }
+    if request.traces.is_some() { Ok(()) } else { finished(args, outcome) }
 }
 
 /// Prints what came of parts; an error where one failed, or where a bar was not reached and bars are held.
@@ -180,7 +108,7 @@ fn finished(args: &Args, outcome: Outcome) -> Result<()> {
         bail!("{}", outcome.problems.join("; "));
     }
     match report.judged() {
-        (failed, judged) if failed > 0 && !args.smoke => {
+        (failed, judged) if failed > 0 && !args.request.smoke => {
             bail!("{failed} of {judged} rows with a bar do not reach it")
         }
         _ => Ok(()),
@@ -190,7 +118,7 @@ fn finished(args: &Args, outcome: Outcome) -> Result<()> {
 /// Prints the report, as JSON too where that was asked for.
 fn print_report(args: &Args, report: &Report) -> Result<()> {
     println!("{}", report.markdown());
-    if let (Some(folder), Some(suite)) = (&args.figures, &args.suite) {
+    if let (Some(folder), Some(suite)) = (&args.request.figures, &args.suite) {
         pictures::of_rows(folder, suite, &report.rows)?;
         pictures::of_ideals(folder, suite, &report.rows)?;
     }
@@ -262,7 +190,7 @@ mod tests {
         let help: Vec<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
         for suite in SUITES {
             let line = Line::try_parse_from(["bench", suite.name]).unwrap();
-            for part in (suite.parts)(&line.args.request()) {
+            for part in (suite.parts)(&line.args.request) {
                 assert!(help.contains(&part), "{part} of {}", suite.name);
             }
         }

@@ -67,7 +67,7 @@ enum Work {
         test: &'static str,
         /// Those alone that are too long for every build.
         long: bool,
-        environment: fn(&Range<u64>) -> Vec<(&'static str, String)>,
+        environment: fn(&Range<u64>) -> Environment,
     },
     /// Two hosts with offload units.
     OffloadUnits,
@@ -76,150 +76,67 @@ enum Work {
 }
 
 const SUITES: &[Suite] = &[
-    Suite {
-        name: "core",
-        work: Work::Tests {
-            package: "harmonaize-core",
-            test: "simulation",
-            long: false,
-            environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
-        },
-    },
-    Suite {
-        name: "aggregation",
-        work: Work::Tests {
-            package: "harmonaize-aggregator",
-            test: "simulation",
-            long: false,
-            environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
-        },
-    },
-    Suite {
-        name: "wiring",
-        work: Work::Tests {
-            package: "harmonaize-agent",
-            test: "simulation",
-            long: false,
-            // A seed is a process of some tenths of a second.
-            environment: |seeds| {
-                let count = (seeds.end.saturating_sub(seeds.start) / 10).max(1);
-                vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.start.saturating_add(count)))]
-            },
-        },
-    },
-    Suite {
-        name: "plan",
-        work: Work::Tests {
-            package: "harmonaize-plan",
-            test: "mutations",
-            long: false,
-            environment: |seeds| from_first(seeds, 1),
-        },
-    },
-    Suite {
-        name: "codec",
-        work: Work::Tests {
-            package: "harmonaize-codec",
-            test: "damage",
-            long: false,
-            environment: |seeds| {
-                // A seed takes some 0.1 ms.
-                let runs = seeds.end.saturating_sub(seeds.start).saturating_mul(20);
-                vec![("HARMONAIZE_SEED", seeds.start.to_string()), ("HARMONAIZE_RUNS", runs.to_string())]
-            },
-        },
-    },
-    Suite {
-        name: "store",
-        work: Work::Tests {
-            package: "harmonaize-store",
-            test: "crashes",
-            long: false,
-            environment: |seeds| from_first(seeds, 1),
-        },
-    },
-    Suite {
-        name: "control",
-        work: Work::Tests {
-            package: "harmonaize-server",
-            test: "store",
-            long: false,
-            environment: |seeds| from_first(seeds, 100),
-        },
-    },
-    Suite {
-        name: "stragglers",
-        work: Work::Tests {
-            package: "harmonaize-analysis",
-            test: "stragglers",
-            long: true,
-            environment: |seeds| from_first(seeds, 1),
-        },
-    },
-    Suite {
-        name: "congestion",
-        work: Work::Tests {
-            package: "harmonaize-analysis",
-            test: "congestion",
-            long: true,
-            environment: |seeds| from_first(seeds, 1),
-        },
-    },
-    Suite {
-        name: "leaders",
-        work: Work::Tests {
-            package: "harmonaize-tests",
-            test: "availability",
-            long: false,
-            environment: |seeds| from_first(seeds, 10),
-        },
-    },
-    Suite {
-        name: "processes",
-        work: Work::Tests {
-            package: "harmonaize-tests",
-            test: "processes",
-            long: false,
-            environment: |seeds| {
-                vec![("HARMONAIZE_SEED", seeds.start.to_string()), ("HARMONAIZE_RUNS", "200".into())]
-            },
-        },
-    },
-    Suite {
-        name: "late",
-        work: Work::Tests {
-            package: "harmonaize-tests",
-            test: "faults",
-            long: true,
-            environment: |_| Vec::new(),
-        },
-    },
-    Suite {
-        name: "hostile",
-        work: Work::Tests {
-            package: "harmonaize-tests",
-            test: "hostile",
-            long: true,
-            environment: |_| Vec::new(),
-        },
-    },
-    Suite {
-        name: "release",
-        work: Work::Tests {
-            package: "harmonaize-tests",
-            test: "handover",
-            long: true,
-            environment: |_| Vec::new(),
-        },
-    },
+    Suite::of("core", "harmonaize-core", "simulation", range),
+    Suite::of("aggregation", "harmonaize-aggregator", "simulation", range),
+    // A seed is a process of some tenths of a second.
+    Suite::of("wiring", "harmonaize-agent", "simulation", |seeds| {
+        let count = (seeds.end.saturating_sub(seeds.start) / 10).max(1);
+        range(&(seeds.start..seeds.start.saturating_add(count)))
+    }),
+    Suite::of("plan", "harmonaize-plan", "mutations", |seeds| from_first(seeds, 1)),
+    // A seed takes some 0.1 ms.
+    Suite::of("codec", "harmonaize-codec", "damage", |seeds| {
+        so_many(seeds.start, seeds.end.saturating_sub(seeds.start).saturating_mul(20))
+    }),
+    Suite::of("store", "harmonaize-store", "crashes", |seeds| from_first(seeds, 1)),
+    Suite::of("control", "harmonaize-server", "store", |seeds| from_first(seeds, 100)),
+    Suite::long("stragglers", "harmonaize-analysis", "stragglers", |seeds| from_first(seeds, 1)),
+    Suite::long("congestion", "harmonaize-analysis", "congestion", |seeds| from_first(seeds, 1)),
+    Suite::of("leaders", "harmonaize-tests", "availability", |seeds| from_first(seeds, 10)),
+    Suite::of("processes", "harmonaize-tests", "processes", |seeds| so_many(seeds.start, 200)),
+    Suite::long("late", "harmonaize-tests", "faults", |_| Vec::new()),
+    Suite::long("hostile", "harmonaize-tests", "hostile", |_| Vec::new()),
+    Suite::long("release", "harmonaize-tests", "handover", |_| Vec::new()),
     Suite { name: "dpu", work: Work::OffloadUnits },
     Suite { name: "fuzz", work: Work::Fuzz },
 ];
 
+/// Variables of the environment, with their values.
+type Environment = Vec<(&'static str, String)>;
+
+impl Suite {
+    /// Tests that every build runs.
+    const fn of(
+        name: &'static str,
+        package: &'static str,
+        test: &'static str,
+        environment: fn(&Range<u64>) -> Environment,
+    ) -> Self {
+        Self { name, work: Work::Tests { package, test, long: false, environment } }
+    }
+
+    /// Tests that are too long for every build.
+    const fn long(
+        name: &'static str,
+        package: &'static str,
+        test: &'static str,
+        environment: fn(&Range<u64>) -> Environment,
+    ) -> Self {
+        Self { name, work: Work::Tests { package, test, long: true, environment } }
+    }
+}
+
+fn range(seeds: &Range<u64>) -> Environment {
+    vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))]
+}
+
+fn so_many(first: u64, runs: u64) -> Environment {
+    vec![("HARMONAIZE_SEED", first.to_string()), ("HARMONAIZE_RUNS", runs.to_string())]
+}
+
 /// The first seed, and how many: one in `each`, at least one.
-fn from_first(seeds: &Range<u64>, each: u64) -> Vec<(&'static str, String)> {
-    let runs = (seeds.end.saturating_sub(seeds.start) / each.max(1)).max(1);
-    vec![("HARMONAIZE_SEED", seeds.start.to_string()), ("HARMONAIZE_RUNS", runs.to_string())]
+fn from_first(seeds: &Range<u64>, each: u64) -> Environment {
+    so_many(seeds.start, (seeds.end.saturating_sub(seeds.start) / each.max(1)).max(1))
 }
 
 /// Runs the task; the error of a failing round names its seeds.

@@ -9,6 +9,13 @@ use harmonaize_bench::tenant::Seat;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What an accelerator takes for a micro-batch.
+const COMPUTE: Duration = Duration::from_millis(60);
+/// The fewest micro-batches that are accumulated, without events always so many, and the most.
+const ACCUMULATE: (u32, u32) = (2, 16);
+/// What a micro-batch beyond the fewest counts, in percent of one.
+const BEYOND: u64 = 70;
+
 /// Trains the demo's perceptron until the work is done, and prints what it does as lines of JSON. Every micro-batch is in the model exactly once at the
 /// end, or it is an error. A rank whose own host is lost ends with an error.
 #[derive(Parser)]
@@ -27,18 +34,6 @@ struct Arguments {
     /// Micro-batches to be done
     #[arg(long, default_value_t = 3200)]
     work: u64,
-    /// What an accelerator takes for a micro-batch, in milliseconds
-    #[arg(long, default_value_t = 60)]
-    compute_ms: u64,
-    /// The fewest micro-batches that are accumulated; without events always so many
-    #[arg(long, default_value_t = 2)]
-    least: u32,
-    /// The most
-    #[arg(long, default_value_t = 16)]
-    most: u32,
-    /// What a micro-batch beyond the fewest counts, in percent of one
-    #[arg(long, default_value_t = 70, value_parser = clap::value_parser!(u64).range(0..=100))]
-    beyond: u64,
     /// How often the state is saved, at least, in milliseconds
     #[arg(long, default_value_t = 6000)]
     every_ms: u64,
@@ -52,9 +47,9 @@ fn main() -> Result<()> {
     let milliseconds = Duration::from_millis;
     let recipe = Recipe {
         work: arguments.work * harmonaize_bench::elastic::WHOLE,
-        compute: milliseconds(arguments.compute_ms),
-        accumulate: (arguments.least, arguments.most),
-        beyond: arguments.beyond,
+        compute: COMPUTE,
+        accumulate: ACCUMULATE,
+        beyond: BEYOND,
         every: milliseconds(arguments.every_ms),
         cost: milliseconds(arguments.cost_ms),
         shared: arguments.shared,

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
+use harmonaize_testkit::clock::monotonic_ns;
 use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -56,6 +57,21 @@ enum End {
         #[arg(long, value_enum, default_value_t = Method::Write)]
         method: Method,
     },
+    /// Is silent and then sends as fast as it goes, again and again, which congests a link at a known moment; each burst is a line of
+    /// JSON with its beginning and end in nanoseconds of CLOCK_MONOTONIC
+    Bursts {
+        /// Where to
+        address: SocketAddr,
+        /// How many bursts
+        #[arg(long, default_value_t = 50)]
+        bursts: u32,
+        /// Bytes of each
+        #[arg(long, default_value_t = 12 << 20)]
+        bytes: u64,
+        /// Silence before each, in milliseconds
+        #[arg(long, default_value_t = 500)]
+        pause_ms: u64,
+    },
 }
 
 /// How bytes are given to the kernel.
@@ -79,6 +95,15 @@ fn main() -> Result<()> {
                 Method::Ring | Method::ZeroCopy => ring(&connected, bytes, method)?,
             }
             println!("{{\"processor_seconds\":{}}}", processor_seconds());
+        }
+        End::Bursts { address, bursts, bytes, pause_ms } => {
+            let (mut stream, buffer) = (connect(address)?, vec![0x5a; BUFFER]);
+            for _ in 0..bursts {
+                std::thread::sleep(Duration::from_millis(pause_ms));
+                let began_ns = monotonic_ns()?;
+                write_all(&mut stream, &buffer, bytes)?;
+                println!("{{\"began_ns\":{began_ns},\"handed_over_ns\":{}}}", monotonic_ns()?);
+            }
         }
     }
     Ok(())
@@ -148,17 +173,22 @@ fn connect(address: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
+/// Writes so many bytes, which the buffer has in turn.
+fn write_all(stream: &mut TcpStream, buffer: &[u8], mut left: u64) -> Result<()> {
+    while left > 0 {
+        let part = usize::try_from(left.min(buffer.len() as u64))?;
+        stream.write_all(buffer.get(..part).context("buffer")?)?;
+        left -= part as u64;
+    }
+    Ok(())
+}
+
 fn write(mut streams: Vec<TcpStream>, bytes: u64) -> Result<()> {
     let buffer = vec![0x5a; BUFFER];
-    let mut left = bytes;
     if let [stream] = streams.as_mut_slice() {
-        while left > 0 {
-            let part = usize::try_from(left.min(BUFFER as u64))?;
-            stream.write_all(buffer.get(..part).context("buffer")?)?;
-            left -= part as u64;
-        }
-        return Ok(());
+        return write_all(stream, &buffer, bytes);
     }
+    let mut left = bytes;
     streams.iter().try_for_each(|stream| stream.set_nonblocking(true))?;
     while left > 0 {
         let ready = ready(&streams, PollFlags::OUT)?;

@@ -56,7 +56,7 @@ const SPEEDS: &[(&str, &str, f64, Speed)] = &[
 /// Measures, prints what each codec did in the last round, draws it where that was asked for, and returns the rows with bars; with PyTorch beside
 /// it in each round where that was asked for.
 pub fn run(request: &Request) -> Result<Vec<Row>> {
-    let pytorch = request.pytorch.then(|| PyTorch::prepare(request.consent, ELEMENTS));
+    let pytorch = request.pytorch.then(|| PyTorch::prepare(request.consent(), ELEMENTS));
     let mut pytorch = pytorch.transpose()?;
     let (mut example, rounds) = if request.smoke {
         // With the features of the whole workspace, whose crates are built already.

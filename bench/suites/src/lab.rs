@@ -88,7 +88,6 @@ impl Lab {
             &folder,
             &[
                 "alltoall",
-                "bursts",
                 "calls",
                 "coded",
                 "collective",

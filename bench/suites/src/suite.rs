@@ -2,7 +2,9 @@
 
 use crate::part::{self, Outcome, Part};
 use crate::row::Row;
+use crate::sweep;
 use anyhow::Result;
+use clap::builder::PossibleValuesParser;
 use harmonaize_testkit::packages::Consent;
 use harmonaize_testkit::workspace::Binaries;
 use std::path::PathBuf;
@@ -12,40 +14,69 @@ use std::sync::atomic::AtomicBool;
 /// Interleaved runs of each contestant where none are given, and with `full`.
 const ROUNDS: (usize, usize) = (5, 15);
 
-/// What a run of a suite is asked for.
-#[derive(Debug, Clone)]
+/// What a run of a suite is asked for: options of `cargo xtask bench`.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Request {
-    /// How many rounds; the suite's own number where none is given.
-    pub rounds: Option<usize>,
-    /// More rounds than usual.
-    pub full: bool,
-    /// Shows that everything runs, and measures nothing worth a figure.
-    pub smoke: bool,
-    /// Parts alone; all if empty.
-    pub only: Vec<String>,
-    /// The folder into which figures are drawn.
-    pub figures: Option<PathBuf>,
-    /// Suite codec: float32 files of NumPy.
+    /// Suite codec: float32 files of NumPy to code besides
+    #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
-    /// Suite codec: whether PyTorch is timed too.
-    pub pytorch: bool,
-    /// Suite rdma: the file that describes the hosts.
+    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation, codec and sharing show besides;
+    /// suite sweep writes its page and its runs there, and into target/sweep without it
+    #[arg(long, value_name = "FOLDER")]
+    pub figures: Option<PathBuf>,
+    /// Suite rdma: the file that describes the hosts
+    #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suite telemetry: the folder into which traces are recorded, instead of measuring.
+    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
+    #[arg(long, value_name = "NUMBER")]
+    pub rounds: Option<usize>,
+    /// These parts alone; the other suites have none. Suite service: added, threads, calls. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
+    /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
+    /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
+    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, recorded, senders. Suite sharing: host, links, classes, engine-weights, link-weights, hostile, idle.
+    /// Suite trust: cut, tenants, protection, tls, sessions. Suite torch: host, links, start, calls. Suite allocation: gavel, sia, queues, fairness, adapting, market, time, own
+    #[arg(long, value_delimiter = ',', value_name = "PART")]
+    pub only: Vec<String>,
+    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch, trust and allocation: show that all programs run, in a short round; no bar is held against it
+    #[arg(long)]
+    pub smoke: bool,
+    /// Suite codec: time PyTorch's conversions and quantisation too, in each round (1.4 GB from PyPI)
+    #[arg(long)]
+    pub pytorch: bool,
+    /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
+    #[arg(long, value_name = "FOLDER")]
     pub traces: Option<PathBuf>,
-    /// Suite telemetry: the folder that keeps trainings with wrong verdicts.
+    /// Suite telemetry: keep the traces and logs of trainings whose verdicts on stragglers are wrong in this folder
+    #[arg(long, value_name = "FOLDER")]
     pub wrong: Option<PathBuf>,
-    /// Suite sweep: sizes, ranks on one host and collectives; its own where none is given.
+    /// Suite sweep: sizes in bytes, with K, M or G; 1K to 256M by 4 without it
+    #[arg(long, value_delimiter = ',', value_name = "SIZE", value_parser = sweep::size)]
     pub sizes: Vec<u64>,
-    /// See `sizes`.
+    /// Suite sweep: numbers of ranks on one host; 2, 3, 4 and 8 without it
+    #[arg(long, value_delimiter = ',', value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=64))]
     pub ranks: Vec<usize>,
-    /// See `sizes`.
+    /// Suite sweep: which collectives; all without it
+    #[arg(long, value_delimiter = ',', value_parser = collectives())]
     pub collectives: Vec<String>,
-    /// Whether to ask before installing.
-    pub consent: Consent,
+    /// More runs, and rows that last longer
+    #[arg(long)]
+    pub full: bool,
+    /// Install missing packages and peers without asking
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// The names of the sweep's collectives.
+fn collectives() -> PossibleValuesParser {
+    PossibleValuesParser::new(sweep::COLLECTIVES.iter().map(|collective| collective.name))
 }
 
 impl Request {
+    /// Whether to ask before installing.
+    pub fn consent(&self) -> Consent {
+        Consent::from_flag(self.yes)
+    }
+
     /// The number of rounds, at least one.
     pub fn rounds(&self) -> usize {
         self.rounds_of(ROUNDS)

@@ -183,7 +183,7 @@ fn on_a_testbed(request: &Request) -> Result<Outcome> {
     )?;
     let testbed = Testbed::read(file)?;
     if testbed.programs.is_none() {
-        packages::require(packages::BUILDING, request.consent)?;
+        packages::require(packages::BUILDING, request.consent())?;
     }
     let budget = if request.smoke { rdma::Budget::smoke() } else { rdma::Budget::new(request) };
     rdma::run(testbed, budget)

@@ -311,7 +311,7 @@ fn iterations(bytes: u64) -> u32 {
 pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Result<Outcome> {
     let budget = Budget::of(request);
     let folder = request.figures.clone().unwrap_or_else(|| workspace::target().join("sweep"));
-    let peers = Peers::prepare(request.consent);
+    let peers = Peers::prepare(request.consent());
     let mut settings = Vec::new();
     let mut outcome = Outcome::default();
     let wanted = |name: &str| request.only.is_empty() || request.only.iter().any(|only| only == name);

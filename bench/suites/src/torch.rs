@@ -40,8 +40,8 @@ pub(crate) struct Torch {
 /// Runs the parts that were asked for.
 pub(crate) fn run(request: Request, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Outcome> {
     let environment = Environment::shared();
-    environment.add_tools(request.consent)?;
-    environment.add_torch(request.consent)?;
+    environment.add_tools(request.consent())?;
+    environment.add_torch(request.consent())?;
     environment.add_wheel(&environment.build_wheel("dist", true, |_| ())?)?;
     let only = request.only.clone();
     Ok(part::run(&Torch { request, binaries, stop, environment }, PARTS, &only))

@@ -108,13 +108,6 @@ impl Artifact {
         }
         Ok(Self { inventory, models, workloads })
     }
-
-    /// The workloads of a folder, such as `saturn`, by name.
-    pub fn workloads_of<'a>(&'a self, folder: &str) -> impl Iterator<Item = (&'a str, &'a [Job])> {
-        let start = format!("workloads/{folder}/");
-        let all = self.workloads.iter().map(|(path, jobs)| (path.as_str(), jobs.as_slice()));
-        all.filter(move |(path, _)| path.starts_with(&start))
-    }
 }
 
 /// A table with a line of columns' names.

@@ -544,49 +544,17 @@ fn checks_and_shows_topologies() {
 fn help_and_usage() {
     let (code, out, _) = outcome(&harmonaize(&["--help"]));
     assert_eq!(code, 0);
-    for word in [
-        "status",
-        "reorder",
-        "dissolve",
-        "topology",
-        "plans",
-        "explain",
-        "drain",
-        "maintenance",
-        "tenants",
-        "HARMONAIZE_CONTROL",
-        "Examples:",
-        "Exit status:",
-    ] {
+    let words = "status reorder dissolve topology plans explain drain maintenance tenants HARMONAIZE_CONTROL";
+    for word in words.split(' ').chain(["Examples:", "Exit status:"]) {
         assert!(out.contains(word), "{word} is missing in:\n{out}");
     }
-    for command in [
-        &["status"][..],
-        &["topology"],
-        &["topology", "import"],
-        &["topology", "new"],
-        &["tenants"],
-        &["plans"],
-        &["explain"],
-        &["plan"],
-        &["drain"],
-        &["maintenance"],
-        &["reorder"],
-        &["top"],
-        &["flows"],
-        &["phases"],
-        &["trace"],
-        &["tenant"],
-        &["tenant", "constraints"],
-        &["tenant", "hints"],
-        &["tenant", "events"],
-        &["tenant", "receipts"],
-        &["tenant", "trace"],
-        &["dissolve"],
-    ] {
-        let (_, out, _) = outcome(&harmonaize(&[command, &["--help"]].concat()));
-        let example = format!("  harmonaize {}", command.join(" "));
-        assert!(out.contains("Examples:\n") && out.contains(&example), "{command:?}:\n{out}");
+    let commands = "status, topology, topology import, topology new, tenants, plans, explain, plan, drain, maintenance, reorder, top, \
+                  flows, phases, trace, tenant, tenant constraints, tenant hints, tenant events, tenant receipts, tenant trace, dissolve";
+    for command in commands.split(", ") {
+        let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let (_, out, _) = outcome(&harmonaize(&arguments));
+        let example = format!("  harmonaize {command}");
+        assert!(out.contains("Examples:\n") && out.contains(&example), "{command}:\n{out}");
     }
     assert_eq!(outcome(&harmonaize(&["dissolve", "no id"])).0, 2);
     assert_eq!(outcome(&harmonaize(&["reorder", "12ab", "h0", "--wait", "10"])).0, 2);

@@ -235,53 +235,7 @@ const fn most_communicators() -> usize {
 }
 
 impl Config {
-    /// Reads a configuration file and its topology, whose path is relative to it:
-    /// ```toml
-    /// listen = "10.0.0.1:7000"
-    /// listen_operators = "127.0.0.1:7000"  # where operators' tools connect; loopback at the port of `listen` where absent
-    /// metrics = "127.0.0.1:9476"    # where Prometheus reads; this is where it does by default
-    /// page = "127.0.0.1:9479"       # where operators' browsers read the page; this is where they do by default
-    /// topology = "topology.toml"
-    /// store = "control.redb"        # drains, added tenants and plans outlive a restart here; relative to this file
-    /// etcd = ["10.0.0.1:2379"]      # in place of `store`, where several controls share it
-    /// tls = "tls/control"           # folder with ca.crt, tls.crt and tls.key; `insecure_loopback = true` for one machine alone
-    /// join_timeout = "60s"          # how long the first rank to join waits for the last
-    /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
-    /// lease = "300s"                # how long an agent without a session keeps its ranks, and control's restart may take
-    /// session_timeout = "5s"        # how long a silent agent's session lives
-    /// paths = 1                     # connections between two agents of a communicator
-    /// source_ports = "20000-29999"  # that they connect from; any where absent
-    /// most_ranks = 1024             # of a communicator
-    /// most_communicators = 256      # of a job of a tenant
-    /// telemetry_interval = "1s"     # how often agents report what they measure; "0s" for never
-    /// replan = true                 # whether control changes plans while communicators run
-    /// turns = true                  # whether periodic jobs' operations take turns on links that they share, where both gain
-    /// compression = true            # whether tensors may travel in fewer bits where tenants let something be lost
-    /// most_weight = 8               # the largest weight that a tenant can have promised
-    /// longest_regroup = "600s"      # how long what a communicator that failed was promised is kept at most for its members to regroup
-    /// [[tenant]]
-    /// name = "a"
-    /// aggregation = true            # whether its large operations may be summed by aggregators on the way
-    /// weight = 1                    # where tenants compete for an agent's threads or an aggregator's memory
-    /// hosts = ["h0", "h1"]          # where its processes may be; everywhere where absent
-    /// communicators = 100           # the most that it may have, of all its jobs on all hosts; no limit where absent
-    /// ranks = 4096                  # the most that those may have together; no limit where absent
-    /// arena = "1TiB"                # the most tensor memory of its processes on all hosts; no limit where absent
-    /// joins = 100                   # how many of its ranks may join in a second, on all hosts; no limit where absent
-    /// [[algorithm]]                  # how operations of these sizes go; control decides where none says so
-    /// tenant = "a"                  # whose; everybody's who has none of their own where absent
-    /// collective = "allreduce"
-    /// from = "64KiB"                # the smallest; 0 where absent
-    /// to = "1MiB"                   # the largest; no bound where absent
-    /// algorithm = "recursive-halving"
-    /// [[congestion_control]]         # by which TCP congestion control links go; by each host's own where none says so
-    /// tenant = "a"                  # whose; everybody's who has none of their own where absent
-    /// route = "racks"               # links between racks, or "rack" for those within one; all where absent
-    /// name = "bbr"                  # as the kernel has it
-    /// [[operator]]
-    /// name = "alice"                # as in the operator's certificate
-    /// role = "admin"                # or "operator", who adds no tenants, or "viewer", who changes nothing
-    /// ```
+    /// Reads a configuration file and its topology, whose path is relative to it. The operator's guide has all keys with their defaults.
     ///
     /// # Errors
     /// Where a file cannot be read, or is wrong: which, and at which line.
@@ -821,85 +775,58 @@ name = "a"
     #[test]
     fn says_what_is_wrong_and_where() {
         let change = |from: &str, to: &str| load(&GOOD.replacen(from, to, 1)).unwrap_err();
+        let first = |line: &str| load(&format!("{line}\n{GOOD}")).unwrap_err();
+        let last = |lines: &str| load(&format!("{GOOD}{lines}\n")).unwrap_err();
         let expect =
             |error: String, expected: &str| assert!(error.starts_with(expected), "{error}\n{expected}");
-        expect(
-            change("join_timeout", "join_timeuot"),
-            "control.toml: line 3, column 1: unknown field `join_timeuot`",
-        );
-        expect(
-            change("join_timeout = \"1.5s\"", "peer_timeout = \"5s\""),
-            "control.toml: line 3, column 1: unknown field `peer_timeout`",
-        );
-        expect(change("1.5s", "1.5"), "control.toml: line 3, column 16: `1.5` is not a duration");
-        expect(
-            change("1.5s", "0s"),
-            "control.toml: line 3, column 16: join_timeout must be longer than nothing",
-        );
-        for time in ["prepare_timeout", "lease", "session_timeout"] {
-            let wrong = format!(
-                "control.toml: line 1, column {}: {time} must be longer than nothing",
-                time.len() + 4
-            );
-            expect(load(&format!("{time} = \"0s\"\n{GOOD}")).unwrap_err(), &wrong);
+        for (error, expected) in [
+            (change("join_timeout", "join_timeuot"), "line 3, column 1: unknown field `join_timeuot`"),
+            (
+                change("join_timeout = \"1.5s\"", "peer_timeout = \"5s\""),
+                "line 3, column 1: unknown field `peer_timeout`",
+            ),
+            (change("1.5s", "1.5"), "line 3, column 16: `1.5` is not a duration"),
+            (change("1.5s", "0s"), "line 3, column 16: join_timeout must be longer than nothing"),
+            (change("127.0.0.1:0", "localhost"), "line 1, column 10: invalid socket address"),
+            (change("20000-29999", "29999-20000"), "line 4, column 16: `29999-20000` is not a range"),
+            (change("\"a\"", "\"a b\""), "line 7, column 8: `a b` is not a usable name"),
+            (change("\"a\"", "\"a/b\""), "line 7, column 8: `a/b` is not a usable name"),
+            (change("\"a\"", "\"\""), "line 7, column 8: `` is not a usable name"),
+            (first("paths = 0"), "line 1, column 9: paths must be 1 to 64"),
+            (first("most_ranks = 0"), "line 1, column 14: most_ranks must be 1 to 1024"),
+            (first("most_ranks = 1025"), "line 1, column 14: most_ranks must be 1 to 1024"),
+            (first("most_weight = 65"), "line 1, column 15: most_weight must be 1 to 64, not 65"),
+            (last("weight = 0"), "line 8, column 10: a weight must be 1 to 1000"),
+            (last("[[tenant]]\nname = \"a\""), "line 9, column 8: tenant `a`"),
+        ] {
+            expect(error, &format!("control.toml: {expected}"));
         }
-        expect(change("127.0.0.1:0", "localhost"), "control.toml: line 1, column 10: invalid socket address");
-        expect(
-            change("20000-29999", "29999-20000"),
-            "control.toml: line 4, column 16: `29999-20000` is not a range",
-        );
-        let terms = load(&format!("{GOOD}aggregation = false\nweight = 3\n")).unwrap().settings.terms;
-        assert_eq!(terms.get("a"), Some(&Terms { allowed: false, weight: 3, ..Terms::default() }));
-        let limits = load(&format!("{GOOD}communicators = 5\nranks = 40\narena = \"2GiB\"\njoins = 7\n"))
-            .unwrap()
-            .settings
-            .terms;
-        let expected = Terms {
-            communicators: Some(5),
-            ranks: Some(40),
-            arena: Some(2 << 30),
-            joins: Some(7),
-            ..Terms::default()
-        };
-        assert_eq!(limits.get("a"), Some(&expected));
+        for time in ["prepare_timeout", "lease", "session_timeout"] {
+            let column = time.len() + 4;
+            let expected =
+                format!("control.toml: line 1, column {column}: {time} must be longer than nothing");
+            expect(first(&format!("{time} = \"0s\"")), &expected);
+        }
         for what in ["communicators", "ranks", "joins"] {
             let column = what.len() + 4;
-            expect(
-                load(&format!("{GOOD}{what} = 0\n")).unwrap_err(),
-                &format!("control.toml: line 8, column {column}: {what} must be at least 1; leave it out"),
-            );
+            let expected =
+                format!("control.toml: line 8, column {column}: {what} must be at least 1; leave it out");
+            expect(last(&format!("{what} = 0")), &expected);
         }
-        expect(
-            load(&format!("{GOOD}weight = 0\n")).unwrap_err(),
-            "control.toml: line 8, column 10: a weight must be 1 to 1000",
-        );
-        for name in ["a b", "a/b", ""] {
-            let wrong = format!("control.toml: line 7, column 8: `{name}` is not a usable name");
-            expect(change("\"a\"", &format!("\"{name}\"")), &wrong);
-        }
-        expect(
-            load(&format!("{GOOD}[[tenant]]\nname = \"a\"\n")).unwrap_err(),
-            "control.toml: line 9, column 8: tenant `a`",
-        );
-        expect(
-            load(&format!("paths = 0\n{GOOD}")).unwrap_err(),
-            "control.toml: line 1, column 9: paths must be 1 to 64",
-        );
-        for ranks in ["0", "1025"] {
-            expect(
-                load(&format!("most_ranks = {ranks}\n{GOOD}")).unwrap_err(),
-                "control.toml: line 1, column 14: most_ranks must be 1 to 1024",
-            );
-        }
-        assert_eq!(load(&format!("most_ranks = 1024\n{GOOD}")).unwrap().settings.most_ranks, 1024);
-        expect(
-            load(&format!("most_weight = 65\n{GOOD}")).unwrap_err(),
-            "control.toml: line 1, column 15: most_weight must be 1 to 64, not 65",
-        );
-        let short = load(&format!("longest_regroup = \"0s\"\n{GOOD}")).unwrap().settings;
-        assert_eq!(short.longest_regroup, Duration::ZERO);
-        assert_eq!(short.most_weight, 8);
         expect(change("topology.toml", "broken.toml"), "broken.toml: line 2, column 1: unknown field `nmae`");
         expect(change("topology.toml", "none.toml"), "none.toml: No such file");
+    }
+
+    #[test]
+    fn limits_are_read_up_to_the_largest() {
+        let terms = |lines: &str| load(&format!("{GOOD}{lines}")).unwrap().settings.terms.remove("a");
+        let own = terms("aggregation = false\nweight = 3\n");
+        assert_eq!(own, Some(Terms { allowed: false, weight: 3, ..Terms::default() }));
+        let own = terms("communicators = 5\nranks = 40\narena = \"2GiB\"\njoins = 7\n");
+        let (communicators, ranks, arena, joins) = (Some(5), Some(40), Some(2 << 30), Some(7));
+        assert_eq!(own, Some(Terms { communicators, ranks, arena, joins, ..Terms::default() }));
+        assert_eq!(load(&format!("most_ranks = 1024\n{GOOD}")).unwrap().settings.most_ranks, 1024);
+        let short = load(&format!("longest_regroup = \"0s\"\n{GOOD}")).unwrap().settings;
+        assert_eq!((short.longest_regroup, short.most_weight), (Duration::ZERO, 8));
     }
 }

@@ -162,27 +162,7 @@ impl Reader<'_> {
 }
 
 impl Topology {
-    /// Reads a topology file:
-    /// ```toml
-    /// [[host]]
-    /// name = "h0"
-    /// rack = "r0"              # optional
-    /// [[switch]]
-    /// name = "leaf0"
-    /// kind = "leaf"            # leaf (default), spine or core
-    /// addresses = ["10.64.0.3"] # optional: where it answers from when a packet's time to live has run out
-    /// [[link]]
-    /// from = "h0"
-    /// to = "leaf0"
-    /// rate = "1Gbit/s"         # each direction
-    /// delay = "50us"           # one way; 0 where absent
-    /// risk = ["conduit-1"]     # optional: fails together with others that name it
-    /// [[aggregator]]           # optional: a machine that sums what hosts send
-    /// name = "agg0"
-    /// switch = "leaf0"         # what it hangs on, by a link of its own
-    /// rate = "4Gbit/s"         # of that link, each direction
-    /// delay = "50us"           # one way; 0 where absent
-    /// ```
+    /// Reads a topology file. The operator's guide shows one with all keys.
     ///
     /// # Errors
     /// The first thing that is wrong, with its line.

@@ -28,38 +28,21 @@ struct Suite {
     deploys: bool,
 }
 
+impl Suite {
+    const fn of(name: &'static str, package: &'static str, target: &'static str, seconds: u64) -> Self {
+        let limit = Duration::from_secs(seconds);
+        Self { name, package, target, limit, with_loss: None, deploys: false }
+    }
+}
+
 const SUITES: &[Suite] = &[
+    Suite::of("verbs", "harmonaize-libibverbs", "device", 120),
+    Suite { with_loss: Some("stress"), ..Suite::of("transport", "harmonaize-libibverbs", "transport", 180) },
+    Suite::of("telemetry", "harmonaize-loader", "guest", 120),
     Suite {
-        name: "verbs",
-        package: "harmonaize-libibverbs",
-        target: "device",
-        limit: Duration::from_secs(120),
-        with_loss: None,
-        deploys: false,
-    },
-    Suite {
-        name: "transport",
-        package: "harmonaize-libibverbs",
-        target: "transport",
-        limit: Duration::from_secs(180),
-        with_loss: Some("stress"),
-        deploys: false,
-    },
-    Suite {
-        name: "telemetry",
-        package: "harmonaize-loader",
-        target: "guest",
-        limit: Duration::from_secs(120),
-        with_loss: None,
-        deploys: false,
-    },
-    Suite {
-        name: "collectives",
-        package: "harmonaize-tests",
-        target: "softroce",
-        limit: Duration::from_secs(300),
         with_loss: Some("every_collective"),
         deploys: true,
+        ..Suite::of("collectives", "harmonaize-tests", "softroce", 300)
     },
 ];
 

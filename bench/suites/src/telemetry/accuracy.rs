@@ -39,7 +39,7 @@ fn case(case: String, ranks: usize) -> Case {
 
 /// Runs short trainings, and keeps what the agents recorded of each beside its log.
 pub(super) fn traces_into(suite: &Suite, folder: &Path) -> Result<()> {
-    let peer = Gloo::prepare(suite.request.consent)?;
+    let peer = Gloo::prepare(suite.request.consent())?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = suite.binaries.path("replay")?;
     let slow = Some(Slow { rank: 2, from: 16, by_ms: 15.0 });
@@ -109,7 +109,7 @@ pub(super) fn phases_of_others(suite: &Suite) -> Result<Vec<Row>> {
         strict::skip("phases", "torch is not installed")?;
         return Ok(Vec::new());
     }
-    let peer = Gloo::prepare(suite.request.consent)?;
+    let peer = Gloo::prepare(suite.request.consent())?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = suite.binaries.path("replay")?;
     let plain = Course::clean(suite.budget.iterations);
@@ -173,7 +173,7 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
     const ITERATIONS: usize = 40;
     let iterations = ITERATIONS.min(suite.budget.iterations);
     // One alone, as for a look whether all runs, is ours: it needs no package.
-    let peer = (suite.budget.trainings > 1).then(|| Gloo::prepare(suite.request.consent)).transpose()?;
+    let peer = (suite.budget.trainings > 1).then(|| Gloo::prepare(suite.request.consent())).transpose()?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = suite.binaries.path("replay")?;
     let mut truths = Vec::new();

@@ -169,14 +169,14 @@ fn bursts(lab: &mut Lab, count: usize) -> Result<Vec<Vec<Burst>>> {
     let (mut senders, mut receivers) = (Vec::new(), Vec::new());
     for (place, (from, to)) in hosts.iter().zip(hosts.iter().cycle().skip(1)).enumerate() {
         let address = to.addresses.first().context("a host without address")?;
-        let mut receive = Command::new(lab.program("bursts"));
+        let mut receive = Command::new(lab.program("stream"));
         receive.arg("receive").arg(format!("{address}:0"));
         let log = lab.logs().join(format!("bursts-receive-{place}.log"));
         let mut receiver = Process::start("a bursts' receiver", &mut receive, &to.namespace, &log)?;
         let listens = receiver.line_by(deadline, |_| true)?;
         receivers.push(receiver);
-        let mut send = Command::new(lab.program("bursts"));
-        send.args(["send", &listens, "--bursts", &count.to_string(), "--pause-ms", &PAUSE_MS.to_string()]);
+        let mut send = Command::new(lab.program("stream"));
+        send.args(["bursts", &listens, "--bursts", &count.to_string(), "--pause-ms", &PAUSE_MS.to_string()]);
         let log = lab.logs().join(format!("bursts-send-{place}.log"));
         senders.push(Process::start("a bursts' sender", &mut send, &from.namespace, &log)?);
         // Apart from each other, as far as that goes.

@@ -269,54 +269,28 @@ fn algorithms_in_words() {
     let line = "a/world: allreduce recursive-doubling up to 4.00KiB, allreduce one-shot up to 8.00KiB: 20us one way\n";
     assert!(shown.contains(line) && !shown.contains("ALGORITHMS"), "{shown}");
     let shown = text::explain(&v1::ExplainReply::default(), Some(&reply));
-    let table = |title: &str, lines: usize| -> Vec<Vec<&str>> {
+    let table = |title: &str, lines: usize| -> Vec<String> {
         let lines = shown.lines().skip_while(|line| *line != title).skip(2).take(lines);
-        lines.map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect()
+        let cells = |line: &str| {
+            let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+            cells.join("|")
+        };
+        lines.map(cells).collect()
     };
     assert_eq!(
         table("CONGESTION CONTROL", 2),
         [
-            ["a/world", "within a rack", "the host's own", "an operator chose dctcp, which h1 does not have"],
-            ["a/world", "between racks", "bbr", "an operator chose it"],
+            "a/world|within a rack|the host's own|an operator chose dctcp, which h1 does not have",
+            "a/world|between racks|bbr|an operator chose it",
         ],
         "{shown}"
     );
     assert_eq!(
         table("ALGORITHMS", 3),
         [
-            vec![
-                "a/world",
-                "allreduce",
-                "0B",
-                "4.00KiB",
-                "recursive-doubling",
-                "150us",
-                "4.00KiB",
-                "predicted",
-                "ring 420us"
-            ],
-            vec![
-                "a/world",
-                "allreduce",
-                "4.00KiB",
-                "8.00KiB",
-                "one-shot",
-                "-",
-                "-",
-                "an operator chose",
-                "-"
-            ],
-            vec![
-                "a/world",
-                "allreduce",
-                "8.00KiB",
-                "-",
-                "ring",
-                "420us",
-                "16.0MiB",
-                "predicted",
-                "recursive-doubling 150us"
-            ],
+            "a/world|allreduce|0B|4.00KiB|recursive-doubling|150us|4.00KiB|predicted|ring 420us",
+            "a/world|allreduce|4.00KiB|8.00KiB|one-shot|-|-|an operator chose|-",
+            "a/world|allreduce|8.00KiB|-|ring|420us|16.0MiB|predicted|recursive-doubling 150us",
         ],
         "{shown}"
     );

@@ -6,22 +6,7 @@ use serde_json::{Value, json};
 
 /// An agent's snapshot.
 pub(super) fn snapshot(one: &Snapshot) -> Value {
-    json!({
-        "host": one.host,
-        "time_ns": one.time_ns,
-        "interval_ns": one.interval_ns,
-        "uptime_ns": one.uptime_ns,
-        "links": one.links,
-        "flows": one.flows,
-        "flow_count": one.flow_count,
-        "communicators": one.communicators,
-        "operations": one.operations,
-        "external_jobs": one.external_jobs,
-        "stragglers": one.stragglers,
-        "losses": one.losses,
-        "cost": one.cost,
-        "missing": one.missing,
-    })
+    json!(one)
 }
 
 /// Control's snapshot, with plans and the last decisions.
