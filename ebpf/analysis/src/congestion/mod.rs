@@ -9,7 +9,7 @@
 //! **Pressure.** Each signal is brought to a scale on which 1 is mild and 2 is severe, and the largest counts:
 //! - *delay*: the least round trip of the last 3 ms (or the last one, for twice as long as it took) less the round trip at rest,
 //!   which is the least of the last 1 to 2 minutes (10 to 20 while the link is congested). 1 at a unit
-//!   and half of the rest, 2 at ten units and twice the rest. One that is under way counts as soon as it is twice as late as mild. A round trip of
+//!   and half of the rest, 2 at ten units and twice the rest, where [`Limits::delay`] is the longest unit. One that is under way counts as soon as it is twice as late as mild. A round trip of
 //!   30 ms and more counts only if 32 KiB followed its packet: else an acknowledgement may have been delayed. The unit is what the
 //!   link takes for [`Limits::queue_bytes`], but no less than twice the jitter, of which [`Limits::delay`] counts at most. The jitter is
 //!   the least that 16 round trips in a row differed by within the last 1 to 2 minutes.
@@ -78,7 +78,7 @@ pub enum Capacity {
 pub struct Limits {
     /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many are severe.
     pub queue_bytes: u64,
-    /// The same as a time: the most that a queue of [`Limits::queue_bytes`] counts for, and all that is known where no rate is.
+    /// The same as a time: no queue needs to be longer to be news, and all that is known where no rate is.
     pub delay: Duration,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
     pub ecn_ce_ppm: (u32, u32),
@@ -111,13 +111,17 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The time that a link of so many bytes a second takes for the shortest queue that is news: at most [`Limits::delay`].
+    /// The time that a link of so many bytes a second takes for [`Limits::queue_bytes`]; [`Limits::delay`] where that is 0, not known.
     fn queue_unit(&self, bytes_per_second: u64) -> Duration {
         let nanos = u128::from(self.queue_bytes) * 1_000_000_000;
         nanos
             .checked_div(bytes_per_second.into())
             .map_or(self.delay, |nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
-            .min(self.delay)
+    }
+
+    /// How much longer than the least a round trip is late, over a link of so many bytes a second whose jitter is not known; 0: nor is its rate.
+    pub fn late_round_trip(&self, bytes_per_second: u64) -> Duration {
+        self.queue_unit(bytes_per_second).max(self.delay)
     }
 }
 
@@ -152,7 +156,12 @@ mod tests {
     fn the_shortest_queue_goes_by_the_rate() {
         let limits = Limits::default();
         let unit = |rate| limits.queue_unit(rate).as_nanos();
-        assert_eq!([12_500_000, 1_250_000_000, 12_500_000_000].map(unit), [500_000, 52_428, 5_242]);
+        assert_eq!([12_500_000, 1_250_000_000, 12_500_000_000].map(unit), [5_242_880, 52_428, 5_242]);
         assert_eq!(limits.queue_unit(0), limits.delay, "nothing is known");
+        let late = |rate| limits.late_round_trip(rate).as_nanos();
+        assert_eq!(
+            [25_000_000, 125_000_000, 12_500_000_000, 0].map(late),
+            [2_621_440, 524_288, 500_000, 500_000]
+        );
     }
 }

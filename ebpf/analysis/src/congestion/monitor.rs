@@ -59,8 +59,10 @@ pub(super) struct Monitor {
     /// By how much round trips in a row differed at least, and those of now.
     jitter: WindowedMinMax<Duration>,
     spread: Spread,
-    /// The shortest queue that is news.
+    /// What it takes for [`Limits::queue_bytes`], and at least what its jitter makes of queues.
     pub(super) unit: Duration,
+    /// The shortest queue that is news: a unit, and at most [`Limits::delay`].
+    news: Duration,
     /// A round trip so much longer than at rest is late, where own bursts make queues too.
     pub(super) late: Duration,
     /// What it carried while a queue stood, and while none did.
@@ -175,6 +177,7 @@ impl Monitor {
             jitter: WindowedMinMax::default(),
             spread: Spread::default(),
             unit: limits.delay,
+            news: limits.delay,
             late: limits.delay,
             max_queued: WindowedMinMax::default(),
             max_unqueued: WindowedMinMax::default(),
@@ -205,7 +208,7 @@ impl Monitor {
         }
         let rest = self.min_rtt.min().unwrap_or(trip);
         let queue = QueueSample { sent, delay: trip.saturating_sub(rest) };
-        if queue.delay >= self.unit.max(rest / 2) {
+        if queue.delay >= self.news.max(rest / 2) {
             add(&mut self.evidence, 1);
         }
         self.rtt = Some(LastRtt { at: now, rtt: trip });
@@ -221,7 +224,7 @@ impl Monitor {
         let Some(rest) = self.min_rtt.min() else { return };
         let trip = trip.min(MAX_RTT);
         self.rtt_history.set_pending(now.before(trip), now);
-        if trip.saturating_sub(rest) >= 2 * self.unit.max(rest / 2) && self.recent_rtt(now).is_none() {
+        if trip.saturating_sub(rest) >= 2 * self.news.max(rest / 2) && self.recent_rtt(now).is_none() {
             add(&mut self.evidence, 1);
             self.rtt = Some(LastRtt { at: now, rtt: trip });
         }
@@ -356,8 +359,8 @@ impl Monitor {
         let trip = self.recent_rtt(end).or(held.map(|trip| trip.rtt));
         let Some((trip, rest)) = trip.zip(self.min_rtt.min()) else { return 0.0 };
         measure.rtt = trip;
-        let mild = nanos(self.unit.max(rest / 2)) as f64;
-        let severe = nanos((SEVERE_UNITS * self.unit).max(2 * rest)) as f64;
+        let mild = nanos(self.news.max(rest / 2)) as f64;
+        let severe = nanos((SEVERE_UNITS * self.news).max(2 * rest)) as f64;
         pressure(nanos(trip.saturating_sub(rest)) as f64, mild, severe)
     }
 
@@ -392,6 +395,7 @@ impl Monitor {
         // Hosts lengthen round trips by no more than what is taken for a queue where nothing is known: more is a queue.
         let jitter = self.jitter.min().map_or(limits.delay, |jitter| JITTERS * jitter);
         self.unit = limits.queue_unit(known).max(jitter.min(limits.delay));
+        self.news = self.unit.min(limits.delay);
         self.late = self.unit.max(jitter);
         (self.measure.capacity, self.measure.capacity_confirmed) = (known, capacity > 0);
         self.measure.used_ppm = if known == 0 { 0 } else { ppm(rate, known) };
