@@ -53,7 +53,7 @@ To measure what crosses this host's interfaces:
   socket = \"/run/harmonaize/telemetry.sock\"  # for `harmonaize top`; the agent's own user, and `uids`
   rate = { eth0 = \"25Gbit/s\" }    # what a link carries, where the driver does not know it
   idle_gap = \"500us\"              # a silence that ends a burst
-  late_round_trip = \"2500us\"      # so much later than the least, what leaves is looked at, at once
+  late_round_trip = \"600us\"       # so much later than the least, flows are looked at; else by the links' rates
   interval = \"5ms\"                # how often flows under way are looked at
   flows = 32768                    # connections that are kept
   record = \"agent.trace\"          # everything, for `observe --replay`; grows without end

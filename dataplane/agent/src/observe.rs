@@ -3,8 +3,10 @@
 mod lines;
 mod text;
 
-use crate::config::{Telemetry, check_name};
-use crate::telemetry::{Finding, Handle, Names, Reading, Setup, own_endpoints, replay, replay_merged, start};
+use crate::config::check_name;
+use crate::telemetry::{
+    Finding, Handle, Names, Reading, Setup, late_round_trip, own_endpoints, replay, replay_merged, start,
+};
 use anyhow::{Context, bail};
 use clap::Args;
 use harmonaize_analysis::trace::{self, Replayed, merge};
@@ -96,6 +98,7 @@ impl Observe {
             bail!("no interface is up but loopback; name one with --interface");
         }
         interfaces.iter().try_for_each(|name| check_name(name)).map_err(anyhow::Error::msg)?;
+        let late_rtt = late_round_trip(&interfaces, &BTreeMap::new());
         let setup = Setup {
             host: hostname(),
             interfaces,
@@ -107,7 +110,7 @@ impl Observe {
         };
         let options = Options {
             idle_gap: self.idle_gap.into(),
-            late_rtt: Telemetry::default().late_rtt,
+            late_rtt,
             flows: self.flows,
             run_time: self.run_time,
             diagnosis: self.diagnosis,

@@ -32,8 +32,9 @@ pub struct Telemetry {
     pub uids: Vec<u32>,
     /// A gap of this length between two packets of a flow ends a burst.
     pub idle_gap: Duration,
-    /// A round trip that is longer than the least by this, and by the least, has flows looked at, at once; zero: none.
-    pub late_rtt: Duration,
+    /// A round trip that is longer than the least by this, and by the least, has flows looked at, at once; zero: none does. Without it: by
+    /// the rates of the links.
+    pub late_rtt: Option<Duration>,
     /// Connections that are kept; the least recently used are evicted beyond.
     pub flows: u32,
     /// How often flows under way are looked at, at most.
@@ -61,7 +62,7 @@ impl Default for Telemetry {
             socket: None,
             uids: Vec::new(),
             idle_gap: Duration::from_micros(500),
-            late_rtt: Duration::from_micros(2500),
+            late_rtt: None,
             flows: 1 << 15,
             interval: Duration::from_millis(5),
             rates: BTreeMap::new(),
@@ -135,12 +136,13 @@ impl FileTelemetry {
         if !FLOWS.contains(&flows) {
             return Err(format!("`flows` of [telemetry] is {flows}; {} to {}", FLOWS.start(), FLOWS.end()));
         }
+        let late = |value| within("late_round_trip", Some(value), Duration::ZERO, &LATE);
         Ok(Telemetry {
             interfaces: self.interfaces,
             socket: self.socket,
             uids: self.uids,
             idle_gap: within("idle_gap", self.idle_gap, usual.idle_gap, &GAPS)?,
-            late_rtt: within("late_round_trip", self.late_round_trip, usual.late_rtt, &LATE)?,
+            late_rtt: self.late_round_trip.map(late).transpose()?,
             flows,
             interval: within("interval", self.interval, usual.interval, &INTERVALS)?,
             rates: self.rate.into_iter().map(|(name, rate)| (name, rate.0)).collect(),

@@ -299,7 +299,7 @@ fn a_table_asks_for_telemetry() {
         socket: Some("/run/t.sock".into()),
         uids: vec![7],
         idle_gap: Duration::from_millis(1),
-        late_rtt: Duration::ZERO,
+        late_rtt: Some(Duration::ZERO),
         flows: 1000,
         interval: Duration::from_millis(2),
         rates: [("eth1".to_owned(), 25_000_000_000)].into(),

@@ -3,9 +3,11 @@
 use crate::telemetry::Failed;
 use crate::telemetry::losses::Losses;
 use harmonaize_abi::Nanos;
+use harmonaize_analysis::congestion::Limits;
 use harmonaize_analysis::trace::{Label, Link, LostKind, Record};
 use harmonaize_loader::{Change, Collector, Error};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// An interface that is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +131,7 @@ impl Links {
     }
 
     fn begin(&mut self, name: &str, index: u32, now: Nanos, into: &mut Vec<Record>) {
-        let bits = self.rates.get(name).copied().or_else(|| speed(name, index));
+        let bits = self.rates.get(name).copied().or_else(|| speed(name, Some(index)));
         self.configured.insert(name.to_owned(), None);
         self.measured.push(MeasuredInterface { name: name.to_owned(), index, bits });
         into.extend(self.measured.last().map(|one| one.record(now, true)));
@@ -153,14 +155,40 @@ impl MeasuredInterface {
     }
 }
 
-/// What the driver says that the link carries, in bits a second.
-fn speed(name: &str, index: u32) -> Option<u64> {
+/// How much longer than the least a round trip is late, over the fastest of some interfaces by their `rates` in bits a second, or by what their
+/// drivers say. Over the others more of them are late.
+pub(crate) fn late_round_trip(interfaces: &[String], rates: &BTreeMap<String, u64>) -> Duration {
+    let bits = interfaces.iter().filter_map(|name| rates.get(name).copied().or_else(|| speed(name, None)));
+    Limits::default().late_round_trip(bits.max().unwrap_or(0) / 8)
+}
+
+/// What the driver says that the link carries, in bits a second; with an index, of the interface that has it.
+fn speed(name: &str, index: Option<u32>) -> Option<u64> {
     let folder = std::path::Path::new("/sys/class/net").join(name);
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
     // The file system may show another network namespace, which may have an interface of the same name.
-    if read("ifindex")?.trim().parse::<u32>().ok()? != index {
+    let read_index = || read("ifindex")?.trim().parse::<u32>().ok();
+    if index.is_some() && read_index() != index {
         return None;
     }
     let megabits = read("speed")?.trim().parse::<i64>().ok()?;
     u64::try_from(megabits).ok().filter(|megabits| *megabits > 0)?.checked_mul(1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_link_says_what_is_late() {
+        let interfaces = ["no-such-0", "no-such-1"].map(str::to_owned);
+        let late = |rates: &[(&str, u64)]| {
+            let rates = rates.iter().map(|(name, bits)| ((*name).to_owned(), *bits)).collect();
+            late_round_trip(&interfaces, &rates).as_nanos()
+        };
+        assert_eq!(late(&[("no-such-0", 200_000_000)]), 2_621_440);
+        assert_eq!(late(&[("no-such-0", 200_000_000), ("no-such-1", 1_000_000_000)]), 524_288);
+        assert_eq!(late(&[("no-such-1", 100_000_000_000)]), 500_000);
+        assert_eq!(late(&[]), 500_000, "no rate is known");
+    }
 }

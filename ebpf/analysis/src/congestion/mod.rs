@@ -79,7 +79,7 @@ pub struct Limits {
     /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many are severe.
     /// A host hands over as much at once.
     pub queue_bytes: u64,
-    /// The same as a time: what slow links take for more bytes is news, too. It stands alone where rate or round trips are not known.
+    /// The same as a time: no queue needs to be longer to be news, and all that is known where no rate is.
     pub delay: Duration,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
     pub ecn_ce_ppm: (u32, u32),
@@ -112,12 +112,17 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The time that a link of so many bytes a second takes for the shortest queue that is news.
+    /// The time that a link of so many bytes a second takes for [`Limits::queue_bytes`]; [`Limits::delay`] where that is 0, not known.
     fn queue_unit(&self, bytes_per_second: u64) -> Duration {
         let nanos = u128::from(self.queue_bytes) * 1_000_000_000;
         nanos
             .checked_div(bytes_per_second.into())
             .map_or(self.delay, |nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+
+    /// How much longer than the least a round trip is late, over a link of so many bytes a second whose jitter is not known; 0: nor is its rate.
+    pub fn late_round_trip(&self, bytes_per_second: u64) -> Duration {
+        self.queue_unit(bytes_per_second).max(self.delay)
     }
 }
 
@@ -152,7 +157,12 @@ mod tests {
     fn the_shortest_queue_goes_by_the_rate() {
         let limits = Limits::default();
         let unit = |rate| limits.queue_unit(rate).as_nanos();
-        assert_eq!([12_500_000, 125_000_000, 12_500_000_000].map(unit), [5_242_880, 524_288, 5_242]);
+        assert_eq!([12_500_000, 1_250_000_000, 12_500_000_000].map(unit), [5_242_880, 52_428, 5_242]);
         assert_eq!(limits.queue_unit(0), limits.delay, "nothing is known");
+        let late = |rate| limits.late_round_trip(rate).as_nanos();
+        assert_eq!(
+            [25_000_000, 125_000_000, 12_500_000_000, 0].map(late),
+            [2_621_440, 524_288, 500_000, 500_000]
+        );
     }
 }

@@ -59,9 +59,9 @@ pub(super) struct Monitor {
     /// By how much round trips in a row differed at least, and those of now.
     jitter: WindowedMinMax<Duration>,
     spread: Spread,
-    /// The link takes so long for what a host hands over at once, but no less than round trips differ by.
+    /// What it takes for [`Limits::queue_bytes`], and at least what its jitter makes of queues.
     pub(super) unit: Duration,
-    /// The shortest queue that is news: a unit, of which [`Limits::delay`] counts at most.
+    /// The shortest queue that is news: a unit, and at most [`Limits::delay`].
     mild: Duration,
     /// A round trip so much longer than at rest is late, where own bursts make queues too.
     pub(super) late: Duration,

@@ -4,7 +4,7 @@ use super::finding::{Address, EdgePhase, HostPhase, Late, Phase, RingSteps};
 use super::flow::{Burst, Quality};
 use super::iterations::median;
 use super::job::{Job, PhaseBursts, remember};
-use super::sides::{parts, waits};
+use super::sides::waits;
 use super::table::{HEAVY_BYTES, Table};
 use crate::nanos;
 use harmonaize_abi::Nanos;
@@ -75,11 +75,14 @@ pub(super) fn phase(job: &mut Job, cut: &PhaseBursts, table: &mut Table) -> Phas
     };
     let ring = ring(&busy(MIN_RING_EDGE_PART));
     admit(job, ring.as_deref(), &busy(MIN_EDGE_PART));
-    let groups: Vec<_> =
-        cut.sides.iter().chain([&cut.bursts]).map(|group| parts(group.iter(), table)).collect();
-    let waited = waits(&job.ended, &groups);
+    let groups: Vec<&[Burst]> = cut.sides.iter().chain([&cut.bursts]).map(Vec::as_slice).collect();
+    let mut waited = waits(&job.ended, &groups, &cut.sends, table);
+    if !cut.sends.is_empty() {
+        job.level_stages(&firsts, &mut waited);
+    }
     let none = BTreeMap::new();
-    let late = late(job, &firsts, if cut.sides.is_empty() { &none } else { &waited });
+    let alone = cut.sides.is_empty() && cut.sends.is_empty();
+    let late = late(job, &firsts, if alone { &none } else { &waited });
     let place = |host: &Address| job.hosts.iter().position(|known| known == host);
     let told = edges.iter().filter(|(_, edge)| edge.bytes as f64 > MIN_EDGE_PART * most as f64).filter_map(
         |((from, to), edge)| {

@@ -249,6 +249,7 @@ impl Phases {
         let number = self.table.connection(connection).and_then(|connection| connection.job);
         if let Some(number) = number
             && let Some(job) = self.jobs.iter_mut().find(|job| job.number == number)
+            && !job.sends.contains(&connection)
         {
             job.last_seen = job.last_seen.max(time);
         }
@@ -277,15 +278,21 @@ impl Phases {
             number: job.number,
             hosts: Hosts::of(&job.connections, &self.table).all,
             period: job.period(),
+            bytes: job.pattern.bytes,
+            starts: job.starts.iter().map(|(_, began)| *began).collect(),
         });
         let before: Vec<group::FoundJob> = before.collect();
-        let found =
-            group::search(&mut self.table, &before, now, |job, connection| joined.push((job, connection)));
-        for (number, connection) in joined {
+        let found = group::search(&mut self.table, &before, now, |job, connection, sends| {
+            joined.push((job, connection, sends));
+        });
+        for (number, connection, sends) in joined {
             let Some(job) = self.jobs.iter_mut().find(|job| job.number == number) else { continue };
             let Some(joining) = self.table.connection_mut(connection) else { continue };
             joining.job = Some(number);
             job.connections.push(connection);
+            if sends {
+                job.sends.insert(connection);
+            }
             let history = joining.history.as_mut().map(|watched| std::mem::take(&mut watched.history));
             history.unwrap_or_default().into_iter().for_each(|burst| job.take(burst));
         }
@@ -302,7 +309,18 @@ impl Phases {
                     watched.history = VecDeque::new();
                 }
             }
-            self.jobs.push(Job::new(number, found, now));
+            let absorbs = found.absorbs.clone();
+            let mut job = Job::new(number, found, now);
+            for absorbed in absorbs {
+                let Some(at) = self.jobs.iter().position(|one| one.number == absorbed) else { continue };
+                for place in self.jobs.remove(at).connections {
+                    let Some(connection) = self.table.connection_mut(place) else { continue };
+                    connection.job = Some(number);
+                    job.connections.push(place);
+                    job.sends.insert(place);
+                }
+            }
+            self.jobs.push(job);
         }
     }
 

@@ -3,8 +3,9 @@
 use super::activity::{SCALES, Signature};
 use super::finding::Address;
 use super::flow::Burst;
-use super::iterations::{IterationPattern, Span, find};
+use super::iterations::{IterationPattern, Span, find, is_multiple, joined, median};
 use super::job::SIZE_TOLERANCE;
+use super::sends;
 use super::sides::{Hosts, Kinds};
 use super::table::{Connection, Table};
 use harmonaize_abi::Nanos;
@@ -37,14 +38,29 @@ pub(super) struct DetectedJob {
     pub(super) pattern: IterationPattern,
     /// Its side groups are told from its AllReduces.
     pub(super) has_sides: bool,
+    /// Those of its connections that carry sends alone.
+    pub(super) sends: BTreeSet<u32>,
     pub(super) kinds: Kinds,
     pub(super) bursts: Vec<Burst>,
+    /// Numbers of jobs that turn out to be its sends.
+    pub(super) absorbs: Vec<u64>,
 }
 
 /// Periods that a job is seen for at least where there is traffic between its hosts that may be part of it.
 const CERTAIN_PERIODS: u32 = 14;
 
 impl DetectedJob {
+    /// The same of a job that is found, which began when groups of bursts did: of one part in so many of its bytes, parted by its gap; of
+    /// sends by an eighth of the period at most, as those of pipelines fill the rest.
+    fn found(&self, sends: bool) -> FoundJob {
+        let IterationPattern { period, bytes, gap, .. } = self.pattern;
+        let main = self.bursts.iter().filter(|burst| !self.sends.contains(&burst.connection));
+        let (gap, parts) = if sends { (gap.min(period / 8), 16) } else { (gap, 2) };
+        let groups = joined(&spans(main), gap);
+        let starts = groups.iter().filter(|group| group.bytes >= bytes / parts).map(|group| group.began);
+        FoundJob { number: u64::MAX, hosts: self.hosts.clone(), period, bytes, starts: starts.collect() }
+    }
+
     fn is_certain(&self) -> bool {
         let (first, last) = (self.bursts.first(), self.bursts.last());
         let seen = first.zip(last).map_or(Duration::ZERO, |(first, last)| last.ended.since(first.began));
@@ -57,6 +73,35 @@ pub(super) struct FoundJob {
     pub(super) number: u64,
     pub(super) hosts: BTreeSet<Address>,
     pub(super) period: Duration,
+    pub(super) bytes: u64,
+    /// When its last phases began.
+    pub(super) starts: Vec<Nanos>,
+}
+
+impl FoundJob {
+    /// Whether it is sends of another one.
+    fn is_sends_of(&self, of: &Self) -> bool {
+        self.hosts.is_subset(&of.hosts)
+            && self.bytes < of.bytes
+            && is_multiple(self.period, of.period)
+            && in_step(&self.starts, &of.starts, of.period)
+    }
+}
+
+/// Sends of a job come at the same time after its phases, but for this part of its period at the median.
+const IN_STEP: u32 = 50;
+/// So many of them are believed.
+const MIN_IN_STEP: usize = 5;
+
+/// Whether what begins at some times does so in step with phases that begin at others: the first time after a phase counts.
+fn in_step(starts: &[Nanos], phases: &[Nanos], period: Duration) -> bool {
+    let first = |phase: &Nanos| starts.get(starts.partition_point(|start| start < phase));
+    let since = phases.iter().filter_map(|phase| Some(first(phase)?.since(*phase)));
+    let mut since: Vec<Duration> = since.filter(|since| *since < period).collect();
+    let enough = since.len() >= MIN_IN_STEP;
+    let Some(usual) = median(&mut since).filter(|_| enough) else { return false };
+    let mut off: Vec<Duration> = since.iter().map(|one| one.abs_diff(usual)).collect();
+    median(&mut off).is_some_and(|off| IN_STEP * off <= period)
 }
 
 fn correlate(one: &Candidate, two: &Candidate) -> bool {
@@ -79,12 +124,12 @@ fn candidate(place: u32, connection: &mut Connection, now: Nanos) -> Option<Cand
     signatures.iter().any(Signature::has_evidence).then_some(Candidate { place, hosts, signatures, due })
 }
 
-/// Looks for jobs among connections without one. `joins` is told of each that belongs to a job that is known.
+/// Looks for jobs among connections without one. `joins` is told of each that belongs to a job that is known, and whether it carries sends.
 pub(super) fn search(
     table: &mut Table,
     found_before: &[FoundJob],
     now: Nanos,
-    mut joins: impl FnMut(u64, u32),
+    mut joins: impl FnMut(u64, u32, bool),
 ) -> Vec<DetectedJob> {
     let (mut free, mut members) = (Vec::new(), Vec::new());
     for (place, connection) in (0..).zip(&mut table.connections) {
@@ -105,7 +150,7 @@ pub(super) fn search(
     free.retain(|candidate| {
         let job = members.iter().find(|(_, member)| candidate.due && correlate(candidate, member));
         if let Some((job, _)) = job {
-            joins(*job, candidate.place);
+            joins(*job, candidate.place, false);
         }
         job.is_none()
     });
@@ -124,7 +169,8 @@ pub(super) fn search(
     }
     if !jobs.is_empty() {
         for component in not_due {
-            match detect_job(table, &component).filter(|one| !one.is_job) {
+            match detect_job(table, &component) {
+                Some(detected) if detected.is_job => jobs.push((detected, component)),
                 Some(detected) => parts.push((detected, component)),
                 None => others.push(component),
             }
@@ -133,19 +179,44 @@ pub(super) fn search(
     // What may turn out to be part of a job is waited for.
     jobs.retain(|(job, component)| {
         let within = |one: &&Candidate| one.hosts.iter().all(|host| job.hosts.contains(host));
-        let waits = !job.is_certain() && others.iter().any(|other| other.iter().all(within));
+        // Or it is part of what reaches more hosts.
+        let around = |other: &Vec<&Candidate>| {
+            let reaches = |host: &Address| other.iter().any(|one| one.hosts.contains(host));
+            job.hosts.iter().all(reaches)
+        };
+        let waits = !job.is_certain() && others.iter().any(|other| other.iter().all(within) || around(other));
         if waits {
             component.iter().for_each(|candidate| back_off(table, candidate.place, now));
         }
         !waits
     });
+    // Sends between a job's hosts are no job: they join it, if it is larger, and in step.
+    let mut merged: Vec<(DetectedJob, Vec<&Candidate>)> = Vec::new();
+    jobs.sort_by_key(|(job, _)| std::cmp::Reverse(job.pattern.bytes));
+    for (job, component) in jobs {
+        let found = job.found(true);
+        if let Some(of) = found_before.iter().find(|of| found.is_sends_of(of)) {
+            component.iter().for_each(|candidate| joins(of.number, candidate.place, true));
+            continue;
+        }
+        match merged.iter_mut().find(|(of, _)| found.is_sends_of(&of.found(false))) {
+            Some((of, all)) => {
+                of.sends.extend(&job.connections);
+                of.connections.extend(job.connections);
+                of.bursts.extend(job.bursts);
+                all.extend(component);
+            }
+            None => merged.push((job, component)),
+        }
+    }
+    let mut jobs = merged;
     // Connections that broadcast or gather alone come and go with a job on the same hosts, once in an iteration.
     for (part, component) in parts {
         let is_of = |hosts: &BTreeSet<Address>, period: Duration| {
             part.hosts.is_subset(hosts) && part.pattern.has_period(period)
         };
         if let Some(job) = found_before.iter().find(|job| is_of(&job.hosts, job.period)) {
-            component.iter().for_each(|candidate| joins(job.number, candidate.place));
+            component.iter().for_each(|candidate| joins(job.number, candidate.place, false));
         } else if let Some((_, of)) = jobs.iter_mut().find(|(job, _)| is_of(&job.hosts, job.pattern.period)) {
             of.extend(component);
         } else {
@@ -155,7 +226,13 @@ pub(super) fn search(
     let whole = |(job, all): (DetectedJob, Vec<&Candidate>)| {
         if job.connections.len() == all.len() { Some(job) } else { detect_job(table, &all).or(Some(job)) }
     };
-    jobs.into_iter().filter_map(whole).collect()
+    let mut jobs: Vec<DetectedJob> = jobs.into_iter().filter_map(whole).collect();
+    for job in &mut jobs {
+        let found = job.found(false);
+        let sends = found_before.iter().filter(|one| one.is_sends_of(&found));
+        job.absorbs = sends.map(|one| one.number).collect();
+    }
+    jobs
 }
 
 fn back_off(table: &mut Table, place: u32, now: Nanos) {
@@ -188,9 +265,15 @@ fn components(free: &[Candidate]) -> Vec<Vec<&Candidate>> {
 /// The job that candidates are, if they have a rhythm and some host both sends and receives.
 fn detect_job(table: &Table, component: &[&Candidate]) -> Option<DetectedJob> {
     let connections: Vec<u32> = component.iter().map(|candidate| candidate.place).collect();
-    let mut moved: BTreeMap<Address, (u64, u64)> = BTreeMap::new();
     let mut bursts = Vec::new();
     for candidate in component {
+        bursts.extend(table.connection(candidate.place)?.history.as_ref()?.history.iter().copied());
+    }
+    bursts.sort_unstable_by_key(|burst| (burst.began, burst.connection, burst.reverse));
+    let sends = sends::connections(&bursts, &Hosts::of(&connections, table), table);
+    let is_main = |place: &u32| !sends.contains(place);
+    let mut moved: BTreeMap<Address, (u64, u64)> = BTreeMap::new();
+    for candidate in component.iter().filter(|candidate| is_main(&candidate.place)) {
         let watched = table.connection(candidate.place)?.history.as_ref()?;
         let ([first, second], [forward, reverse]) = (candidate.hosts, watched.bytes);
         for (from, to, bytes) in [(first, second, forward), (second, first, reverse)] {
@@ -199,29 +282,20 @@ fn detect_job(table: &Table, component: &[&Candidate]) -> Option<DetectedJob> {
             let (_, received) = moved.entry(to).or_default();
             *received = received.saturating_add(bytes);
         }
-        bursts.extend(watched.history.iter().copied());
     }
     let two_way = |(sent, received): &(u64, u64)| {
         *sent.min(received) as f64 >= MIN_REVERSE_PART * *sent.max(received) as f64 && *sent > 0
     };
-    let hosts = Hosts::of(&connections, table);
+    let hosts = Hosts::of(connections.iter().filter(|place| is_main(place)), table);
     let is_job = moved.iter().all(|(host, moved)| two_way(moved) || !hosts.watched.contains(host));
-    bursts.sort_unstable_by_key(|burst| (burst.began, burst.connection, burst.reverse));
-    let all: Vec<(Burst, bool)> = bursts.iter().map(|burst| (*burst, true)).collect();
-    let spans = |bursts: &[(Burst, bool)]| -> Vec<Span> {
-        let counted = |burst: &Burst| if burst.is_counted { burst.bytes } else { 0 };
-        let span = |(burst, _): &(Burst, bool)| Span {
-            began: burst.began,
-            ended: burst.ended,
-            bytes: counted(burst),
-        };
-        bursts.iter().map(span).collect()
-    };
+    let all: Vec<(Burst, bool)> =
+        bursts.iter().filter(|burst| is_main(&burst.connection)).map(|burst| (*burst, true)).collect();
+    let spans = |bursts: &[(Burst, bool)]| spans(bursts.iter().map(|(burst, _)| burst));
     let all_spans = spans(&all);
     let whole = find(&all_spans);
     let (mut main, mut kinds) = (all.clone(), Kinds::default());
-    let sides = hosts.take(&mut main, &mut kinds, table, (Nanos(u64::MAX), Duration::MAX, true));
-    let without = if is_job && !sides.is_empty() { find(&spans(&main)) } else { None };
+    let side_groups = hosts.take(&mut main, &mut kinds, table, (Nanos(u64::MAX), Duration::MAX, true));
+    let without = if is_job && !side_groups.is_empty() { find(&spans(&main)) } else { None };
     // Where most is beside, nothing is: a server of parameters gathers and broadcasts in turn. Nor is it where the rest is less regular.
     let bytes = |list: &[Span]| list.iter().map(|span| span.bytes).sum::<u64>();
     let balances = 2 * hosts.imbalance(&main, table) < hosts.imbalance(&all, table);
@@ -231,5 +305,21 @@ fn detect_job(table: &Table, component: &[&Candidate]) -> Option<DetectedJob> {
     let without = without.filter(|pattern| most && regular(pattern) <= bar);
     let has_sides = without.is_some();
     let pattern = without.or(whole)?;
-    Some(DetectedJob { connections, hosts: hosts.all, is_job, pattern, has_sides, kinds, bursts })
+    Some(DetectedJob {
+        connections,
+        hosts: hosts.all,
+        is_job,
+        pattern,
+        has_sides,
+        sends,
+        kinds,
+        bursts,
+        absorbs: Vec::new(),
+    })
+}
+
+fn spans<'a>(bursts: impl Iterator<Item = &'a Burst>) -> Vec<Span> {
+    let counted = |burst: &Burst| if burst.is_counted { burst.bytes } else { 0 };
+    let span = |burst: &Burst| Span { began: burst.began, ended: burst.ended, bytes: counted(burst) };
+    bursts.map(span).collect()
 }

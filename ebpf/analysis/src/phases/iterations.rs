@@ -31,10 +31,15 @@ const SAME_PERIOD: f64 = 0.05;
 impl IterationPattern {
     /// Whether it comes once in so many iterations of such a period: what is part of each, or of every second.
     pub(super) fn has_period(&self, period: Duration) -> bool {
-        let (own, period) = (nanos(self.period), nanos(period));
-        let many = (own as f64 / period.max(1) as f64).round();
-        own.abs_diff(period.saturating_mul(many as u64)) as f64 <= SAME_PERIOD * period as f64
+        is_multiple(self.period, period)
     }
+}
+
+/// Whether a period is so many of another one.
+pub(super) fn is_multiple(long: Duration, period: Duration) -> bool {
+    let (own, period) = (nanos(long), nanos(period));
+    let many = (own as f64 / period.max(1) as f64).round();
+    own.abs_diff(period.saturating_mul(many as u64)) as f64 <= SAME_PERIOD * period as f64
 }
 
 /// Silences tried, shortest first: 1 ms, and each half as long again as the one before, to some 30 s.

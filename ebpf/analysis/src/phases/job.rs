@@ -30,6 +30,8 @@ const PARTS: u64 = 512;
 const RECONSIDER_EVERY: u64 = 16;
 /// Bursts that may wait to be cut; beyond, the oldest go.
 const MAX_TAIL: usize = 1 << 16;
+/// In so many phases stages of a pipeline show how they differ: as many as pass before a straggler is found.
+const STAGE_PHASES: usize = 8;
 /// No silence that parts phases is shorter.
 const SHORTEST_GAP: Duration = Duration::from_micros(500);
 
@@ -40,6 +42,9 @@ pub(super) struct Job {
     pub(super) connections: Vec<u32>,
     pub(super) pattern: IterationPattern,
     has_sides: bool,
+    /// Those of the connections that carry sends alone, and their bursts behind the last phase.
+    pub(super) sends: BTreeSet<u32>,
+    pending_sends: Vec<Burst>,
     /// Hosts that are watched.
     watched: usize,
     kinds: Kinds,
@@ -57,7 +62,7 @@ pub(super) struct Job {
     pub(super) next_cut: Nanos,
     pub(super) since: Nanos,
     pub(super) iterations: u64,
-    starts: VecDeque<(u64, Nanos)>,
+    pub(super) starts: VecDeque<(u64, Nanos)>,
     sizes: VecDeque<u64>,
     next: u64,
     /// Phases so far, as long as they may turn out to be parts of iterations.
@@ -67,6 +72,8 @@ pub(super) struct Job {
     pub(super) ring: bool,
     /// How far apart hosts usually begin.
     pub(super) spreads: VecDeque<Duration>,
+    /// How long each host computed in the first phases with sends: stages of a pipeline differ.
+    computed: BTreeMap<Address, Vec<Duration>>,
     /// When each host had the last bytes of the last phase.
     pub(super) ended: BTreeMap<Address, Nanos>,
     scratch: Vec<(Burst, bool)>,
@@ -81,6 +88,8 @@ pub(super) struct PhaseBursts {
     pub(super) bursts: Vec<Burst>,
     /// Side groups since the phase before.
     pub(super) sides: Vec<Vec<Burst>>,
+    /// Sends point to point since then.
+    pub(super) sends: Vec<Burst>,
     pub(super) lossy: bool,
 }
 
@@ -111,13 +120,17 @@ enum Decision {
 
 impl Job {
     pub(super) fn new(number: u64, found: DetectedJob, now: Nanos) -> Self {
-        let DetectedJob { connections, pattern, has_sides, kinds, bursts: pending_bursts, .. } = found;
+        let DetectedJob { connections, pattern, has_sides, sends, kinds, bursts, .. } = found;
+        let (pending_sends, pending_bursts): (Vec<Burst>, Vec<Burst>) =
+            bursts.into_iter().partition(|burst| sends.contains(&burst.connection));
         let last_seen = pending_bursts.iter().map(|burst| burst.ended).max().unwrap_or(now);
         Self {
             number,
             connections,
             pattern,
             has_sides,
+            sends,
+            pending_sends,
             watched: 0,
             kinds,
             without: VecDeque::new(),
@@ -136,6 +149,7 @@ impl Job {
             hosts: Vec::new(),
             ring: false,
             spreads: VecDeque::new(),
+            computed: BTreeMap::new(),
             ended: BTreeMap::new(),
             scratch: Vec::new(),
         }
@@ -143,13 +157,19 @@ impl Job {
 
     /// A burst of one of its connections has ended. One that began before the end of what was told is of what was told.
     pub(super) fn take(&mut self, burst: Burst) {
-        self.last_seen = self.last_seen.max(burst.ended);
+        let sends = self.sends.contains(&burst.connection);
+        let list = if sends {
+            &mut self.pending_sends
+        } else {
+            self.last_seen = self.last_seen.max(burst.ended);
+            &mut self.pending_bursts
+        };
         if burst.began > self.closed {
-            if self.pending_bursts.len() >= MAX_TAIL {
-                self.pending_bursts.drain(..MAX_TAIL / 2);
+            if list.len() >= MAX_TAIL {
+                list.drain(..MAX_TAIL / 2);
                 self.lossy = true;
             }
-            self.pending_bursts.push(burst);
+            list.push(burst);
         }
     }
 
@@ -170,13 +190,15 @@ impl Job {
         table: &Table,
         now: Nanos,
     ) -> Option<PhaseBursts> {
-        let hosts = Hosts::of(&self.connections, table);
+        let hosts = Hosts::of(self.connections.iter().filter(|one| !self.sends.contains(one)), table);
         self.watched = hosts.watched.len();
         let mut bursts = std::mem::take(&mut self.scratch);
         let found = loop {
             bursts.clear();
             bursts.extend(self.pending_bursts.iter().map(|burst| (*burst, true)));
-            bursts.extend(running.iter().filter(|(burst, _)| burst.began > self.closed));
+            let runs =
+                |one: &&(Burst, bool)| one.0.began > self.closed && !self.sends.contains(&one.0.connection);
+            bursts.extend(running.iter().filter(runs));
             sort(&mut bursts);
             let gap = self.pattern.gap;
             let mut sides = hosts.take(&mut bursts, &mut self.kinds, table, (now, gap, self.has_sides));
@@ -194,7 +216,12 @@ impl Job {
                     }
                     let part = part.iter().map(|(burst, _)| *burst).collect();
                     sides.retain(|side| side.first().is_some_and(|one| one.began < group.ended));
-                    let cut = self.phase(&group, part, sides, now);
+                    let mut cut = self.phase(&group, part, sides, now);
+                    let sent = running.iter().map(|(burst, _)| burst);
+                    let sent = sent.filter(|burst| self.sends.contains(&burst.connection));
+                    let before = |burst: &&Burst| burst.began > self.closed && burst.began < group.ended;
+                    cut.sends = self.pending_sends.iter().chain(sent).filter(before).copied().collect();
+                    cut.sends.sort_unstable_by_key(|burst| (burst.began, burst.connection, burst.reverse));
                     self.close(&group);
                     break Some(cut);
                 }
@@ -276,7 +303,7 @@ impl Job {
         self.reconsider(group);
         let lossy = std::mem::take(&mut self.lossy);
         let Group { began, ended, bytes, .. } = *group;
-        PhaseBursts { iteration, began, ended, bytes, bursts, sides, lossy }
+        PhaseBursts { iteration, began, ended, bytes, bursts, sides, sends: Vec::new(), lossy }
     }
 
     /// Whether what was taken for iterations are parts of them: buckets may be as alike as iterations are.
@@ -296,10 +323,41 @@ impl Job {
         }
     }
 
+    /// Adds to how long hosts have `waited` in sends what they usually compute more than the one that computes least. Until that is known, none
+    /// has computed. `firsts` are their first bytes of a phase.
+    pub(super) fn level_stages(
+        &mut self,
+        firsts: &BTreeMap<Address, Nanos>,
+        waited: &mut BTreeMap<Address, Duration>,
+    ) {
+        let known = |host: &Address| {
+            let computed = self.computed.get(host).filter(|computed| computed.len() >= STAGE_PHASES)?;
+            median(&mut computed.clone())
+        };
+        let least = self.computed.keys().map(known).min().flatten();
+        let usual: BTreeMap<Address, Option<Duration>> =
+            firsts.keys().map(|host| (*host, known(host))).collect();
+        for (host, first) in firsts {
+            let Some(ended) = self.ended.get(host) else { continue };
+            let waited = waited.entry(*host).or_default();
+            let own = first.since(*ended).saturating_sub(*waited);
+            let more = match (usual.get(host).copied().flatten(), least) {
+                (Some(usual), Some(least)) => usual.saturating_sub(least).min(own),
+                _ => own,
+            };
+            *waited = waited.saturating_add(more);
+            let computed = self.computed.entry(*host).or_default();
+            if computed.len() < STAGE_PHASES {
+                computed.push(own);
+            }
+        }
+    }
+
     fn close(&mut self, group: &Group) {
         self.closed = self.closed.max(group.ended);
         let closed = self.closed;
         self.pending_bursts.retain(|burst| burst.began > closed);
+        self.pending_sends.retain(|burst| burst.began > closed);
     }
 
     /// A phase lacks, or has more than, no more of the usual bytes than this.

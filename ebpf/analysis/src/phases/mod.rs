@@ -8,7 +8,8 @@
 //! and who was late is in `describe`.
 //!
 //! What ranks say beside their AllReduces (broadcasts of buffers, gathers, barriers) is part of an iteration, and of no phase: `sides`
-//! tells it apart, by who is at an end of it and by its bytes. How long it held up each host goes into who is late.
+//! tells it apart, by who is at an end of it and by its bytes. So are sends point to point over connections of their own: `sends`.
+//! How long all that held up each host goes into who is late.
 //!
 //! An acknowledgement is traffic too: a host's own first bytes are told from its ACKs by their size, and by what comes in.
 
@@ -20,6 +21,7 @@ mod flow;
 mod group;
 mod iterations;
 mod job;
+mod sends;
 mod sides;
 mod table;
 

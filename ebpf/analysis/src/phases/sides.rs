@@ -10,6 +10,7 @@ use super::finding::Address;
 use super::flow::Burst;
 use super::iterations::median;
 use super::job::remember;
+use super::sends::add_waits;
 use super::table::Table;
 use harmonaize_abi::Nanos;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,7 +38,7 @@ pub(super) struct Part {
 }
 
 /// Who sends something on does so within this.
-const SENDS_ON: Duration = Duration::from_millis(1);
+pub(super) const SENDS_ON: Duration = Duration::from_millis(1);
 
 impl Part {
     /// Whether it began by itself, and not with something that it had just received.
@@ -90,7 +91,7 @@ pub(super) struct Hosts {
 
 impl Hosts {
     /// Those of connections.
-    pub(super) fn of(connections: &[u32], table: &Table) -> Self {
+    pub(super) fn of<'a>(connections: impl IntoIterator<Item = &'a u32>, table: &Table) -> Self {
         let mut hosts = Self::default();
         for place in connections {
             let Some(connection) = table.connection(*place) else { continue };
@@ -272,22 +273,31 @@ impl Kinds {
 }
 
 /// How long each host was held up by others between its last bytes of a phase, `ended`, and its first of the next, whose parts come
-/// last: in side groups, and because it began with what it had to wait for.
+/// last: in side groups and `sends` between them, and because it began with what it had to wait for.
 ///
 /// Between two groups a host computes; that is known of those that begin by themselves. Who sends on what has just come in has waited for
 /// it, so that it computed no longer than the median of those.
 pub(super) fn waits(
     ended: &BTreeMap<Address, Nanos>,
-    groups: &[BTreeMap<Address, Part>],
+    groups: &[&[Burst]],
+    mut sends: &[Burst],
+    table: &Table,
 ) -> BTreeMap<Address, Duration> {
     let mut left = ended.clone();
     let mut waited: BTreeMap<Address, Duration> = BTreeMap::new();
-    for (at, parts) in groups.iter().enumerate() {
+    for (at, group) in groups.iter().enumerate() {
+        let is_last = at + 1 == groups.len();
+        let parts = &parts(group.iter(), table);
+        let firsts = parts.values().map(|part| part.first).filter(|first| *first != Nanos(0));
+        // Some may be in an AllReduce while others send.
+        let until = if is_last { firsts.max() } else { firsts.min() }.unwrap_or_default();
+        let (before, behind) = sends.split_at(sends.partition_point(|send| send.began < until));
+        add_waits(&mut left, &mut waited, before, table);
+        sends = behind;
         let since = |host: &Address, time: Nanos| Some(time.since(*left.get(host)?));
         let begins = parts.iter().filter(|(_, part)| part.begins_alone());
         let mut alone: Vec<Duration> = begins.filter_map(|(host, part)| since(host, part.first)).collect();
         let Some(usual) = median(&mut alone) else { continue };
-        let is_last = at + 1 == groups.len();
         let mut next = left.clone();
         for (host, part) in parts {
             let until = if is_last { part.first } else { part.last };

@@ -232,6 +232,12 @@ impl World {
         (self.free_ns - self.now_ns as f64).max(0.0)
     }
 
+    /// Bytes that an owner's flows have sent.
+    pub fn sent(&self, owner: FlowOwner) -> u64 {
+        let own = self.flows.iter().filter(|flow| flow.owner == owner);
+        own.map(|flow| flow.counters.egress.traffic.bytes).sum()
+    }
+
     /// Says what the link can carry; 0 for what is not known.
     pub fn link(&self, bytes_per_second: u64) -> Record {
         let name = Label::new("uplink");

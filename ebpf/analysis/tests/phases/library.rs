@@ -52,8 +52,10 @@ pub enum Slow {
 /// When ranks send point to point: each to the one that is so much further on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exchange {
-    /// In the middle of the forward pass, as parts of a sequence or a grid meet.
+    /// In the middle of the forward pass, as parts of a sequence or a grid meet, over connections of their own.
     Forward,
+    /// The same over the connections of AllReduces.
+    Shared,
     /// After each AllReduce but the last.
     Between,
 }
@@ -87,6 +89,8 @@ pub struct Job {
     pub evaluation: Option<(usize, u64)>,
     /// A pipeline in place of the AllReduces: so many micro-batches of so many bytes pass all ranks forward, then backward.
     pub pipeline: Option<(usize, u64)>,
+    /// The AllReduces follow the pipeline, whose stages have connections of their own.
+    pub reduces: bool,
     pub bytes_per_second: u64,
     /// A rank, from which iteration on, and what.
     pub slow: Option<(usize, usize, Slow)>,
@@ -115,6 +119,7 @@ impl Job {
             gather: None,
             evaluation: None,
             pipeline: None,
+            reduces: false,
             bytes_per_second: random.random_range(120_000_000..1_200_000_000),
             slow: None,
         }
@@ -124,7 +129,8 @@ impl Job {
     pub fn run(&self, random: &mut ChaCha8Rng, packets: &mut Vec<Packet>) -> Vec<Iteration> {
         let ranks = self.hosts.len();
         let begin = (0..ranks).map(|_| self.start_ns + random.random_range(0..3 * MS)).collect();
-        let mut run = Run { job: self, random, packets, now: begin, sends: vec![0; ranks], part: 100 };
+        let mut run =
+            Run { job: self, random, packets, now: begin, sends: vec![0; ranks], part: 100, beside: false };
         (0..self.iterations).map(|number| run.iterate(number)).collect()
     }
 }
@@ -142,6 +148,8 @@ struct Run<'a> {
     sends: Vec<u64>,
     /// The slow link's part of the rate, in hundredths.
     part: u64,
+    /// Messages go over other connections than those of AllReduces.
+    beside: bool,
 }
 
 impl Run<'_> {
@@ -162,13 +170,20 @@ impl Run<'_> {
             self.compute(job.forward_ns + job.backward_ns);
         }
         let iteration = match job.pipeline {
-            Some((count, bytes)) => self.pipeline(count, bytes, slow),
+            Some((count, bytes)) => {
+                self.beside = job.reduces;
+                let stages = self.pipeline(count, bytes, slow);
+                self.beside = false;
+                if job.reduces { self.reduce() } else { stages }
+            }
             None => {
-                let within = job.exchange.is_some_and(|(when, ..)| when == Exchange::Forward);
-                let first_ns = if within { job.forward_ns / 2 } else { 0 };
-                if within {
+                let within = job.exchange.map(|(when, ..)| when).filter(|when| *when != Exchange::Between);
+                let first_ns = if within.is_some() { job.forward_ns / 2 } else { 0 };
+                if let Some(when) = within {
                     self.compute(first_ns);
-                    self.exchange(Exchange::Forward);
+                    self.beside = when == Exchange::Forward;
+                    self.exchange(when);
+                    self.beside = false;
                 }
                 self.compute(job.forward_ns - first_ns);
                 if let Some((rank, _, Slow::Forward(by_ns))) = slow {
@@ -211,8 +226,10 @@ impl Run<'_> {
     fn reduce(&mut self) -> Iteration {
         let job = self.job;
         let mut calls = Vec::new();
+        // Stages have computed backward already.
+        let backward_ns = if job.reduces { 0 } else { job.backward_ns };
         for _ in &job.buckets {
-            self.compute(job.backward_ns / job.buckets.len() as u64);
+            self.compute(backward_ns / job.buckets.len() as u64);
             calls.push(self.now.clone());
         }
         let called_ns = calls[0].clone();
@@ -265,8 +282,10 @@ impl Run<'_> {
         for (called, now) in called_ns.iter_mut().zip(&self.now) {
             *called = if *called == 0 { *now } else { *called };
         }
-        let end = self.now.iter().copied().max().unwrap_or(0);
-        self.now.fill(end);
+        if !job.reduces {
+            let end = self.now.iter().copied().max().unwrap_or(0);
+            self.now.fill(end);
+        }
         Iteration { called_ns, done_ns }
     }
 
@@ -325,12 +344,13 @@ impl Run<'_> {
         at.max(expected_ns) + DELAY_NS
     }
 
-    /// A packet on the one connection that two ranks have.
+    /// A packet on the connection that two ranks have, or on the one beside it.
     fn packet(&mut self, from: usize, to: usize, time_ns: u64, bytes: u64, rtt_ns: u64) {
         let job = self.job;
         let port = |rank: usize, other: usize| {
             let (low, high) = (rank.min(other), rank.max(other));
-            if rank == low { job.port + (low * 16 + high) as u16 } else { job.port - 10_000 }
+            let beside = if self.beside { 500 } else { 0 };
+            if rank == low { job.port + beside + (low * 16 + high) as u16 } else { job.port - 10_000 }
         };
         let (from_port, to_port) = (port(from, to), port(to, from));
         self.packets.push(Packet {
