@@ -291,9 +291,9 @@ enum SessionEvent {
     /// Another process may go on with the session.
     Paused,
     /// The agent said something, or has gone.
-    FromAgent(Option<from_agent::Message>),
+    FromAgent(Option<Box<from_agent::Message>>),
     /// Control said something, or the stream ended.
-    FromControl(Result<Option<v1::ToAgent>, tonic::Status>),
+    FromControl(Result<Option<Box<v1::ToAgent>>, tonic::Status>),
 }
 
 impl Session {
@@ -376,7 +376,7 @@ impl Session {
             let mut pause = self.pause.clone();
             let step = tokio::select! {
                 Ok(_) = pause.wait_for(|paused| *paused) => SessionEvent::Paused,
-                message = stream.down.message(), if hear => SessionEvent::FromControl(message),
+                message = stream.down.message(), if hear => SessionEvent::FromControl(message.map(|message| message.map(Box::new))),
                 permit = stream.up.reserve(), if up_open && !self.outbox.is_empty() => {
                     up_open = permit.is_ok();
                     if let Some((permit, message)) = permit.ok().zip(self.outbox.pop_front()) {
@@ -384,7 +384,7 @@ impl Session {
                     }
                     SessionEvent::Progress
                 }
-                message = self.outgoing.recv(), if listen => SessionEvent::FromAgent(message),
+                message = self.outgoing.recv(), if listen => SessionEvent::FromAgent(message.map(Box::new)),
                 permit = self.events.reserve(), if !self.inbox.is_empty() => {
                     let event = self.inbox.pop_front();
                     let (permit, event) = permit.ok().zip(event).ok_or(AgentGone)?;
@@ -399,7 +399,7 @@ impl Session {
                     return Ok((PAUSED.to_owned(), None, welcomed));
                 }
                 SessionEvent::FromAgent(Some(message)) => {
-                    self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
+                    self.outbox.extend(self.ledger.outgoing(Instant::now(), *message))
                 }
                 SessionEvent::FromAgent(None) => {
                     self.drain(stream).await;
