@@ -990,23 +990,3 @@ fn mistakes_of_the_caller_are_told() {
     let nowhere = Client::attach(stub.path.with_extension("none"), stub.options(Access::Mapped));
     assert!(matches!(nowhere, Err(Error::Connect { .. })));
 }
-
-/// The time of an empty operation between a client and a polling agent; prints, asserts nothing about time.
-#[test]
-#[ignore = "a measurement: cargo test --release -p harmonaize-agent --test sessions -- --ignored --nocapture"]
-fn ping_pong() {
-    const ROUNDS: usize = 20_000;
-    for access in ALL {
-        let stub = Stub::start();
-        let (_client, comm) = attach(&stub, access);
-        let mut nanos: Vec<u128> = (0..ROUNDS)
-            .map(|_| {
-                let start = Instant::now();
-                comm.barrier().unwrap().wait(LIMIT).unwrap();
-                start.elapsed().as_nanos()
-            })
-            .collect();
-        nanos.sort_unstable();
-        println!("{access:?}: median {} ns, 99% {} ns", nanos[ROUNDS / 2], nanos[ROUNDS * 99 / 100]);
-    }
-}
