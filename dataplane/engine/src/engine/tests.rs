@@ -5,6 +5,8 @@
 mod common;
 mod deaf;
 mod gone;
+#[path = "../../tests/engine/tap.rs"]
+mod tap;
 
 use crate::containment::{Task, fault};
 use crate::{AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, Notice, PanicScope};
