@@ -15,7 +15,7 @@ use harmonaize_abi::session::{
     Hello, Offer, PairEnd, RefusalKind, Refused, Registered, Welcome, decode, decode_first, encode,
     encode_first, length,
 };
-use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, Rank, RdmaOptions};
+use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, RdmaOptions};
 use harmonaize_tests::job::{Worker, options, run_with, succeeded};
 use harmonaize_verbs::Gid;
 use host::PATIENCE;
@@ -33,21 +33,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn everything(worker: &Worker) -> Result<()> {
-    for (salt, count) in [(1, 0), (2, 1), (3, 100), (4, 10_000), (5, 200_000)] {
-        worker.sum(salt, count, false, PATIENCE)?;
-        worker.sum(salt, count, true, PATIENCE)?;
-        worker.exchange(salt, count.min(20_000), PATIENCE)?;
-        for in_place in [false, true] {
-            worker.gather(salt, count.min(40_000), in_place, PATIENCE)?;
-            worker.scatter(salt, count.min(40_000), in_place, PATIENCE)?;
-        }
-        let root = Rank(salt as u32 % worker.ranks);
-        let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
-        worker.communicator.broadcast(&tensor, root)?.wait(PATIENCE)?;
-        anyhow::ensure!(worker.contents(&tensor)? == Worker::input(root.0, salt, count), "wrong broadcast");
-        worker.communicator.barrier()?.wait(PATIENCE)?;
-    }
-    Ok(())
+    worker.everything(&[0, 1, 100, 10_000, 200_000], PATIENCE)
 }
 
 #[test]
