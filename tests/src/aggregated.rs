@@ -5,6 +5,7 @@ use crate::{STEP, star_with_aggregator};
 use anyhow::{Result, ensure};
 use harmonaize_client::{Algorithm, Dtype, ReduceOp};
 use harmonaize_testkit::deployment::Deployment;
+use rustix::process::Signal;
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -128,9 +129,7 @@ pub fn through_everything(
         assert!(!served.lock().unwrap().is_empty(), "no operation went by the aggregator: {why}");
         allow(2 * EACH);
         so_far(EACH + 2);
-        let aggregator = deployment.aggregator(position).unwrap().id();
-        let killed = std::process::Command::new("kill").args(["-9", &aggregator.to_string()]).status();
-        assert!(killed.unwrap().success());
+        deployment.aggregator(position).unwrap().signal(Signal::KILL).unwrap();
         so_far(2 * EACH);
         let connected =
             |fabric: &serde_json::Value| fabric["aggregators"][position]["connected"].as_bool() == Some(true);

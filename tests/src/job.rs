@@ -66,6 +66,16 @@ pub fn joined(sockets: &[PathBuf], job: &str) -> Vec<Worker> {
     })
 }
 
+/// Something for each of these at once, in threads of their own.
+pub fn at_all<W: Send, T: Send>(each: impl IntoIterator<Item = W>, work: impl Fn(W) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = each.into_iter().map(|one| scope.spawn(move || work(one))).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
 /// Runs a job of mapped ranks: a thread per rank, `per_host` ranks on each host in host order. Returns the result of each.
 pub fn run<T: Send>(
     sockets: &[PathBuf],

@@ -6,7 +6,7 @@ use harmonaize_client::{
     RegroupOptions, Status,
 };
 use harmonaize_testkit::deployment::Setup;
-use harmonaize_tests::job::{Worker, deploy, joined, options, run, sockets};
+use harmonaize_tests::job::{Worker, at_all, deploy, joined, options, run, sockets};
 use harmonaize_tests::{STEP, star};
 use std::path::PathBuf;
 use std::sync::Barrier;
@@ -467,14 +467,6 @@ fn a_missing_privilege_is_named_with_remedy() {
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("4711") && said.contains("CAP_CHOWN"), "{said}");
     assert!(!socket.exists(), "the socket that nobody can use is still there");
-}
-
-/// Something at all ranks at once.
-fn at_all<T: Send>(workers: &mut [Worker], work: impl Fn(&mut Worker) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| work(worker))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 /// Goes on with whoever else does; where each rank was before.

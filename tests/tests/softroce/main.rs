@@ -16,7 +16,7 @@ use harmonaize_abi::session::{
     encode_first, length,
 };
 use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, RdmaOptions};
-use harmonaize_tests::job::{Worker, options, run_with, succeeded};
+use harmonaize_tests::job::{Worker, at_all, options, run_with, succeeded};
 use harmonaize_verbs::Gid;
 use host::PATIENCE;
 use provider::{ARENA, HOSTS, Provider, tenants};
@@ -61,18 +61,7 @@ fn every_collective_is_right_over_rdma_attach() {
         let client = Client::attach(at, AttachOptions { rdma, timeout, ..options(Access::Rdma, ARENA) })?;
         everything(&Worker::of(client, "rdma", rank as u32, HOSTS as u32 + 1, PATIENCE)?)
     };
-    let results = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..=HOSTS)
-            .map(|number| {
-                scope.spawn({
-                    let rank = &rank;
-                    move || rank(number)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    succeeded(results);
+    succeeded(at_all(0..=HOSTS, rank));
 }
 
 /// The agent's device sends to no queue pair of another host for a process that names one.
