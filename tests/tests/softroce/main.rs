@@ -23,8 +23,18 @@ use provider::{ARENA, HOSTS, Provider, tenants};
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+/// A job of mapped ranks, one on each of these hosts.
+fn ranks<T: Send>(
+    sockets: &[PathBuf],
+    name: &str,
+    work: impl Fn(&Worker) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    run_with(sockets, name, 1, |_| options(Access::Mapped, ARENA), work)
+}
 
 /// One test at a time: addresses and devices are the guest's.
 fn alone() -> MutexGuard<'static, ()> {
@@ -40,7 +50,7 @@ fn everything(worker: &Worker) -> Result<()> {
 fn every_collective_is_right() {
     let _alone = alone();
     let Some(provider) = Provider::start() else { return };
-    succeeded(run_with(&provider.sockets(), "mapped", 1, |_| options(Access::Mapped, ARENA), everything));
+    succeeded(ranks(&provider.sockets(), "mapped", everything));
     succeeded(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), everything));
 }
 
@@ -100,27 +110,20 @@ fn a_dead_agent_ends_its_communicator_only() {
     let (ready, started) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let lost = scope.spawn(|| {
-            run_with(
-                &sockets,
-                "all",
-                1,
-                |_| options(Access::Mapped, ARENA),
-                |worker| {
-                    worker.sum(1, 1000, false, PATIENCE)?;
-                    ready.send(())?;
-                    let begun = Instant::now();
-                    while begun.elapsed() < PATIENCE {
-                        if worker.sum(2, 10_000, false, PATIENCE).is_err() {
-                            return Ok(());
-                        }
+            ranks(&sockets, "all", |worker| {
+                worker.sum(1, 1000, false, PATIENCE)?;
+                ready.send(())?;
+                let begun = Instant::now();
+                while begun.elapsed() < PATIENCE {
+                    if worker.sum(2, 10_000, false, PATIENCE).is_err() {
+                        return Ok(());
                     }
-                    anyhow::bail!("no error in {} s", PATIENCE.as_secs())
-                },
-            )
+                }
+                anyhow::bail!("no error in {} s", PATIENCE.as_secs())
+            })
         });
         let spared = scope.spawn(|| {
-            let sums = |worker: &Worker| (0..30).try_for_each(|i| worker.sum(i, 10_000, true, PATIENCE));
-            run_with(others, "some", 1, |_| options(Access::Mapped, ARENA), sums)
+            ranks(others, "some", |worker| (0..30).try_for_each(|i| worker.sum(i, 10_000, true, PATIENCE)))
         });
         // One rank may be done before another has heard of it, which the agent's end would then keep from it.
         (0..HOSTS).for_each(|_| started.recv_timeout(PATIENCE).unwrap());
