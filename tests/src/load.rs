@@ -25,13 +25,18 @@ pub struct Load {
 }
 
 impl Load {
+    /// The rounds that it has done.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::SeqCst)
+    }
+
     /// Waits until it has done some more rounds.
     ///
     /// # Panics
     /// Where it does not.
     pub fn goes_on(&self) {
-        let (before, deadline) = (self.rounds.load(Ordering::SeqCst), Instant::now() + STEP);
-        while self.rounds.load(Ordering::SeqCst) < before + 20 {
+        let (before, deadline) = (self.rounds(), Instant::now() + STEP);
+        while self.rounds() < before + 20 {
             assert!(Instant::now() < deadline, "operations do not go on");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -73,7 +78,8 @@ pub fn under(
             operation(worker, round)?;
             took.push(begun.elapsed());
             let stop = worker.tensor(&[u64::from(load.over.load(Ordering::SeqCst))])?;
-            worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
+            // Ranks may be as far apart as a slow operation takes.
+            worker.communicator.broadcast(&stop, Rank(0))?.wait(3 * STEP)?;
             if worker.contents(&stop)? == [1] {
                 break;
             }
