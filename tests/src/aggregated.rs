@@ -5,10 +5,12 @@ use crate::{STEP, star_with_aggregator};
 use anyhow::{Result, ensure};
 use harmonaize_client::{Algorithm, Dtype, ReduceOp};
 use harmonaize_testkit::deployment::Deployment;
+use rustix::process::Signal;
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex};
+use std::time::Duration;
 
 /// Operations before, between and after what happens to an aggregator; of the last at least.
 pub const EACH: u64 = 10;
@@ -31,9 +33,14 @@ pub fn whole(rank: u32, salt: u64, elements: usize) -> Vec<f32> {
 
 /// One operation, checked; whether the aggregator was given it, and did it all.
 pub fn sum(worker: &Worker, salt: u64, elements: usize) -> Result<(bool, bool)> {
+    sum_within(worker, salt, elements, STEP)
+}
+
+/// The same for a slower machine.
+pub fn sum_within(worker: &Worker, salt: u64, elements: usize, within: Duration) -> Result<(bool, bool)> {
     let tensor = worker.client.tensor(Dtype::F32, elements as u64)?;
     tensor.write(0, &whole(worker.rank, salt, elements))?;
-    let receipt = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(STEP)?;
+    let receipt = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(within)?;
     let mut found = vec![0_f32; elements];
     tensor.read(0, &mut found)?;
     let mut right = vec![0_f32; elements];
@@ -128,9 +135,7 @@ pub fn through_everything(
         assert!(!served.lock().unwrap().is_empty(), "no operation went by the aggregator: {why}");
         allow(2 * EACH);
         so_far(EACH + 2);
-        let aggregator = deployment.aggregator(position).unwrap().id();
-        let killed = std::process::Command::new("kill").args(["-9", &aggregator.to_string()]).status();
-        assert!(killed.unwrap().success());
+        deployment.aggregator(position).unwrap().signal(Signal::KILL).unwrap();
         so_far(2 * EACH);
         let connected =
             |fabric: &serde_json::Value| fabric["aggregators"][position]["connected"].as_bool() == Some(true);

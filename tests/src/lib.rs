@@ -8,6 +8,7 @@ pub mod job;
 pub mod load;
 pub mod replay;
 pub mod scrape;
+mod worker;
 
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::fabric::Fabric;

@@ -3,6 +3,7 @@
 
 use crate::STEP;
 use crate::job::{Worker, run, sockets, succeeded};
+use anyhow::Result;
 use harmonaize_client::{Rank, ReduceOp};
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use std::path::PathBuf;
@@ -24,13 +25,18 @@ pub struct Load {
 }
 
 impl Load {
+    /// The rounds that it has done.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::SeqCst)
+    }
+
     /// Waits until it has done some more rounds.
     ///
     /// # Panics
     /// Where it does not.
     pub fn goes_on(&self) {
-        let (before, deadline) = (self.rounds.load(Ordering::SeqCst), Instant::now() + STEP);
-        while self.rounds.load(Ordering::SeqCst) < before + 20 {
+        let (before, deadline) = (self.rounds(), Instant::now() + STEP);
+        while self.rounds() < before + 20 {
             assert!(Instant::now() < deadline, "operations do not go on");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -50,28 +56,45 @@ pub fn under_load(sockets: &[PathBuf], scenario: impl FnOnce(&Load)) {
 /// # Panics
 /// As of [`under_load`].
 pub fn under_load_of(sockets: &[PathBuf], elements: usize, scenario: impl FnOnce(&Load)) {
+    let sum = |worker: &Worker, round: u64| worker.sum(round, elements, round.is_multiple_of(2), STEP);
+    under(sockets, 1, sum, scenario);
+}
+
+/// The same of any operation, of which each has a number, by so many ranks a host; how long each rank's took.
+///
+/// # Panics
+/// As of [`under_load`].
+pub fn under(
+    sockets: &[PathBuf],
+    per_host: u32,
+    operation: impl Fn(&Worker, u64) -> Result<()> + Sync,
+    scenario: impl FnOnce(&Load),
+) -> Vec<Vec<Duration>> {
     let load = Load::default();
+    let work = |worker: &Worker| -> Result<Vec<Duration>> {
+        let mut took = Vec::new();
+        for round in 0.. {
+            let begun = Instant::now();
+            operation(worker, round)?;
+            took.push(begun.elapsed());
+            let stop = worker.tensor(&[u64::from(load.over.load(Ordering::SeqCst))])?;
+            // Ranks may be as far apart as a slow operation takes.
+            worker.communicator.broadcast(&stop, Rank(0))?.wait(3 * STEP)?;
+            if worker.contents(&stop)? == [1] {
+                break;
+            }
+            load.rounds.fetch_add(u64::from(worker.rank == 0), Ordering::SeqCst);
+        }
+        Ok(took)
+    };
     std::thread::scope(|scope| {
-        let job = scope.spawn(|| {
-            run(sockets, "load", 1, |worker| {
-                for round in 0.. {
-                    worker.sum(round, elements, round % 2 == 0, STEP)?;
-                    let stop = worker.tensor(&[u64::from(load.over.load(Ordering::SeqCst))])?;
-                    worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
-                    if worker.contents(&stop)? == [1] {
-                        break;
-                    }
-                    load.rounds.fetch_add(1, Ordering::SeqCst);
-                }
-                Ok(())
-            })
-        });
+        let job = scope.spawn(|| run(sockets, "load", per_host, &work));
         let scenario = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scenario(&load)));
         load.over.store(true, Ordering::SeqCst);
-        let outcomes = job.join().unwrap();
+        let took = succeeded(job.join().unwrap());
         scenario.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        succeeded(outcomes);
-    });
+        took
+    })
 }
 
 /// Computes and adds up until rank 0 ends it; rank 2 computes ten times as long while it is slow.

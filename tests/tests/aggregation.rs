@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use harmonaize_client::{Algorithm, Constraints, Dtype, Negotiated, Rank, ReduceOp};
 use harmonaize_testkit::fabric::Faults;
 use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds, star, sum, through_everything, whole};
-use harmonaize_tests::job::{Worker, joined, run, sockets, succeeded};
+use harmonaize_tests::job::{Worker, at_all, joined, run, sockets, succeeded};
 use harmonaize_tests::{STEP, star_with_aggregator};
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -65,13 +65,9 @@ fn small_operations_are_right_through_the_same() {
 /// One operation; how many ranks the aggregator was given it for, and for how many it did it all.
 fn one_operation(workers: &[Worker], salt: &AtomicU64) -> (usize, usize) {
     let salt = salt.fetch_add(1, SeqCst);
-    std::thread::scope(|scope| {
-        let sum = |worker| scope.spawn(move || sum(worker, salt, ELEMENTS).unwrap());
-        let ranks: Vec<_> = workers.iter().map(sum).collect();
-        ranks.into_iter().fold((0, 0), |(given, whole), rank| {
-            let (was_given, all) = rank.join().unwrap();
-            (given + usize::from(was_given), whole + usize::from(was_given && all))
-        })
+    let ranks = at_all(workers, |worker| sum(worker, salt, ELEMENTS).unwrap());
+    ranks.into_iter().fold((0, 0), |(given, whole), (was_given, all)| {
+        (given + usize::from(was_given), whole + usize::from(was_given && all))
     })
 }
 

@@ -10,7 +10,7 @@ use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_testkit::namespace::Namespace;
 use harmonaize_testkit::plans::{self, Plan};
 use harmonaize_testkit::{clock, etcd, packages, strict, workspace};
-use harmonaize_tests::job::{deploy, joined, sockets};
+use harmonaize_tests::job::{at_all, deploy, joined, sockets};
 use harmonaize_tests::load::{noticed_soon, train, under_load_of};
 use harmonaize_tests::scrape::{PORTS, scrape};
 use harmonaize_tests::{racks_with_unmanaged_hosts, star};
@@ -305,11 +305,9 @@ fn a_late_rank_a_broken_promise_and_a_full_queue_are_found() {
     let kept = Scrape::new(&instances);
     // An eighth of what is promised.
     deployment.fabric().set_rate(&second.name, Some(20_000_000)).unwrap();
-    std::thread::scope(|scope| {
-        for worker in &workers {
-            // Of a size that tells a bandwidth.
-            scope.spawn(|| (0..4).for_each(|salt| worker.sum(salt, 1 << 17, true, PATIENCE).unwrap()));
-        }
+    // Of a size that tells a bandwidth.
+    at_all(&workers, |worker| {
+        (0..4).for_each(|salt| worker.sum(salt, 1 << 17, true, PATIENCE).unwrap());
     });
     let broken = labels([("tenant", "b"), ("state", "broken"), ("instance", "control")]);
     let after =

@@ -8,10 +8,10 @@ use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::load::Watch;
 use harmonaize_testkit::plans::{self, Plan, RingEdge};
 use harmonaize_testkit::route::{Flow, Protocol, switches};
-use harmonaize_tests::job::{Worker, deploy, run, sockets};
+use harmonaize_tests::job::{Worker, deploy, sockets};
+use harmonaize_tests::load::{Load, under};
 use harmonaize_tests::racks_with_unmanaged_hosts;
 use std::fmt::Debug;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const RATE: &str = "100Mbit/s";
@@ -21,31 +21,6 @@ const CROSS_TRAFFIC: u64 = 50_000_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Where agents listen for each other.
 const AGENT_PORT: u16 = 7200;
-
-/// How far the ranks are, and how far they may go.
-struct Progress {
-    begun: u64,
-    done: u64,
-    limit: u64,
-}
-
-/// Operations one after the other, each checked bit for bit, as long as they may.
-fn work(worker: &Worker, progress: &Mutex<Progress>) -> Result<()> {
-    for operation in 0.. {
-        {
-            let mut progress = progress.lock().unwrap();
-            if operation >= progress.limit {
-                break;
-            }
-            progress.begun = progress.begun.max(operation + 1);
-        }
-        worker.sum(operation, 250_000, operation % 2 == 0, PATIENCE)?;
-        if worker.rank == 0 {
-            progress.lock().unwrap().done = operation + 1;
-        }
-    }
-    Ok(())
-}
 
 /// Asks again until there is an answer, for as long as the ranks work.
 fn until<T: Debug>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
@@ -75,14 +50,14 @@ fn up(plan: &Plan) -> Option<String> {
 /// What is done to the fabric, while the ranks work.
 struct Scene<'a> {
     deployment: &'a Deployment,
-    progress: &'a Mutex<Progress>,
+    load: &'a Load,
 }
 
 impl Scene<'_> {
     /// So many operations more.
     fn operations(&self, count: u64) -> Result<()> {
-        let from = self.progress.lock().unwrap().done;
-        until("operations go on", || Ok((self.progress.lock().unwrap().done >= from + count).then_some(())))
+        let from = self.load.rounds();
+        until("operations go on", || Ok((self.load.rounds() >= from + count).then_some(())))
     }
 
     fn plan(&self, what: &str, wanted: impl Fn(&Plan) -> bool) -> Result<Plan> {
@@ -196,19 +171,9 @@ fn plans_follow_congestion_and_results_stay_right() {
     };
     let Some(mut deployment) = deploy(&topology, measured) else { return };
     let sockets = sockets(&deployment, "a");
-    let progress = Mutex::new(Progress { begun: 0, done: 0, limit: u64::MAX });
-    let (played, results) = std::thread::scope(|scope| {
-        let ranks = scope.spawn(|| run(&sockets, "job", 1, |worker| work(worker, &progress)));
-        let played = Scene { deployment: &deployment, progress: &progress }.play();
-        let mut progress = progress.lock().unwrap();
-        // What one rank has begun, all do.
-        progress.limit = progress.begun;
-        drop(progress);
-        (played, ranks.join().unwrap())
-    });
-    for (rank, result) in results.into_iter().enumerate() {
-        result.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
-    }
+    let sum = |worker: &Worker, round: u64| worker.sum(round, 250_000, round.is_multiple_of(2), PATIENCE);
+    let mut played: Result<()> = Ok(());
+    under(&sockets, 1, sum, |load| played = Scene { deployment: &deployment, load }.play());
     if let Err(error) = played {
         let control = deployment.control().unwrap().log_tail(16_384);
         let decisions = plans::decisions(&deployment);

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use harmonaize_client::{
     Access, Algorithm, Budget, Client, Communicator, Error, JoinOptions, JoinRefusal, Rank, Receipt, ReduceOp,
 };
-use harmonaize_tests::job::{Worker, deploy, options, sockets, succeeded};
+use harmonaize_tests::job::{Worker, at_all, deploy, options, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
 use std::path::PathBuf;
 
@@ -29,12 +29,7 @@ fn ranks<T: Send>(
         let communicator = client.join_with(job, Rank(rank), sockets.len() as u32, &within)?;
         work(&Worker { client, communicator, rank, ranks: sockets.len() as u32 })
     };
-    std::thread::scope(|scope| {
-        let one = &one;
-        let threads: Vec<_> =
-            (0..).zip(sockets).map(|(rank, socket)| scope.spawn(move || one(rank, socket))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    at_all((0..).zip(sockets), |(rank, socket)| one(rank, socket))
 }
 
 /// What a rank contributes: heavy tails, as gradients have.
@@ -336,10 +331,7 @@ fn a_differing_budget_is_refused() {
         communicator.barrier()?.wait(STEP)?;
         Ok(told)
     };
-    let told = std::thread::scope(|scope| {
-        let threads = [0, 1].map(|rank| scope.spawn(move || join(rank)));
-        succeeded(threads.into_iter().map(|thread| thread.join().unwrap()).collect())
-    });
+    let told = succeeded(at_all([0, 1], join));
     assert!(told[0] != told[1], "told: {told:?}");
     deployment.check().unwrap();
 }

@@ -6,6 +6,7 @@ use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank, Status, S
 use harmonaize_tests::job::{deploy, joined, sockets};
 use harmonaize_tests::load::train;
 use harmonaize_tests::star;
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -46,8 +47,7 @@ fn a_drain_is_announced_before_the_loss() {
     let refused = others[1].client.events(begun).read(Duration::ZERO).unwrap_err();
     assert!(matches!(&refused, Error::Events(text) if text.contains("not of this feed")), "{refused}");
 
-    let agent = deployment.agent(2).unwrap().id().to_string();
-    assert!(std::process::Command::new("kill").args(["-9", &agent]).status().unwrap().success());
+    deployment.agent(2).unwrap().signal(Signal::KILL).unwrap();
     let lost = next(&mut events, |kind| matches!(kind, EventKind::Failure { .. }));
     assert_eq!(lost.kind, EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 0 });
 

@@ -6,11 +6,11 @@ use harmonaize_client::{
     RegroupOptions, Status,
 };
 use harmonaize_testkit::deployment::Setup;
-use harmonaize_tests::job::{Worker, deploy, joined, options, run, sockets};
+use harmonaize_tests::job::{Worker, at_all, deploy, joined, options, run, sockets};
+use harmonaize_tests::load::under_load;
 use harmonaize_tests::{STEP, star};
 use std::path::PathBuf;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Times short enough for a test.
@@ -22,29 +22,9 @@ fn shorten_timeouts(setup: &mut Setup) {
 
 /// While `scenario` runs for tenant `a`, tenant `b` keeps computing through these sockets of its; all of it right.
 fn with_undisturbed_tenant(undisturbed: &[PathBuf], scenario: impl FnOnce()) {
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let others = scope.spawn(|| {
-            run(undisturbed, "bystanders", 1, |worker| {
-                for round in 0.. {
-                    worker.sum(round, 20_000, round % 2 == 0, STEP)?;
-                    let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
-                    worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
-                    if worker.contents(&stop)? == [1] {
-                        return Ok(round);
-                    }
-                }
-                unreachable!("the range has no end")
-            })
-        });
-        let scenario = std::panic::catch_unwind(std::panic::AssertUnwindSafe(scenario));
-        over.store(true, Ordering::SeqCst);
-        let rounds = others.join().unwrap();
-        scenario.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        for (rank, rounds) in rounds.into_iter().enumerate() {
-            let rounds = rounds.unwrap_or_else(|error| panic!("bystander {rank}: {error:#}"));
-            assert!(rounds > 0);
-        }
+    under_load(undisturbed, |load| {
+        scenario();
+        load.goes_on();
     });
 }
 
@@ -467,14 +447,6 @@ fn a_missing_privilege_is_named_with_remedy() {
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("4711") && said.contains("CAP_CHOWN"), "{said}");
     assert!(!socket.exists(), "the socket that nobody can use is still there");
-}
-
-/// Something at all ranks at once.
-fn at_all<T: Send>(workers: &mut [Worker], work: impl Fn(&mut Worker) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| work(worker))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 /// Goes on with whoever else does; where each rank was before.

@@ -8,6 +8,7 @@ use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_tests::job::{deploy, options, run, sockets};
 use harmonaize_tests::load::{forms_anew, in_phase, noticed_soon, under_load};
 use harmonaize_tests::{STEP, star};
+use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
@@ -43,8 +44,7 @@ fn a_crash_of_control_disturbs_no_operation() {
     let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), noticed_soon) else { return };
     under_load(&sockets(&deployment, "a"), |load| {
         load.goes_on();
-        let control = deployment.control().unwrap().id().to_string();
-        assert!(std::process::Command::new("kill").args(["-9", &control]).status().unwrap().success());
+        deployment.control().unwrap().signal(Signal::KILL).unwrap();
         load.goes_on();
         deployment.start_control().unwrap();
         deployment.wait_until_ready().unwrap();

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use harmonaize_client::{
     Access, AttachOptions, Client, Communicator, Dtype, Error, Rank, ReduceOp, Region, RegionRefused, Tensor,
 };
-use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets, succeeded};
+use harmonaize_tests::job::{Worker, at_all, deploy, options, run, run_with, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
@@ -236,10 +236,7 @@ fn quotas_hold_and_the_dead_leave_nothing() {
         Ok(())
     };
     for round in 0..10 {
-        std::thread::scope(|scope| {
-            let ranks = [0, 1].map(|rank| scope.spawn(move || one(round, rank)));
-            succeeded(ranks.into_iter().map(|rank| rank.join().unwrap()).collect());
-        });
+        succeeded(at_all([0, 1], |rank| one(round, rank)));
     }
     bystander.join().unwrap();
 }

@@ -3,7 +3,7 @@
 
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::{packages, strict, workspace};
-use harmonaize_tests::job::{deploy, joined, sockets};
+use harmonaize_tests::job::{at_all, deploy, joined, sockets};
 use harmonaize_tests::scrape::{PORTS, scrape};
 use harmonaize_tests::star_with_aggregator;
 use rustix::process::Signal;
@@ -163,10 +163,8 @@ fn every_query_finds_its_metrics_in_a_scrape() {
     let topology = star_with_aggregator(3, 1000, "0us");
     let Some(mut deployment) = deploy(&topology, |setup| setup.measure("1Gbit/s")) else { return };
     let workers = joined(&sockets(&deployment, "a"), "job");
-    std::thread::scope(|scope| {
-        for worker in &workers {
-            scope.spawn(|| (0..20).for_each(|salt| worker.sum(salt, 5000, false, PATIENCE).unwrap()));
-        }
+    at_all(&workers, |worker| {
+        (0..20).for_each(|salt| worker.sum(salt, 5000, false, PATIENCE).unwrap());
     });
     let hosts: Vec<_> = deployment.hosts().iter().map(|host| host.namespace.clone()).collect();
     let aggregator = deployment.fabric().aggregators()[0].namespace.clone();

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use harmonaize_client::{
     Access, Client, Communicator, Dtype, Error, JoinOptions, JoinRefusal, Operation, Rank, ReduceOp, Tensor,
 };
-use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets, succeeded};
+use harmonaize_tests::job::{Worker, at_all, deploy, options, run, run_with, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
 use std::time::{Duration, Instant};
 
@@ -135,16 +135,10 @@ fn jobs_that_are_named_alike_do_not_meet() {
         ensure!(half.name() == format!("{expected}#1.0"), "{}", half.name());
         sum(&client, &half, 1 << (8 * job.len()))
     };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = ["", "a", "ab"]
-            .into_iter()
-            .flat_map(|job| [0, 1].map(|rank| (job, rank)))
-            .map(|(job, rank)| (job, scope.spawn(move || joined(job, rank))))
-            .collect();
-        for (job, rank) in ranks {
-            assert_eq!(rank.join().unwrap().unwrap(), 2 << (8 * job.len()), "{job:?}");
-        }
-    });
+    let ranks = ["", "a", "ab"].into_iter().flat_map(|job| [(job, 0), (job, 1)]);
+    for (job, sum) in at_all(ranks, |(job, rank)| (job, joined(job, rank))) {
+        assert_eq!(sum.unwrap(), 2 << (8 * job.len()), "{job:?}");
+    }
 }
 
 /// From docs/tenants.md: the halves of a tensor, the later one first.

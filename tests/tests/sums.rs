@@ -8,6 +8,7 @@ use harmonaize_testkit::fabric::Faults;
 use harmonaize_tests::STEP;
 use harmonaize_tests::aggregated::{Course, EACH, rounds, star};
 use harmonaize_tests::job::{Worker, run, sockets, succeeded};
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 const HOSTS: usize = 4;
@@ -144,9 +145,7 @@ fn ordered_sums_are_bitwise_reproducible() {
         assert_eq!(two_shot.and_then(|range| range["to_bytes"].as_u64()), Some(1 << 44), "{plan}");
         course.change(|at| at.1 = killed_after);
         course.wait(|(done, _)| done > 1 + EACH).unwrap();
-        let aggregator = deployment.aggregator(0).unwrap().id();
-        let killed = std::process::Command::new("kill").args(["-9", &aggregator.to_string()]).status();
-        assert!(killed.unwrap().success());
+        deployment.aggregator(0).unwrap().signal(Signal::KILL).unwrap();
         course.change(|at| at.1 = u64::MAX);
         succeeded(job.join().unwrap());
     });

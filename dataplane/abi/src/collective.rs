@@ -151,11 +151,6 @@ impl ReduceOp {
             }
         }
     }
-
-    /// Whether it is a bitwise one.
-    pub const fn is_bitwise(self) -> bool {
-        matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
-    }
 }
 
 wire_enum! {

@@ -9,6 +9,7 @@ use harmonaize_client::{
     Access, Algorithm, AttachOptions, Client, Communicator, Dtype, JoinOptions, Rank, ReduceOp,
 };
 use harmonaize_identity::Protection;
+use harmonaize_testkit::topology::star_with_aggregator;
 use harmonaize_verbs::Call;
 use harmonaize_verbs::fake::{Fabric, Fault};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,16 +25,6 @@ const HOSTS: usize = 4;
 const ELEMENTS: usize = 50_001;
 /// Operations before and after what happens to the aggregator's device.
 const EACH: u64 = 20;
-
-fn topology() -> String {
-    let mut text = "[[switch]]\nname = \"s\"\n".to_owned();
-    for host in 0..HOSTS {
-        text += &format!(
-            "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n"
-        );
-    }
-    text + "[[aggregator]]\nname = \"agg0\"\nswitch = \"s\"\nrate = \"4Gbit/s\"\n"
-}
 
 fn device(name: &str) -> Option<Verbs> {
     Some(Verbs { devices: vec![name.to_owned()], ..Verbs::default() })
@@ -87,7 +78,7 @@ fn posted(fabric: &Fabric) -> usize {
 #[test]
 fn sums_go_by_an_aggregator_over_rdma_and_by_the_hosts_once_its_device_is_gone() {
     let folder = tempfile::tempdir().unwrap();
-    let (address, _control) = control_of(topology());
+    let (address, _control) = control_of(star_with_aggregator(HOSTS, 1000, "0us"));
     let fabric = Fabric::new();
     fabric.add("agg", Ipv4Addr::new(10, 9, 0, 100)).unwrap();
     let names: Vec<String> = (0..HOSTS).map(|host| format!("fake{host}")).collect();

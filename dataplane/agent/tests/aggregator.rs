@@ -12,6 +12,7 @@ use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_identity::Protection;
 use harmonaize_server::{Config, Server};
+use harmonaize_testkit::topology::star_with_aggregator;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -29,13 +30,7 @@ fn any() -> SocketAddr {
 }
 
 fn control() -> Config {
-    let mut topology = "[[switch]]\nname = \"s\"\n".to_owned();
-    for host in 0..HOSTS {
-        topology += &format!("[[host]]\nname = \"h{host}\"\n");
-        topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
-    }
-    topology += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s\"\nrate = \"4Gbit/s\"\n";
-    let mut config = settings::config(&topology, LIMIT);
+    let mut config = settings::config(&star_with_aggregator(HOSTS, 1000, "0us"), LIMIT);
     config.settings.telemetry_interval = Duration::ZERO;
     config
 }
@@ -202,7 +197,7 @@ async fn what_control_grants_is_summed_and_a_new_start_is_told_again() {
         let shown = fabric(&mut operator).await;
         let report = shown.report.as_ref().and_then(|report| report.tenants.first().cloned());
         if report.is_some_and(|tenant| tenant.sums == sums) {
-            assert_eq!((shown.communicators, shown.switch.as_str()), (1, "s"));
+            assert_eq!((shown.communicators, shown.switch.as_str()), (1, "s0"));
             break;
         }
         tokio::task::yield_now().await;

@@ -3,12 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod whole;
+#[path = "../../../tests/src/worker.rs"]
+#[allow(unreachable_pub, reason = "public in its crate")]
+mod worker;
 
 use harmonaize_agent::config::Verbs;
 use harmonaize_agent::handover::{Greeting, HandOverError, Obstacle, Peer, VERSION};
 use harmonaize_client::{
-    Access, AgentAddress, AttachOptions, Budget, Client, Communicator, Dtype, Error, JoinOptions, Operation,
-    Rank, RdmaOptions, ReduceOp, Secret, Status, Tensor,
+    Access, AgentAddress, AttachOptions, Budget, Client, Dtype, Error, JoinOptions, Operation, Rank,
+    RdmaOptions, ReduceOp, Secret, Status,
 };
 use harmonaize_verbs::fake::{Fabric, Fault};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,97 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 use tokio::sync::oneshot;
 use whole::{Agent, LIMIT, control_at};
+use worker::Worker;
 
 const RANKS: u32 = 6;
 
-struct Worker {
-    client: Client,
-    job: Communicator,
-    rank: u32,
-}
-
 fn wait(operation: Result<Operation, Error>) {
     operation.unwrap().wait(LIMIT).unwrap();
-}
-
-fn input(rank: u32, count: usize) -> Vec<u64> {
-    (0..count as u64).map(|i| (u64::from(rank) << 40 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
-}
-
-impl Worker {
-    fn tensor(&self, values: &[u64]) -> Tensor {
-        let tensor = self.client.tensor(Dtype::U64, values.len() as u64).unwrap();
-        tensor.write(0, values).unwrap();
-        tensor
-    }
-
-    fn contents(tensor: &Tensor) -> Vec<u64> {
-        let mut values = vec![0; tensor.elements() as usize];
-        tensor.read(0, &mut values).unwrap();
-        values
-    }
-
-    /// Gathers and scatters blocks of so many elements, in place and not.
-    fn blocks(&self, count: usize) {
-        let ranks = RANKS as usize;
-        let block = self.rank as usize * count..(self.rank as usize + 1) * count;
-        let (all, mine) = (input(self.rank, count * ranks), input(self.rank, count));
-        let gathered: Vec<u64> = (0..RANKS).flat_map(|from| input(from, count)).collect();
-        let output = self.tensor(&vec![0; count * ranks]);
-        wait(self.job.all_gather(&self.tensor(&mine), &output));
-        assert!(Self::contents(&output) == gathered, "rank {}: blocks of {count}", self.rank);
-        let mut tensor = vec![0; count * ranks];
-        tensor[block.clone()].copy_from_slice(&mine);
-        let tensor = self.tensor(&tensor);
-        wait(self.job.all_gather_in_place(&tensor));
-        assert!(Self::contents(&tensor) == gathered, "rank {}: blocks of {count} in place", self.rank);
-        let mut sum = vec![0_u64; count];
-        for from in 0..RANKS {
-            let theirs = &input(from, count * ranks)[block.clone()];
-            sum.iter_mut().zip(theirs).for_each(|(sum, value)| *sum = sum.wrapping_add(*value));
-        }
-        let (tensor, result) = (self.tensor(&all), self.tensor(&vec![0; count]));
-        wait(self.job.reduce_scatter(&tensor, &result, ReduceOp::Sum));
-        assert!(Self::contents(&result) == sum, "rank {}: scattered sum of {count}", self.rank);
-        wait(self.job.reduce_scatter_in_place(&tensor, ReduceOp::Sum));
-        let mut expected = all;
-        expected[block].copy_from_slice(&sum);
-        assert!(Self::contents(&tensor) == expected, "rank {}: the same in place", self.rank);
-    }
-
-    fn everything(&self) {
-        for count in [1, 100, 6_000, 300_000] {
-            let mine = self.tensor(&input(self.rank, count));
-            let output = self.tensor(&vec![0; count]);
-            let mut sum = vec![0_u64; count];
-            for rank in 0..RANKS {
-                sum.iter_mut()
-                    .zip(input(rank, count))
-                    .for_each(|(sum, value)| *sum = sum.wrapping_add(value));
-            }
-            wait(self.job.all_reduce(&mine, &output, ReduceOp::Sum));
-            assert!(Self::contents(&output) == sum, "rank {}: sum of {count}", self.rank);
-            wait(self.job.all_reduce_in_place(&mine, ReduceOp::Sum));
-            assert!(Self::contents(&mine) == sum, "rank {}: sum of {count} in place", self.rank);
-
-            let ranks = RANKS as usize;
-            let mine = self.tensor(&input(self.rank, count * ranks));
-            let output = self.tensor(&vec![0; count * ranks]);
-            let block = self.rank as usize * count..(self.rank as usize + 1) * count;
-            let expected: Vec<u64> =
-                (0..RANKS).flat_map(|from| input(from, count * ranks)[block.clone()].to_vec()).collect();
-            wait(self.job.all_to_all(&mine, &output));
-            assert!(Self::contents(&output) == expected, "rank {}: exchange of {count}", self.rank);
-
-            self.blocks(count.min(100_000));
-            for root in 0..RANKS {
-                let tensor = self.tensor(&input(self.rank, count));
-                wait(self.job.broadcast(&tensor, Rank(root)));
-                assert!(Self::contents(&tensor) == input(root, count), "rank {}: broadcast", self.rank);
-            }
-            wait(self.job.barrier());
-        }
-    }
 }
 
 /// A port that is free now, of an address that nothing else uses.
@@ -179,8 +97,9 @@ fn all_accesses(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
                     (Access::Mapped, false),
                 ][rank as usize];
                 let client = provider.attach((rank % 2) as usize, access, tcp).unwrap();
-                let job = client.join("job", Rank(rank), RANKS, LIMIT).unwrap();
-                Worker { client, job, rank }.everything();
+                let worker = Worker::of(client, "job", rank, RANKS, LIMIT).unwrap();
+                // Each rank is a root.
+                worker.everything(&[1, 100, 6_000, 300_000, 0, 77], LIMIT).unwrap();
             });
         }
     });
@@ -213,7 +132,7 @@ fn feedback_is_kept_however_a_rank_is_attached() {
         // What was given, less what was received by the first rank and is owed by any.
         let (mut off, mut owes, mut coded) = (vec![0.0; ELEMENTS], false, false);
         for step in 0..STEPS {
-            let words = self::input(rank + 10 * step, ELEMENTS);
+            let words = Worker::input(rank, step.into(), ELEMENTS);
             let values: Vec<f32> = words.iter().map(|word| (word >> 40) as f32 / 65_536.0 - 128.0).collect();
             sum(&mut off, &values, 1.0);
             input.write(0, &values).unwrap();

@@ -8,6 +8,7 @@ use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
 use harmonaize_identity::Protection;
 use harmonaize_server::{Config, Server};
+use harmonaize_testkit::topology::star;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,12 +21,7 @@ use tokio::time::timeout;
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn config(listen: SocketAddr) -> Config {
-    let mut topology = "[[switch]]\nname = \"s\"\n".to_owned();
-    for host in 0..2 {
-        topology += &format!("[[host]]\nname = \"h{host}\"\n");
-        topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
-    }
-    Config { listen, ..settings::config(&topology, LIMIT) }
+    Config { listen, ..settings::config(&star(2, "1Gbit/s"), LIMIT) }
 }
 
 struct Server0 {

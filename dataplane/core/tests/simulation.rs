@@ -64,8 +64,20 @@ fn family(
     sum
 }
 
-/// Everything ended well, and everybody has closed.
+/// On a rough network; every other seed changes plans.
+fn rough_and_changing(seed: u64) -> Scenario {
+    let scenario = Scenario::new(seed, 2).rough();
+    if seed % 2 == 0 { scenario } else { scenario.changing() }
+}
+
+/// How a participant's communicator failed, and when.
+fn failure_of<'a>(world: &World, node: &'a node::Node) -> &'a (Failure, u64) {
+    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()))
+}
+
+/// Everything ended well, everybody has closed, and all switched alike.
 fn well(world: &World) {
+    agreed(world);
     // Later than this, only an inquiry can have moved what had stopped.
     let bound = nanos(world.scenario.timeouts[0]);
     assert!(world.last < bound, "it took until {}\n{}", world.last, world.describe());
@@ -92,31 +104,13 @@ fn rough() {
 
 #[test]
 fn change() {
-    let sum = family(
-        "change",
-        125,
-        false,
-        |seed| Scenario::new(seed, 1).changing(),
-        |world| {
-            well(world);
-            agreed(world);
-        },
-    );
+    let sum = family("change", 125, false, |seed| Scenario::new(seed, 1).changing(), well);
     assert!(sum.switches > 0, "no plan was ever changed");
 }
 
 #[test]
 fn carried() {
-    let sum = family(
-        "carried",
-        200,
-        false,
-        |seed| Scenario::new(seed, 2).changing().carrying(),
-        |world| {
-            well(world);
-            agreed(world);
-        },
-    );
+    let sum = family("carried", 200, false, |seed| Scenario::new(seed, 2).changing().carrying(), well);
     assert!(sum.switches > 0 && sum.carried > 0, "no link was ever carried over");
 }
 
@@ -131,16 +125,7 @@ fn p2p() {
         4 => Scenario::new(seed, 2).changing().carrying().unlinkable(),
         _ => Scenario::new(seed, 2).rough().changing().aggregating(true),
     };
-    let sum = family(
-        "p2p",
-        200,
-        false,
-        |seed| build(seed).messaging(),
-        |world| {
-            well(world);
-            agreed(world);
-        },
-    );
+    let sum = family("p2p", 200, false, |seed| build(seed).messaging(), well);
     assert!(sum.messages > 0 && sum.pieces > sum.messages && sum.switches > 0, "{sum}");
 }
 
@@ -150,10 +135,7 @@ fn p2p_death() {
         let scenario = Scenario::new(seed, 2).rough().sometimes_changing();
         scenario.messaging().killing()
     };
-    let sum = family("p2p_death", 300, true, build, |world| {
-        mourned(world);
-        agreed(world);
-    });
+    let sum = family("p2p_death", 300, true, build, mourned);
     assert!(sum.messages > 0 && sum.failures > 0, "{sum}");
 }
 
@@ -188,8 +170,7 @@ fn p2p_mismatch() {
         |seed| Scenario::of_two_ranks(seed).sometimes_changing().messaging().with_a_wrong_message(),
         |world| {
             for node in &world.nodes {
-                let (failure, _) =
-                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let (failure, _) = failure_of(world, node);
                 let Failure::P2pMismatch { sent, received, .. } = failure else {
                     // Where somebody receives from anybody.
                     assert!(!world.scenario.names_senders(), "{failure}\n{}", world.describe());
@@ -213,8 +194,7 @@ fn p2p_never_called() {
             // The last acknowledgements of collectives are progress, too.
             let bound = world.active + nanos(patience(world)) + 200 * MILLISECOND;
             for node in &world.nodes {
-                let (failure, at) =
-                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let (failure, at) = failure_of(world, node);
                 let Failure::P2pTimeout { rank, call, missing } = failure else {
                     panic!("{failure}\n{}", world.describe());
                 };
@@ -238,10 +218,7 @@ fn coded_change() {
         let scenario = Scenario::new(seed, 2).changing();
         if seed % 2 == 0 { scenario.coding() } else { scenario.carrying().coding() }
     };
-    let sum = family("coded_change", 125, false, build, |world| {
-        well(world);
-        agreed(world);
-    });
+    let sum = family("coded_change", 125, false, build, well);
     assert!(sum.coded > 0 && sum.switches > 0, "nothing was coded, or no plan changed");
 }
 
@@ -254,10 +231,7 @@ fn aggregated() {
         2 => Scenario::new(seed, 2).rough().aggregating(true),
         _ => Scenario::new(seed, 2).changing().carrying().aggregating(true),
     };
-    let sum = family("aggregated", 300, false, build, |world| {
-        well(world);
-        agreed(world);
-    });
+    let sum = family("aggregated", 300, false, build, well);
     assert!(sum.aggregated > 0 && sum.again > sum.restored && sum.restored > 0 && sum.switches > 0, "{sum}");
 }
 
@@ -270,10 +244,7 @@ fn succeeded() {
         2 => Scenario::new(seed, 2).rough().aggregating(true).succeeding(),
         _ => Scenario::new(seed, 2).changing().carrying().aggregating(false).succeeding(),
     };
-    let sum = family("succeeded", 200, false, build, |world| {
-        well(world);
-        agreed(world);
-    });
+    let sum = family("succeeded", 200, false, build, well);
     assert!(sum.aggregated > 0 && sum.again > 0 && sum.switches > 0, "{sum}");
 }
 
@@ -317,15 +288,8 @@ fn an_operation_in_which_the_aggregator_dies_is_little_longer() {
 
 #[test]
 fn aggregated_death() {
-    let build = |seed| {
-        let scenario = Scenario::new(seed, 2).rough();
-        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
-        scenario.killing().aggregating(seed % 3 > 0)
-    };
-    let sum = family("aggregated_death", 300, true, build, |world| {
-        mourned(world);
-        agreed(world);
-    });
+    let build = |seed| rough_and_changing(seed).killing().aggregating(seed % 3 > 0);
+    let sum = family("aggregated_death", 300, true, build, mourned);
     assert!(sum.aggregated > 0 && sum.failures > 0, "{sum}");
 }
 
@@ -341,7 +305,6 @@ fn turning() {
     };
     let sum = family("turning", 250, false, build, |world| {
         well(world);
-        agreed(world);
         let open = world.nodes.iter().find(|node| node.slot_requests.open.is_some());
         // Who has left ends as it is: whoever gives turns hears of that.
         assert!(open.is_none_or(|node| node.closed), "a turn never ends");
@@ -353,15 +316,8 @@ fn turning() {
 
 #[test]
 fn turning_death() {
-    let build = |seed| {
-        let scenario = Scenario::new(seed, 2).rough();
-        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
-        scenario.killing().turning()
-    };
-    let sum = family("turning_death", 250, true, build, |world| {
-        mourned(world);
-        agreed(world);
-    });
+    let build = |seed| rough_and_changing(seed).killing().turning();
+    let sum = family("turning_death", 250, true, build, mourned);
     assert!(sum.slots[0] > 0 && sum.failures > 0, "{sum}");
 }
 
@@ -372,24 +328,14 @@ fn direct() {
         1 => Scenario::new(seed, 2).changing().direct(),
         _ => Scenario::new(seed, 2).changing().carrying().direct(),
     };
-    let sum = family("direct", 125, false, build, |world| {
-        well(world);
-        agreed(world);
-    });
+    let sum = family("direct", 125, false, build, well);
     assert!(sum.one_two_shot.iter().all(|count| *count > 0) && sum.switches > 0, "{sum}");
 }
 
 #[test]
 fn direct_death() {
-    let build = |seed| {
-        let scenario = Scenario::new(seed, 2).rough();
-        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
-        scenario.killing().direct()
-    };
-    let sum = family("direct_death", 200, true, build, |world| {
-        mourned(world);
-        agreed(world);
-    });
+    let build = |seed| rough_and_changing(seed).killing().direct();
+    let sum = family("direct_death", 200, true, build, mourned);
     assert!(sum.one_two_shot.iter().all(|count| *count > 0) && sum.failures > 0, "{sum}");
 }
 
@@ -400,47 +346,27 @@ fn recursive() {
         1 => Scenario::new(seed, 2).changing().recursive(),
         _ => Scenario::new(seed, 2).changing().carrying().recursive(),
     };
-    let sum = family("recursive", 100, false, build, |world| {
-        well(world);
-        agreed(world);
-    });
+    let sum = family("recursive", 100, false, build, well);
     assert!(sum.recursive.iter().all(|count| *count > 0) && sum.switches > 0, "{sum}");
 }
 
 #[test]
 fn recursive_death() {
-    let build = |seed| {
-        let scenario = Scenario::new(seed, 2).rough();
-        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
-        scenario.killing().recursive()
-    };
-    let sum = family("recursive_death", 150, true, build, |world| {
-        mourned(world);
-        agreed(world);
-    });
+    let build = |seed| rough_and_changing(seed).killing().recursive();
+    let sum = family("recursive_death", 150, true, build, mourned);
     assert!(sum.recursive.iter().all(|count| *count > 0) && sum.failures > 0, "{sum}");
 }
 
 #[test]
 fn coded_death() {
-    let build = |seed| {
-        let scenario = Scenario::new(seed, 2).rough();
-        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
-        scenario.killing().coding()
-    };
-    family("coded_death", 200, true, build, |world| {
-        mourned(world);
-        agreed(world);
-    });
+    let build = |seed| rough_and_changing(seed).killing().coding();
+    family("coded_death", 200, true, build, mourned);
 }
 
 #[test]
 fn carried_and_given_up() {
     let build = |seed| Scenario::new(seed, 2).changing().carrying().unlinkable();
-    family("carried_and_given_up", 200, false, build, |world| {
-        well(world);
-        agreed(world);
-    });
+    family("carried_and_given_up", 200, false, build, well);
 }
 
 fn cutting(seed: u64) -> Scenario {
@@ -498,7 +424,6 @@ fn given_up() {
         |seed| Scenario::new(seed, 2).changing().unlinkable(),
         |world| {
             well(world);
-            agreed(world);
             for (epoch, _) in &world.scenario.unlinkable {
                 let switched = world.nodes.iter().any(|node| node.switched.contains_key(epoch));
                 assert!(!switched, "a plan is in force that a participant could not prepare");
@@ -507,8 +432,9 @@ fn given_up() {
     );
 }
 
-/// Every survivor ended well, or names ranks of participants that died, within a bounded time.
+/// Every survivor ended well, or names ranks of participants that died, within a bounded time; all switched alike.
 fn mourned(world: &World) {
+    agreed(world);
     assert!(world.last < 5 * SECOND, "it took until {}\n{}", world.last, world.describe());
     let mut dead = Vec::new();
     let mut last = 0;
@@ -555,10 +481,7 @@ fn death_during_change() {
         let scenario = Scenario::new(seed, 2).rough().changing();
         if seed % 2 == 0 { scenario.killing() } else { scenario.carrying().killing() }
     };
-    family("death_during_change", 200, true, build, |world| {
-        mourned(world);
-        agreed(world);
-    });
+    family("death_during_change", 200, true, build, mourned);
 }
 
 /// The longest time-out of a rank's calls.
@@ -603,8 +526,7 @@ fn never_called() {
             let bound =
                 world.active + nanos(patience(world)) + nanos(world.scenario.inquiry) + 50 * MILLISECOND;
             for node in &world.nodes {
-                let (failure, at) =
-                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let (failure, at) = failure_of(world, node);
                 assert_eq!(*failure, expected, "{}", world.describe());
                 assert!(*at <= bound, "at {at}, not by {bound}");
             }
@@ -629,8 +551,7 @@ fn mismatch() {
             let first = (0..scripts[0].acts.len()).find(differs).unwrap();
             let bound = world.active + 10 * nanos(world.scenario.inquiry);
             for node in &world.nodes {
-                let (failure, at) =
-                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let (failure, at) = failure_of(world, node);
                 assert!(*at <= bound, "at {at}, not by {bound}\n{}", world.describe());
                 let Failure::Mismatch { operation, calls } = failure else {
                     panic!("{failure}\n{}", world.describe());
@@ -666,8 +587,7 @@ fn counts_that_differ() {
                 false => (Rank(index), None),
             };
             for node in &world.nodes {
-                let (failure, _) =
-                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let (failure, _) = failure_of(world, node);
                 let Failure::Counts { operation, from, to, reported } = failure else {
                     panic!("{failure}\n{}", world.describe());
                 };
@@ -774,11 +694,7 @@ fn abort() {
 
 #[test]
 fn abort_beside_death() {
-    let build = |seed| {
-        let scenario = Scenario::new(seed, 2).rough();
-        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
-        scenario.aborting().killing()
-    };
+    let build = |seed| rough_and_changing(seed).aborting().killing();
     let sum = family("abort_beside_death", 200, true, build, aborted);
     assert!(sum.failures > 0, "{sum}");
 }

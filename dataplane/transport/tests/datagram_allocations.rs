@@ -1,42 +1,14 @@
 //! Once a datagram endpoint is bound it does not allocate: not to send, not to receive, not for errors.
 
+mod counting;
+
+use counting::Counting;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has no counter any more.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: the system's allocator does the work; counting changes nothing about it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on as it came.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting(counting::here);
 
 #[test]
 fn nothing_is_allocated_for_a_datagram() {
@@ -46,7 +18,7 @@ fn nothing_is_allocated_for_a_datagram() {
     let to = b.local_address();
     let nowhere = SocketAddr::from(([255, 255, 255, 255], 9));
     let (mut received, deadline) = (0_u64, Instant::now() + Duration::from_secs(60));
-    let before = ALLOCATIONS.with(Cell::get);
+    let before = counting::so_far();
     for number in 0..20_000_usize {
         let bytes = if number % 100 < 50 { 1400 } else { number % 1400 };
         let to = if number % 1000 == 0 { nowhere } else { to };
@@ -64,6 +36,6 @@ fn nothing_is_allocated_for_a_datagram() {
     while received < sent && Instant::now() < deadline {
         b.receive(&mut |_, _| received += 1);
     }
-    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+    assert_eq!(counting::so_far() - before, 0);
     assert_eq!((sent, received, a.counters().unsent), (19_980, 19_980, 20));
 }

@@ -42,6 +42,13 @@ fn end(fabric: &Fabric, config: Config) -> VerbsTransport {
     VerbsTransport::bind(config, &fabric.devices()).unwrap()
 }
 
+/// An end at each of two devices.
+fn ends() -> (Fabric, VerbsTransport, VerbsTransport) {
+    let fabric = fabric();
+    let (a, b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    (fabric, a, b)
+}
+
 fn pair() -> Result<[Box<dyn Transport>; 2], String> {
     let fabric = fabric();
     Ok([Box::new(end(&fabric, config(&["a0"]))), Box::new(end(&fabric, config(&["b0:1"])))])
@@ -161,6 +168,13 @@ fn both_down(seen: &[Vec<Seen>; 2]) -> bool {
     seen.iter().all(|seen| down(seen).is_some())
 }
 
+/// Drives both ends until both links are down; what they saw.
+fn both_ended(a: &mut dyn Transport, b: &mut dyn Transport) -> [Vec<Seen>; 2] {
+    let mut seen = [vec![], vec![]];
+    until([a, b], &mut seen, both_down);
+    seen
+}
+
 /// The traffic classes that queue pairs of a link were connected with, where links over TCP are marked so.
 fn traffic_classes(marked: Option<tcp::Dscp>, own: u8) -> Vec<u64> {
     let fabric = fabric();
@@ -188,15 +202,13 @@ fn queue_pairs_carry_the_code_point_of_normal_operations() {
 
 #[test]
 fn a_failed_completion_ends_the_link_and_says_what_it_was() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (fabric, mut a, mut b) = ends();
     let [to_b, at_b] = up(&mut a, &mut b, 2);
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.inject("a0", Fault::Complete(Status::TransportRetriesExceeded));
     let landing = Landing { ring: 0, sequence: 0 };
     a.send(to_b, 1, b"lost", Some((landing, span(1 << 16), 7))).unwrap();
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(reason.contains("path 1") && reason.contains("retry counter exceeded"), "{reason}");
     assert_eq!(seen[0].len(), 1, "{seen:?}");
@@ -240,12 +252,10 @@ fn a_device_that_settles_nothing_ends_its_links() {
 
 #[test]
 fn a_lost_device_ends_its_links_and_lets_no_more_come() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (fabric, mut a, mut b) = ends();
     up(&mut a, &mut b, 1);
     fabric.inject("a0", Fault::DeviceLost);
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(reason.contains("a0"), "{reason}");
     let again = a.open(introduction(b.local_address(), true, 1));
@@ -255,13 +265,11 @@ fn a_lost_device_ends_its_links_and_lets_no_more_come() {
 /// As rxe does it: no event, and whoever has the device open is served until he closes it.
 #[test]
 fn a_device_taken_away_in_silence_is_let_go_and_opened_anew_once_it_is_back() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (fabric, mut a, mut b) = ends();
     up(&mut a, &mut b, 2);
     fabric.take_calls("a0");
     fabric.inject("a0", Fault::DeviceRemoved);
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert_eq!(reason, "the RDMA device a0 is gone");
     let closed = fabric.take_calls("a0");
@@ -290,18 +298,15 @@ fn a_device_taken_away_is_let_go_without_links_too() {
 
 #[test]
 fn an_end_whose_port_is_down_says_so() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (fabric, mut a, mut b) = ends();
     let [to_b, _] = up(&mut a, &mut b, 1);
     fabric.inject("a0", Fault::PortDown);
     a.send(to_b, 0, b"lost", None).unwrap();
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     let reason = down(&seen[0]).unwrap().to_string();
     assert!(reason.ends_with("; port 1 of a0 is DOWN, not ACTIVE"), "{reason}");
     open(&mut a, &mut b, 1);
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     let reason = down(&seen[0]).unwrap().to_string();
     assert!(reason.contains("port 1 of a0 is DOWN, not ACTIVE"), "{reason}");
     fabric.inject("a0", Fault::PortUp);
@@ -311,15 +316,13 @@ fn an_end_whose_port_is_down_says_so() {
 /// rxe takes most of a second over each queue pair on a port that is down, which others' links cannot wait for.
 #[test]
 fn queue_pairs_are_destroyed_by_a_thread_of_their_own() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (fabric, mut a, mut b) = ends();
     let [to_b, at_b] = up(&mut a, &mut b, 2);
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.take_calls("a0");
     fabric.inject("a0", Fault::PortDown);
     a.send(to_b, 0, b"lost", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     fabric.inject("a0", Fault::PortUp);
     let [to_b, _] = up(&mut a, &mut b, 1);
     a.close(to_b);
@@ -347,8 +350,7 @@ fn gids_of_different_networks_are_told_apart_before_anything_is_lost() {
         end(&fabric, config(&["b0"])),
     );
     open(&mut a, &mut b, 1);
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     for seen in &seen {
         let reason = down(seen).unwrap().to_string();
         assert!(reason.contains("gid_index") && reason.contains("::ffff:10.0.0.2"), "{reason}");
@@ -357,12 +359,10 @@ fn gids_of_different_networks_are_told_apart_before_anything_is_lost() {
 
 #[test]
 fn no_queue_pair_left_keeps_the_link_down_and_both_ends_know_why() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (fabric, mut a, mut b) = ends();
     fabric.inject("a0", Fault::NoQueuePairsLeft);
     open(&mut a, &mut b, 1);
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     let Some(DownReason::Connect(here)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(here.contains("no queue pair left on a0"), "{here}");
     let Some(DownReason::Refused(there)) = down(&seen[1]) else { panic!("{seen:?}") };
@@ -371,8 +371,7 @@ fn no_queue_pair_left_keeps_the_link_down_and_both_ends_know_why() {
 
 #[test]
 fn memory_that_cannot_be_registered_is_a_typed_error() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (fabric, mut a, mut b) = ends();
     let [to_b, at_b] = up(&mut a, &mut b, 1);
     let refused = Fault::Fail(Call::Register, rustix::io::Errno::NOMEM);
     fabric.inject("b0", refused);
@@ -384,8 +383,7 @@ fn memory_that_cannot_be_registered_is_a_typed_error() {
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.inject("a0", refused);
     a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
-    let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, both_down);
+    let seen = both_ended(&mut a, &mut b);
     assert!(
         matches!(down(&seen[0]), Some(DownReason::Network(why)) if why.contains("RLIMIT_MEMLOCK")),
         "{seen:?}"
@@ -395,8 +393,7 @@ fn memory_that_cannot_be_registered_is_a_typed_error() {
 /// A last word that waits behind payloads goes by the TCP link, whole and once, though its queue pair is gone.
 #[test]
 fn last_words_overtake_payloads_that_will_not_go() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (_fabric, mut a, mut b) = ends();
     let [to_b, at_b] = up(&mut a, &mut b, 1);
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     a.send(to_b, 0, &[1; 3], None).unwrap();
@@ -454,8 +451,7 @@ fn plain_tcp_is_refused() {
 
 #[test]
 fn memory_is_let_go_when_nobody_else_has_it() {
-    let fabric = fabric();
-    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let (_fabric, mut a, mut b) = ends();
     let [to_b, at_b] = up(&mut a, &mut b, 1);
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     let memory = Memory::private(1 << 16).unwrap();

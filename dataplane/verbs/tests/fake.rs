@@ -74,6 +74,12 @@ impl End {
     }
 }
 
+fn ends() -> (Fabric, End, End) {
+    let fabric = fabric();
+    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    (fabric, a, b)
+}
+
 fn connected(a: &End, b: &End) -> (QueuePair<Connected>, QueuePair<Connected>) {
     let (one, mut two) = (a.pair(), b.pair());
     two.post_receives(8).unwrap();
@@ -111,8 +117,7 @@ fn an_address_is_found_on_its_device() {
 
 #[test]
 fn bytes_are_written_and_read_and_the_peer_is_told() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (fabric, a, b) = ends();
     let (mut one, mut two) = connected(&a, &b);
     a.memory.write(100, b"payload, header").unwrap();
     let mut work = vec![
@@ -146,8 +151,7 @@ fn bytes_are_written_and_read_and_the_peer_is_told() {
 
 #[test]
 fn memory_stays_referenced_until_completion() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (fabric, a, b) = ends();
     let (mut one, _two) = connected(&a, &b);
     let (memory, region) = (Arc::strong_count(&a.memory), Arc::strong_count(&a.region));
     fabric.hold("fake0");
@@ -175,8 +179,7 @@ fn memory_stays_referenced_until_completion() {
 
 #[test]
 fn half_a_queue_is_never_without_a_signal() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (_fabric, a, b) = ends();
     let (mut one, _two) = connected(&a, &b);
     for round in 0..1000_u64 {
         one.post(&mut vec![Work::write(a.local(0, 8), b.at(0)).token(round)]).unwrap();
@@ -189,8 +192,7 @@ fn half_a_queue_is_never_without_a_signal() {
 
 #[test]
 fn a_queue_pair_dropped_with_requests_lets_go_before_the_memory_does() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (fabric, a, b) = ends();
     let (mut one, _two) = connected(&a, &b);
     fabric.hold("fake0");
     one.post(&mut vec![Work::write(a.local(0, 8), b.at(0)), Work::read(a.local(8, 8), b.at(0))]).unwrap();
@@ -214,8 +216,7 @@ fn a_queue_pair_dropped_with_requests_lets_go_before_the_memory_does() {
 
 #[test]
 fn keys_bounds_and_access_are_checked() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (_fabric, a, b) = ends();
     let only_written = Memory::private(4096).unwrap();
     let only_written = Region::register(&b.domain, &only_written, Access::REMOTE_WRITE).unwrap();
     let closed = Region::register(&b.domain, &Memory::private(4096).unwrap(), Access::LOCAL).unwrap();
@@ -256,8 +257,7 @@ fn keys_bounds_and_access_are_checked() {
 
 #[test]
 fn a_write_with_immediate_needs_a_receive_request() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (_fabric, a, b) = ends();
     let (mut one, _two) = connected(&a, &b);
     for _ in 0..8 {
         one.post(&mut vec![Work::immediate(7).signalled()]).unwrap();
@@ -271,8 +271,7 @@ fn a_write_with_immediate_needs_a_receive_request() {
 
 #[test]
 fn what_the_queue_has_no_room_for_stays_with_the_caller() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (fabric, a, b) = ends();
     let (mut one, mut two) = connected(&a, &b);
     let mut nine: Vec<Work> = (0..9).map(|_| Work::write(a.local(0, 1), b.at(0))).collect();
     assert_eq!(one.post(&mut nine), Err(VerbsError::Full { requested: 9, room: 8 }));
@@ -295,8 +294,7 @@ fn what_the_queue_has_no_room_for_stays_with_the_caller() {
 
 #[test]
 fn a_completion_of_another_queue_pair_is_refused() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (fabric, a, b) = ends();
     let (mut one, _two) = connected(&a, &b);
     let (mut other, _peer) = connected(&a, &b);
     fabric.hold("fake0");
@@ -311,8 +309,7 @@ fn a_completion_of_another_queue_pair_is_refused() {
 
 #[test]
 fn an_armed_queue_wakes_once() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (_fabric, a, b) = ends();
     let (mut one, _two) = connected(&a, &b);
     let send = |one: &mut QueuePair<Connected>| one.post(&mut vec![Work::immediate(1)]).unwrap();
     send(&mut one);
@@ -360,8 +357,7 @@ fn limit_errors_name_the_remedy() {
 
 #[test]
 fn an_injected_status_ends_the_queue_pair() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (fabric, a, b) = ends();
     let (mut one, two) = connected(&a, &b);
     fabric.inject("fake0", Fault::Complete(Status::LocalProtection));
     let write = |token| Work::write(a.local(0, 1), b.at(0)).token(token);
@@ -377,8 +373,7 @@ fn an_injected_status_ends_the_queue_pair() {
 
 #[test]
 fn a_lost_device_is_seen_by_who_polls_and_by_who_sleeps() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (fabric, a, b) = ends();
     let (mut one, mut two) = connected(&a, &b);
     b.queue.arm().unwrap();
     let device = Arc::clone(b.domain.device());
@@ -397,8 +392,7 @@ fn a_lost_device_is_seen_by_who_polls_and_by_who_sleeps() {
 
 #[test]
 fn threads_share_the_fabric() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (_fabric, a, b) = ends();
     let (mut one, mut two) = connected(&a, &b);
     let to = b.at(0);
     let sender = std::thread::spawn(move || {
@@ -433,8 +427,7 @@ fn datagram(end: &End, key: u32) -> Datagram {
 
 #[test]
 fn datagrams_arrive_behind_their_header() {
-    let fabric = fabric();
-    let (a, b) = (End::new(&fabric, "fake0"), End::new(&fabric, "fake1"));
+    let (_fabric, a, b) = ends();
     let (mut one, mut two) = (datagram(&a, 17), datagram(&b, 17));
     assert_eq!(one.max_payload(), 4096);
     two.post_receives(&mut vec![b.local(0, 4136), b.local(8192, 50)]).unwrap();

@@ -12,7 +12,7 @@ use harmonaize_events::{EventKind, FlowKey, TcpFlow};
 use harmonaize_loader::{AttachMode, Change, EndpointOptions, Endpoints, Error, Flows, Options, Programs};
 use harmonaize_testkit::fabric::Fabric;
 use harmonaize_testkit::namespace::Namespace;
-use harmonaize_testkit::topology::Topology;
+use harmonaize_testkit::topology::{Topology, star};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -39,10 +39,7 @@ impl Cable {
         if !harmonaize_testkit::strict::can_make_namespaces() {
             return None;
         }
-        let topology = "[[host]]\nname = \"h0\"\n[[host]]\nname = \"h1\"\n[[switch]]\nname = \"s0\"\n\
-            [[link]]\nfrom = \"h0\"\nto = \"s0\"\nrate = \"1Gbit/s\"\n\
-            [[link]]\nfrom = \"h1\"\nto = \"s0\"\nrate = \"1Gbit/s\"\n";
-        let fabric = Fabric::build(&Topology::parse(topology).unwrap()).unwrap();
+        let fabric = Fabric::build(&Topology::parse(&star(2, "1Gbit/s")).unwrap()).unwrap();
         let [near, far] = ["near", "far"].map(|label| fabric.isolated(label).unwrap());
         let cable = Self { near, far, _fabric: fabric };
         cable.connect(cut);

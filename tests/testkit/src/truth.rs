@@ -134,12 +134,6 @@ impl Truth {
         (0..self.iterations()).filter_map(of).collect()
     }
 
-    /// The same as one rank saw it.
-    pub fn phases_of(&self, rank: usize) -> Vec<Span> {
-        let log = self.ranks.get(rank).map_or(&[][..], Vec::as_slice);
-        log.iter().map(|one| Span { began_ns: one.called_ns, ended_ns: one.done_ns }).collect()
-    }
-
     /// By how much longer than the (lower) median rank a rank computed in an iteration, in nanoseconds, by its own log.
     pub fn late_ns(&self, rank: usize, iteration: usize) -> Option<i64> {
         let computed = |log: &Vec<Iteration>| {
@@ -239,7 +233,6 @@ mod tests {
         let phases = truth.phases();
         assert_eq!(phases.len(), 3);
         assert_eq!(phases[1], Span { began_ns: 70_000_000, ended_ns: 91_000_000 });
-        assert_eq!(truth.phases_of(0)[1].ended_ns, 90_000_000);
         assert_eq!(truth.period_ns(), Some(50e6));
     }
 

@@ -5,18 +5,38 @@ use harmonaize_client::{
     Clause, Constraints, Error, EventKind, JoinRefusal, Negotiated, OnFailure, Rank, RegroupOptions, Status,
 };
 use harmonaize_testkit::deployment::Setup;
-use harmonaize_tests::job::{Worker, deploy, joined, sockets};
+use harmonaize_tests::job::{Worker, at_all, deploy, joined, sockets};
 use harmonaize_tests::star;
+use rustix::process::Signal;
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Something at all ranks at once.
-fn at_all<T: Send>(workers: &mut [Worker], work: impl Fn(&mut Worker) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| work(worker))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+fn agree(worker: &Worker, job: &str, wanted: &Constraints) {
+    let outcome = worker.client.propose(job, wanted).unwrap();
+    assert!(matches!(&outcome, Negotiated::Agreed(told) if told.constraints == *wanted), "{outcome:?}");
+}
+
+/// One of two that are left goes on.
+fn goes_on(worker: &mut Worker) {
+    let options = RegroupOptions { timeout: PATIENCE, ..Default::default() };
+    worker.communicator = worker.communicator.regroup(&options).unwrap();
+    worker.ranks = worker.communicator.ranks();
+    assert_eq!(worker.ranks, 2);
+    worker.sum(2, 10_000, true, PATIENCE).unwrap();
+}
+
+/// What was agreed on went over to the next communicator, as this.
+fn went_over(worker: &Worker, job: &str, wanted: &Constraints) {
+    let deadline = Instant::now() + PATIENCE;
+    let agreement = loop {
+        let agreement = worker.client.agreement(job).unwrap();
+        if agreement.number > 0 {
+            break agreement;
+        }
+        assert!(Instant::now() < deadline, "it did not go over");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!((agreement.number, &agreement.constraints), (2, wanted), "{job}");
 }
 
 fn is_over(worker: &mut Worker) {
@@ -38,8 +58,7 @@ fn a_lost_rank_follows_the_agreed_policy() {
     let late = Duration::from_secs(5);
     let wanted = [("ends", Constraints::new().on_failure(OnFailure::End)), ("goes", goes.clone())];
     for (name, wanted) in wanted {
-        let outcome = jobs[name][0].client.propose(name, &wanted).unwrap();
-        assert!(matches!(&outcome, Negotiated::Agreed(told) if told.constraints == wanted), "{outcome:?}");
+        agree(&jobs[name][0], name, &wanted);
     }
     let socket = own[0].to_str().unwrap();
     let line = ["tenant", "--socket", socket, "constraints", "late", "--on-failure", "regroup=5s"];
@@ -48,8 +67,7 @@ fn a_lost_rank_follows_the_agreed_policy() {
     let mut events = jobs["ends"][0].client.events(None);
     events.read(Duration::ZERO).unwrap();
 
-    let agent = deployment.agent(2).unwrap().id().to_string();
-    assert!(Command::new("kill").args(["-9", &agent]).status().unwrap().success());
+    deployment.agent(2).unwrap().signal(Signal::KILL).unwrap();
     for workers in jobs.values_mut() {
         drop(workers.pop());
         for error in at_all(workers, |worker| worker.sum(1, 1000, true, PATIENCE).unwrap_err()) {
@@ -72,24 +90,11 @@ fn a_lost_rank_follows_the_agreed_policy() {
     assert!(
         matches!(&refused, Negotiated::Refused { reasons, .. } if reasons[0].clause == Clause::Bandwidth)
     );
-    at_all(jobs.get_mut("goes").unwrap(), |worker| {
-        let options = RegroupOptions { timeout: PATIENCE, ..Default::default() };
-        worker.communicator = worker.communicator.regroup(&options).unwrap();
-        worker.ranks = worker.communicator.ranks();
-        worker.sum(2, 10_000, true, PATIENCE).unwrap();
-    });
-    let deadline = Instant::now() + PATIENCE;
-    let agreement = loop {
-        let agreement = jobs["goes"][0].client.agreement("goes").unwrap();
-        if agreement.number > 0 {
-            break agreement;
-        }
-        assert!(Instant::now() < deadline, "it did not go over");
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    assert_eq!((agreement.number, agreement.constraints), (2, goes));
+    at_all(jobs.get_mut("goes").unwrap(), goes_on);
+    went_over(&jobs["goes"][0], "goes", &goes);
 
     // Members are told until when they are expected, and when that is over.
+    let deadline = Instant::now() + PATIENCE;
     let (mut lost, mut ended) = (BTreeMap::new(), Vec::new());
     while ended.is_empty() {
         assert!(Instant::now() < deadline, "nobody was told of the end: {lost:?}");
@@ -118,41 +123,21 @@ fn members_regroup_though_control_dies() {
     let with_store = |setup: &mut Setup| setup.control += "store = \"control.redb\"\n";
     let Some(mut deployment) = deploy(&star(5, "1Gbit/s"), with_store) else { return };
     let own = sockets(&deployment, "a");
-    let kill = |id: u32| {
-        assert!(Command::new("kill").args(["-9", &id.to_string()]).status().unwrap().success());
-    };
     for (lost, pause) in [(2, 0), (3, 5), (4, 200)] {
         let name = format!("job{lost}");
         let mut workers = joined(&[own[0].clone(), own[1].clone(), own[lost].clone()], &name);
         let policy = OnFailure::Regroup { within: PATIENCE * 2 };
         let wanted = Constraints::new().on_failure(policy).min_busbw(10_000_000);
-        let outcome = workers[0].client.propose(&name, &wanted).unwrap();
-        assert!(matches!(&outcome, Negotiated::Agreed(told) if told.constraints == wanted), "{outcome:?}");
-        let control = deployment.control().unwrap().id();
-        kill(deployment.agent(lost).unwrap().id());
+        agree(&workers[0], &name, &wanted);
+        deployment.agent(lost).unwrap().signal(Signal::KILL).unwrap();
         // Somewhere within what control does about it.
         std::thread::sleep(Duration::from_millis(pause));
-        kill(control);
+        deployment.control().unwrap().signal(Signal::KILL).unwrap();
         drop(workers.pop());
         at_all(&mut workers, |worker| worker.sum(1, 1000, true, PATIENCE).unwrap_err());
         deployment.start_control().unwrap();
-        at_all(&mut workers, |worker| {
-            let options = RegroupOptions { timeout: PATIENCE, ..Default::default() };
-            worker.communicator = worker.communicator.regroup(&options).unwrap();
-            assert_eq!(worker.communicator.ranks(), 2);
-            worker.ranks = 2;
-            worker.sum(2, 10_000, true, PATIENCE).unwrap();
-        });
-        let deadline = Instant::now() + PATIENCE;
-        let agreement = loop {
-            let agreement = workers[0].client.agreement(&name).unwrap();
-            if agreement.number > 0 {
-                break agreement;
-            }
-            assert!(Instant::now() < deadline, "it did not go over");
-            std::thread::sleep(Duration::from_millis(20));
-        };
-        assert_eq!((agreement.number, agreement.constraints), (2, wanted), "after {pause} ms");
+        at_all(&mut workers, goes_on);
+        went_over(&workers[0], &name, &wanted);
     }
     deployment.end().unwrap();
 }

@@ -6,9 +6,9 @@ mod failures;
 mod tutorial;
 
 use harmonaize_client::{Clause, Constraints, Error, Knobs, Negotiated, Priority, Rank};
-use harmonaize_tests::job::{deploy, joined, sockets};
+use harmonaize_tests::job::{at_all, deploy, joined, sockets};
 use harmonaize_tests::star;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
@@ -43,12 +43,7 @@ fn the_tutorial_quotes_its_program() {
 fn the_tutorials_program_does_what_it_says() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
     let sockets = sockets(&deployment, "a");
-    let train = |rank: u32, socket: &PathBuf| tutorial::train(socket, rank, 3, 5).unwrap();
-    let told: Vec<tutorial::TrainingReport> = std::thread::scope(|scope| {
-        let spawn = |(rank, socket)| scope.spawn(move || train(rank, socket));
-        let ranks: Vec<_> = (0..3).zip(&sockets).map(spawn).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let told = at_all((0..3).zip(&sockets), |(rank, socket)| tutorial::train(socket, rank, 3, 5).unwrap());
     assert_eq!(told.iter().map(|told| told.agreement).collect::<Vec<_>>(), [1, 0, 0]);
     for told in told {
         assert!((5..=40).contains(&told.batches) && told.saved == 0, "{told:?}");
@@ -60,21 +55,16 @@ fn the_tutorials_program_does_what_it_says() {
 fn the_tutorials_calls_do_what_they_say() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
     let sockets = sockets(&deployment, "a");
-    std::thread::scope(|scope| {
-        let calls = |rank: u32, socket: &PathBuf| tutorial::calls(socket, rank, 3).unwrap();
-        let spawn = |(rank, socket)| scope.spawn(move || calls(rank, socket));
-        let ranks: Vec<_> = (0..3).zip(&sockets).map(spawn).collect();
-        for (rank, calls) in ranks.into_iter().enumerate() {
-            // Three ranks, summed three times.
-            let calls = calls.join().unwrap();
-            assert_eq!(calls.sum, 27.0);
-            // Of an element: squares of 14/3 on average and of 4 of the mean, so 11/3 without noise, and 32 of a sample's noise.
-            let scale = calls.noise.unwrap().scale().unwrap();
-            assert!((scale - 96.0 / 11.0).abs() < 1e-4, "{scale}");
-            // So little noise that the smallest batch is the best.
-            assert_eq!(calls.batch, (rank == 0).then_some((32, 0.1)));
-        }
-    });
+    let ranks = at_all((0..3).zip(&sockets), |(rank, socket)| tutorial::calls(socket, rank, 3).unwrap());
+    for (rank, calls) in ranks.into_iter().enumerate() {
+        // Three ranks, summed three times.
+        assert_eq!(calls.sum, 27.0);
+        // Of an element: squares of 14/3 on average and of 4 of the mean, so 11/3 without noise, and 32 of a sample's noise.
+        let scale = calls.noise.unwrap().scale().unwrap();
+        assert!((scale - 96.0 / 11.0).abs() < 1e-4, "{scale}");
+        // So little noise that the smallest batch is the best.
+        assert_eq!(calls.batch, (rank == 0).then_some((32, 0.1)));
+    }
 }
 
 #[test]
@@ -115,11 +105,7 @@ fn promises_bind_others_and_outlive_control() {
     assert!(matches!(&flood, Error::Agreement(text) if text.contains("too many proposals")), "{flood}");
 
     // All operations go on as before, by paces or without.
-    std::thread::scope(|scope| {
-        for worker in ours.iter().chain(&theirs) {
-            scope.spawn(|| worker.sum(7, 1 << 16, true, PATIENCE).unwrap());
-        }
-    });
+    at_all(ours.iter().chain(&theirs), |worker| worker.sum(7, 1 << 16, true, PATIENCE).unwrap());
 
     deployment.control().unwrap().end().unwrap();
     let deadline = Instant::now() + PATIENCE;

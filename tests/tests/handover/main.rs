@@ -3,91 +3,42 @@
 
 mod releases;
 
-use harmonaize_client::Rank;
 use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
 use harmonaize_testkit::deployment::{Deployment, Setup};
-use harmonaize_tests::job::{Worker, deploy, run, sockets};
-use harmonaize_tests::{STEP, aggregated, star, star_with_aggregator};
+use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
+use harmonaize_tests::{STEP, aggregated, load, star, star_with_aggregator};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn with_place(setup: &mut Setup) {
     setup.agent += "handover = \"{folder}/handover.sock\"\n";
 }
 
-/// An operation of a rank, by its number.
-type Operation<'a> = &'a (dyn Fn(&Worker, u64) -> anyhow::Result<()> + Sync);
-
-/// Operations in a row until `over`: how long each took.
-fn operations(
-    worker: &Worker,
-    operation: Operation<'_>,
-    rounds: &AtomicU64,
-    over: &AtomicBool,
-) -> anyhow::Result<Vec<Duration>> {
-    let mut took = Vec::new();
-    for round in 0.. {
-        let begun = Instant::now();
-        operation(worker, round)?;
-        took.push(begun.elapsed());
-        let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
-        worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
-        if worker.rank == 0 {
-            rounds.fetch_add(1, Ordering::SeqCst);
-        }
-        if worker.contents(&stop)? == [1] {
-            return Ok(took);
-        }
-    }
-    unreachable!("the range has no end")
-}
-
 /// Runs sums on all hosts, by two ranks each, while `scenario` does something to their agents: what each rank had.
-fn under_load(deployment: &mut Deployment, scenario: impl FnMut(&mut Deployment)) -> Vec<Vec<Duration>> {
+fn under_load(deployment: &mut Deployment, scenario: impl FnOnce(&mut Deployment)) -> Vec<Vec<Duration>> {
     let sum = |worker: &Worker, round: u64| {
         let count = if round.is_multiple_of(3) { 300_000 } else { 2_000 };
         worker.sum(round, count, round.is_multiple_of(2), STEP)
     };
-    under(deployment, (2, &sum), scenario)
+    under(deployment, 2, sum, scenario)
 }
 
 /// The same for another operation of so many ranks a host.
 fn under(
     deployment: &mut Deployment,
-    (ranks_each, operation): (u32, Operation<'_>),
-    mut scenario: impl FnMut(&mut Deployment),
+    ranks_each: u32,
+    operation: impl Fn(&Worker, u64) -> anyhow::Result<()> + Sync,
+    scenario: impl FnOnce(&mut Deployment),
 ) -> Vec<Vec<Duration>> {
-    let (rounds, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let sockets = sockets(deployment, "a");
-    std::thread::scope(|scope| {
-        let ranks = scope.spawn(|| {
-            run(&sockets, "load", ranks_each, |worker| operations(worker, operation, &rounds, &over))
-        });
-        let some = || {
-            let (begun, deadline) = (rounds.load(Ordering::SeqCst), Instant::now() + STEP);
-            while rounds.load(Ordering::SeqCst) < begun + 20
-                && Instant::now() < deadline
-                && !ranks.is_finished()
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        some();
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scenario(deployment)));
-        some();
-        over.store(true, Ordering::SeqCst);
-        let results = ranks.join().unwrap();
-        if let Err(panic) = done {
-            std::panic::resume_unwind(panic);
-        }
-        let result = |(rank, result): (usize, anyhow::Result<_>)| {
-            result.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"))
-        };
-        results.into_iter().enumerate().map(result).collect()
+    load::under(&sockets, ranks_each, operation, |load| {
+        load.goes_on();
+        scenario(deployment);
+        load.goes_on();
     })
 }
 
@@ -104,11 +55,7 @@ fn print_pauses(what: &str, ranks: &[Vec<Duration>]) {
 
 /// Who comes anew finds the agents, and is given the right sums.
 fn sums_go_on(deployment: &Deployment, ranks_each: u32) {
-    for result in
-        run(&sockets(deployment, "a"), "after", ranks_each, |worker| worker.sum(1, 1000, true, STEP))
-    {
-        result.unwrap();
-    }
+    succeeded(run(&sockets(deployment, "a"), "after", ranks_each, |worker| worker.sum(1, 1000, true, STEP)));
 }
 
 #[test]
@@ -155,7 +102,7 @@ fn four_hosts_that_use_an_aggregator_are_upgraded_in_turn_under_load() {
         served.fetch_add(u64::from(worker.rank == 0 && given && all), Ordering::SeqCst);
         Ok(())
     };
-    let ranks = under(&mut deployment, (1, &sum), |deployment| {
+    let ranks = under(&mut deployment, 1, sum, |deployment| {
         for position in (0..HOSTS).map(Some).chain([None]) {
             let (before, deadline) = (served.load(Ordering::SeqCst), Instant::now() + 2 * STEP);
             while served.load(Ordering::SeqCst) < before + 5 {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use tempfile::TempDir;
 
 /// An MPI: what compiles and what starts its programs.
@@ -80,8 +80,8 @@ impl<'a> Job<'a> {
         Some(job)
     }
 
-    /// Runs a case; its output, and by rank how often the provider ran each collective.
-    fn run(&self, case: &str, ranks: u32, sockets: [&Path; 2]) -> (Output, Vec<BTreeMap<String, u32>>) {
+    /// Runs a case; what it wrote to its standard error, and by rank how often the provider ran each collective.
+    fn run(&self, case: &str, ranks: u32, sockets: [&Path; 2]) -> (String, Vec<BTreeMap<String, u32>>) {
         let [program, arguments @ ..] = self.mpi.launcher else { panic!("no launcher") };
         let operations = |rank: &str| self.folder.path().join(format!("{case}-{ranks}-{rank}.jsonl"));
         let mut command = Command::new("timeout");
@@ -92,7 +92,7 @@ impl<'a> Job<'a> {
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         let output = command.envs(self.variables.iter().copied()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        let errors = String::from_utf8_lossy(&output.stderr);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{case} by {}:\n{text}{errors}", self.mpi.compiler);
         let right = text.lines().filter(|line| line.ends_with(" is right")).count();
         assert_eq!(right, ranks as usize, "{text}{errors}");
@@ -106,7 +106,7 @@ impl<'a> Job<'a> {
             }
             counts
         };
-        (output, (0..ranks).map(counted).collect())
+        (errors, (0..ranks).map(counted).collect())
     }
 }
 
@@ -116,8 +116,7 @@ fn by_both(cases: &[(&str, u32)], check: impl Fn(&str, &BTreeMap<String, u32>, &
     let sockets = sockets(&deployment, "a");
     for job in MPIS.iter().filter_map(Job::new) {
         for (case, ranks) in cases {
-            let (output, counts) = job.run(case, *ranks, [&sockets[0], &sockets[1]]);
-            let errors = String::from_utf8_lossy(&output.stderr);
+            let (errors, counts) = job.run(case, *ranks, [&sockets[0], &sockets[1]]);
             counts.iter().for_each(|counts| check(case, counts, &errors));
         }
     }
@@ -217,15 +216,13 @@ fn small_ones_go_to_the_mpi_where_that_is_asked_for() {
     for job in MPIS.iter().filter_map(Job::new) {
         let job = Job { variables: &[("HARMONAIZE_MPI_MIN_BYTES", "8000")], ..job };
         // Blocks of 4,000 bytes each of two ranks, and sums of elements of 8 bytes.
-        let (output, counts) = job.run("collectives", 2, [&sockets[0], &sockets[1]]);
+        let (errors, counts) = job.run("collectives", 2, [&sockets[0], &sockets[1]]);
         let expected =
             self::counts([("allgather", 3), ("alltoall", 2), ("allreduce", 5), ("reducescatter", 1)]);
         assert!(counts.iter().all(|ran| *ran == expected), "{counts:?}");
-        let errors = String::from_utf8_lossy(&output.stderr);
         assert!(errors.contains("MPI_Barrier goes to the MPI: fewer bytes than"), "{errors}");
         let job = Job { variables: &[("HARMONAIZE_MPI_MIN_BYTES", "few")], ..job };
-        let (output, _) = job.run("others", 2, [&sockets[0], &sockets[1]]);
-        let errors = String::from_utf8_lossy(&output.stderr);
+        let (errors, _) = job.run("others", 2, [&sockets[0], &sockets[1]]);
         assert!(errors.contains("HARMONAIZE_MPI_MIN_BYTES=few is no number of bytes"), "{errors}");
     }
 }
@@ -249,9 +246,8 @@ fn without_an_agent_everything_goes_to_the_mpi_with_one_warning() {
         // Half of the ranks have one.
         for (case, odd) in [("collectives", Path::new("/nowhere/agent.sock")), ("nonblocking", Path::new(""))]
         {
-            let (output, counts) = job.run(case, 4, [there, odd]);
+            let (errors, counts) = job.run(case, 4, [there, odd]);
             assert!(counts.iter().all(BTreeMap::is_empty), "{counts:?}");
-            let errors = String::from_utf8_lossy(&output.stderr);
             let warnings = errors.matches("collectives of all ranks go to the MPI").count();
             assert_eq!(warnings, 1, "{errors}");
             assert!(errors.contains("HARMONAIZE_SOCKET"), "{errors}");

@@ -1,14 +1,14 @@
 //! Faults of real devices under agents with running collectives: a typed error for whom it concerns, nothing for others.
 
-use crate::alone;
+use crate::flaps::{End, Job};
 use crate::host::{Host, PATIENCE, may_break};
-use crate::provider::{ARENA, HOSTS, Program, Provider, configuration, program};
+use crate::provider::{HOSTS, Program, Provider, configuration, program};
+use crate::{alone, ranks};
 use anyhow::{Result, bail};
-use harmonaize_client::{Access, Error, Status};
-use harmonaize_tests::job::{Worker, options, run_with, succeeded};
+use harmonaize_client::{Error, Status};
+use harmonaize_tests::job::{Worker, succeeded};
 use rustix::thread::CapabilitySet;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Sums until one fails with the loss of a rank; another failure, or none in time, is an error.
@@ -24,10 +24,6 @@ fn until_a_rank_is_lost(worker: &Worker) -> Result<()> {
     bail!("no error in {} s", PATIENCE.as_secs())
 }
 
-fn job(sockets: &[PathBuf], name: &str, work: impl Fn(&Worker) -> Result<()> + Sync) -> Vec<Result<()>> {
-    run_with(sockets, name, 1, |_| options(Access::Mapped, ARENA), work)
-}
-
 /// The kernel takes the device of an agent away under a running collective: every rank of that communicator gets a typed
 /// error, the communicator on the other hosts goes on, the agents let go of the device, and use it again once it is back.
 #[test]
@@ -40,46 +36,31 @@ fn a_removed_device_ends_its_communicators_only() {
     let Some(provider) = provider else { return };
     let sockets = provider.sockets();
     let (ready, started) = std::sync::mpsc::channel::<()>();
-    let over = AtomicBool::new(false);
+    let spared_job = Job::default();
     let mut broken = std::thread::scope(|scope| {
         let lost = scope.spawn(|| {
-            job(&sockets, "all", |worker| {
+            ranks(&sockets, "all", |worker| {
                 worker.sum(1, 1000, false, PATIENCE)?;
                 ready.send(())?;
                 until_a_rank_is_lost(worker)
             })
         });
         let spared = scope.spawn(|| {
-            job(&sockets[..2], "some", |worker| {
-                let mut rounds = 0;
-                // As often as it takes, and then some; the ranks agree by what they add up.
-                loop {
-                    let last = over.load(Ordering::Relaxed);
-                    worker.sum(rounds, 10_000, true, PATIENCE)?;
-                    let tensor = worker.tensor(&[u64::from(last)])?;
-                    worker
-                        .communicator
-                        .all_reduce_in_place(&tensor, harmonaize_client::ReduceOp::Sum)?
-                        .wait(PATIENCE)?;
-                    if worker.contents(&tensor)? != [0] {
-                        return Ok(());
-                    }
-                    rounds += 1;
-                }
-            })
+            // As often as it takes, and then some.
+            ranks(&sockets[..2], "some", |worker| spared_job.work(worker))
         });
         // All of them: one rank may be done before another has heard of it.
         (0..HOSTS).for_each(|_| started.recv_timeout(PATIENCE).unwrap());
         let broken = Host(3).remove_device();
         let lost = lost.join().unwrap();
-        over.store(true, Ordering::Relaxed);
-        succeeded(spared.join().unwrap());
+        spared_job.over.store(true, Ordering::Relaxed);
+        assert_eq!(succeeded(spared.join().unwrap()), [End::Right; 2]);
         succeeded(lost);
         broken
     });
     broken.wait_until_removed();
     broken.mend();
-    succeeded(job(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
+    succeeded(ranks(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
 
 /// An agent without the privilege to pin what it likes, and a low limit: joining fails on all ranks, the agent's log says
@@ -111,7 +92,7 @@ fn a_low_memlock_limit_names_the_setting() {
     let provider = std::thread::scope(|scope| scope.spawn(start).join().unwrap());
     let Some(provider) = provider else { return };
     let sockets = provider.sockets();
-    for (rank, result) in job(&sockets, "all", |_| Ok(())).into_iter().enumerate() {
+    for (rank, result) in ranks(&sockets, "all", |_| Ok(())).into_iter().enumerate() {
         let Err(error) = result else { panic!("rank {rank} has joined") };
         println!("  rank {rank}: {error:#}");
         assert!(matches!(error.downcast_ref(), Some(Error::Join { .. })), "rank {rank}: {error:#}");
@@ -119,7 +100,7 @@ fn a_low_memlock_limit_names_the_setting() {
     let words = provider.agents[3].output();
     assert!(words.contains("pinned memory is limited to 65536 bytes (RLIMIT_MEMLOCK)"), "{words}");
     assert!(words.contains("LimitMEMLOCK=infinity"), "{words}");
-    succeeded(job(&sockets[..3], "some", |worker| worker.sum(3, 10_000, true, PATIENCE)));
+    succeeded(ranks(&sockets[..3], "some", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
 
 /// An agent that is told the wrong GID index or MTU ends at once, and says which it was and which there are.

@@ -1,12 +1,12 @@
 //! A port that goes down and up again under a running collective: results stay right where the devices' retries bridge it, and else
 //! every rank has a typed error, after which the agents serve new communicators.
 
-use crate::alone;
 use crate::host::{Host, PATIENCE, may_break, until};
-use crate::provider::{ARENA, HOSTS, Provider, program};
+use crate::provider::{HOSTS, Provider, program};
+use crate::{alone, ranks};
 use anyhow::Result;
-use harmonaize_client::{Access, Error, ReduceOp, Status};
-use harmonaize_tests::job::{Worker, options, run_with, succeeded};
+use harmonaize_client::{Error, ReduceOp, Status};
+use harmonaize_tests::job::{Worker, succeeded};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const RETRIES: Duration = Duration::from_millis(3221);
 
 /// How a job ended on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     /// All results were right until all ranks agreed to end.
     Right,
     /// The loss of a rank.
@@ -23,9 +23,11 @@ enum End {
 }
 
 /// A job that runs while ports flap.
-struct Job {
+#[derive(Default)]
+pub(crate) struct Job {
     rounds: AtomicU64,
-    over: AtomicBool,
+    /// Whether all ranks are to end.
+    pub(crate) over: AtomicBool,
     ended: AtomicBool,
 }
 
@@ -49,7 +51,8 @@ impl Job {
         Ok(worker.contents(&flag)? != [0])
     }
 
-    fn work(&self, worker: &Worker) -> Result<End> {
+    /// A rank of it.
+    pub(crate) fn work(&self, worker: &Worker) -> Result<End> {
         for round in 0.. {
             match self.round(worker, round) {
                 Ok(true) => break,
@@ -66,22 +69,17 @@ impl Job {
 
 /// Runs a job on all hosts while `meanwhile` lasts, and until it has ended.
 fn job(provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End> {
-    let job = Job { rounds: AtomicU64::new(0), over: AtomicBool::new(false), ended: AtomicBool::new(false) };
+    let job = Job::default();
     std::thread::scope(|scope| {
         let ranks = scope.spawn(|| {
-            let options = |_| options(Access::Mapped, ARENA);
-            let ends = run_with(&provider.sockets(), name, 1, options, |worker| job.work(worker));
+            let ends = ranks(&provider.sockets(), name, |worker| job.work(worker));
             job.ended.store(true, Ordering::Relaxed);
             ends
         });
         job.wait_for_progress();
         meanwhile(&job);
         job.over.store(true, Ordering::Relaxed);
-        let ends = ranks.join().unwrap();
-        ends.into_iter()
-            .enumerate()
-            .map(|(rank, end)| end.unwrap_or_else(|e| panic!("rank {rank}: {e:#}")))
-            .collect()
+        succeeded(ranks.join().unwrap())
     })
 }
 
@@ -135,8 +133,5 @@ fn a_port_flap_fails_at_most_its_communicators() {
     });
     println!("  often: {ends:?}");
     assert!(ends == [End::Right; HOSTS] || ends == [End::Lost; HOSTS], "{ends:?}");
-    let options = |_| options(Access::Mapped, ARENA);
-    succeeded(run_with(&provider.sockets(), "again", 1, options, |worker| {
-        worker.sum(3, 20_000, true, PATIENCE)
-    }));
+    succeeded(ranks(&provider.sockets(), "again", |worker| worker.sum(3, 20_000, true, PATIENCE)));
 }

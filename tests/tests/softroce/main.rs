@@ -15,16 +15,26 @@ use harmonaize_abi::session::{
     Hello, Offer, PairEnd, RefusalKind, Refused, Registered, Welcome, decode, decode_first, encode,
     encode_first, length,
 };
-use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, Rank, RdmaOptions};
-use harmonaize_tests::job::{Worker, options, run_with, succeeded};
+use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, RdmaOptions};
+use harmonaize_tests::job::{Worker, at_all, options, run_with, succeeded};
 use harmonaize_verbs::Gid;
 use host::PATIENCE;
 use provider::{ARENA, HOSTS, Provider, tenants};
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+/// A job of mapped ranks, one on each of these hosts.
+fn ranks<T: Send>(
+    sockets: &[PathBuf],
+    name: &str,
+    work: impl Fn(&Worker) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    run_with(sockets, name, 1, |_| options(Access::Mapped, ARENA), work)
+}
 
 /// One test at a time: addresses and devices are the guest's.
 fn alone() -> MutexGuard<'static, ()> {
@@ -33,28 +43,14 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn everything(worker: &Worker) -> Result<()> {
-    for (salt, count) in [(1, 0), (2, 1), (3, 100), (4, 10_000), (5, 200_000)] {
-        worker.sum(salt, count, false, PATIENCE)?;
-        worker.sum(salt, count, true, PATIENCE)?;
-        worker.exchange(salt, count.min(20_000), PATIENCE)?;
-        for in_place in [false, true] {
-            worker.gather(salt, count.min(40_000), in_place, PATIENCE)?;
-            worker.scatter(salt, count.min(40_000), in_place, PATIENCE)?;
-        }
-        let root = Rank(salt as u32 % worker.ranks);
-        let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
-        worker.communicator.broadcast(&tensor, root)?.wait(PATIENCE)?;
-        anyhow::ensure!(worker.contents(&tensor)? == Worker::input(root.0, salt, count), "wrong broadcast");
-        worker.communicator.barrier()?.wait(PATIENCE)?;
-    }
-    Ok(())
+    worker.everything(&[0, 1, 100, 10_000, 200_000], PATIENCE)
 }
 
 #[test]
 fn every_collective_is_right() {
     let _alone = alone();
     let Some(provider) = Provider::start() else { return };
-    succeeded(run_with(&provider.sockets(), "mapped", 1, |_| options(Access::Mapped, ARENA), everything));
+    succeeded(ranks(&provider.sockets(), "mapped", everything));
     succeeded(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), everything));
 }
 
@@ -75,18 +71,7 @@ fn every_collective_is_right_over_rdma_attach() {
         let client = Client::attach(at, AttachOptions { rdma, timeout, ..options(Access::Rdma, ARENA) })?;
         everything(&Worker::of(client, "rdma", rank as u32, HOSTS as u32 + 1, PATIENCE)?)
     };
-    let results = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..=HOSTS)
-            .map(|number| {
-                scope.spawn({
-                    let rank = &rank;
-                    move || rank(number)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    succeeded(results);
+    succeeded(at_all(0..=HOSTS, rank));
 }
 
 /// The agent's device sends to no queue pair of another host for a process that names one.
@@ -125,27 +110,20 @@ fn a_dead_agent_ends_its_communicator_only() {
     let (ready, started) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let lost = scope.spawn(|| {
-            run_with(
-                &sockets,
-                "all",
-                1,
-                |_| options(Access::Mapped, ARENA),
-                |worker| {
-                    worker.sum(1, 1000, false, PATIENCE)?;
-                    ready.send(())?;
-                    let begun = Instant::now();
-                    while begun.elapsed() < PATIENCE {
-                        if worker.sum(2, 10_000, false, PATIENCE).is_err() {
-                            return Ok(());
-                        }
+            ranks(&sockets, "all", |worker| {
+                worker.sum(1, 1000, false, PATIENCE)?;
+                ready.send(())?;
+                let begun = Instant::now();
+                while begun.elapsed() < PATIENCE {
+                    if worker.sum(2, 10_000, false, PATIENCE).is_err() {
+                        return Ok(());
                     }
-                    anyhow::bail!("no error in {} s", PATIENCE.as_secs())
-                },
-            )
+                }
+                anyhow::bail!("no error in {} s", PATIENCE.as_secs())
+            })
         });
         let spared = scope.spawn(|| {
-            let sums = |worker: &Worker| (0..30).try_for_each(|i| worker.sum(i, 10_000, true, PATIENCE));
-            run_with(others, "some", 1, |_| options(Access::Mapped, ARENA), sums)
+            ranks(others, "some", |worker| (0..30).try_for_each(|i| worker.sum(i, 10_000, true, PATIENCE)))
         });
         // One rank may be done before another has heard of it, which the agent's end would then keep from it.
         (0..HOSTS).for_each(|_| started.recv_timeout(PATIENCE).unwrap());

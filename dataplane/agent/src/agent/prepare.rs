@@ -253,16 +253,9 @@ mod tests {
 
     #[test]
     fn control_hears_of_what_the_engine_does_not_take() {
-        let transport = Box::new(Hub::new().endpoint().unwrap());
-        let engine = Engine::new(transport, Box::new(|_| {})).unwrap();
-        let (engine, thread) = start(engine, 0, Duration::ZERO).unwrap();
-        engine.command(Command::Stop).unwrap();
+        let (mut agent, mut told, thread, counters) = agent_with(RESERVE + 1);
+        agent.engines.stop();
         thread.join().unwrap();
-        let (control, mut told) = mpsc::channel(RESERVE + 1);
-        let counters = Counters::default();
-        let engines = Engines::new(vec![engine], counters.clone());
-        let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
-        let mut agent = Agent::new(engines, control, unmeasured(), paths, counters.clone());
         for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
             assert!(agent.has_room());
             let check = agent.handle_control(event).expect("recipes are checked");
@@ -286,10 +279,17 @@ mod tests {
 
     /// An agent with one thread, and what it says to control. The thread is to be stopped.
     fn agent() -> (Agent, mpsc::Receiver<from_agent::Message>, std::thread::JoinHandle<()>, Counters) {
+        agent_with(2 * RESERVE)
+    }
+
+    /// The same with room for so many messages to control.
+    fn agent_with(
+        room: usize,
+    ) -> (Agent, mpsc::Receiver<from_agent::Message>, std::thread::JoinHandle<()>, Counters) {
         let transport = Box::new(Hub::new().endpoint().unwrap());
         let engine = Engine::new(transport, Box::new(|_| {})).unwrap();
         let (engine, thread) = start(engine, 0, Duration::ZERO).unwrap();
-        let (control, told) = mpsc::channel(2 * RESERVE);
+        let (control, told) = mpsc::channel(room);
         let counters = Counters::default();
         let engines = Engines::new(vec![engine], counters.clone());
         let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
@@ -330,6 +330,22 @@ mod tests {
     fn join(agent: &mut Agent, attachment: AttachmentId, name: &str) -> JoinAnswer {
         let (request, answer) = join_request(attachment, name);
         agent.handle_request(request);
+        answer
+    }
+
+    /// A rank of the first attachment joins, and control has its communicator form; what the process hears.
+    fn form(
+        agent: &mut Agent,
+        messages: &mut mpsc::Receiver<from_agent::Message>,
+        communicator: u64,
+    ) -> JoinAnswer {
+        let answer = join(agent, AttachmentId(1), "job");
+        let message = messages.try_recv().unwrap();
+        let from_agent::Message::Join(v1::Join { request, .. }) = message else { panic!("{message:?}") };
+        let local_ranks = vec![v1::LocalRank { rank: 0, request }];
+        let recipe = v1::Recipe { communicator, local_ranks, ..recipe(4, 1) };
+        let check = agent.handle_control(Event::Form(recipe));
+        agent.handle_checked(Some(check.unwrap().run()));
         answer
     }
 
@@ -484,13 +500,7 @@ mod tests {
         let (mut agent, mut messages, thread, counters) = agent();
         let limits = TenantLimits::of(Quota { landing_bytes: limit, ..Quota::default() }, &counters);
         attach(&mut agent, AttachmentId(1), &limits);
-        let mut answer = join(&mut agent, AttachmentId(1), "job");
-        let from_agent::Message::Join(v1::Join { request, .. }) = messages.try_recv().unwrap() else {
-            panic!()
-        };
-        let local_ranks = vec![v1::LocalRank { rank: 0, request }];
-        let check = agent.handle_control(Event::Form(v1::Recipe { local_ranks, ..recipe(4, 1) }));
-        agent.handle_checked(Some(check.unwrap().run()));
+        let mut answer = form(&mut agent, &mut messages, 7);
         let refused = answer.try_recv().unwrap().unwrap_err();
         assert_eq!((refused.kind, counters.get(Counted::LandingRefused)), (JoinRefusal::Quota, 1));
         for word in [links + staging, links, staging, limit].map(|bytes| bytes.to_string()) {
@@ -508,13 +518,7 @@ mod tests {
         let quota = Quota { landing_bytes: 2 * links + staging, ..Quota::default() };
         let limits = TenantLimits::of(quota, &counters);
         attach(&mut agent, AttachmentId(1), &limits);
-        let _answer = join(&mut agent, AttachmentId(1), "job");
-        let from_agent::Message::Join(v1::Join { request, .. }) = messages.try_recv().unwrap() else {
-            panic!()
-        };
-        let local_ranks = vec![v1::LocalRank { rank: 0, request }];
-        let check = agent.handle_control(Event::Form(v1::Recipe { local_ranks, ..recipe(4, 1) }));
-        agent.handle_checked(Some(check.unwrap().run()));
+        let _answer = form(&mut agent, &mut messages, 7);
         let check = agent.handle_control(Event::Change(v1::Recipe { epoch: 2, ..recipe(4, 1) }));
         agent.handle_checked(Some(check.unwrap().run()));
         assert!(messages.try_recv().is_err(), "both are within the quota");
@@ -530,17 +534,9 @@ mod tests {
     fn refused_second(quota: Quota, all: LinkNeeds, reasons: &[&str]) {
         let (mut agent, mut told, thread, counters) = agent();
         let limits = TenantLimits::of(quota, &counters);
-        let attachment = AttachmentId(1);
-        attach(&mut agent, attachment, &limits);
+        attach(&mut agent, AttachmentId(1), &limits);
         let mut forms = |agent: &mut Agent, communicator: u64| {
-            let mut answer = join(agent, attachment, "job");
-            let from_agent::Message::Join(v1::Join { request, .. }) = told.try_recv().unwrap() else {
-                panic!()
-            };
-            let local_ranks = vec![v1::LocalRank { rank: 0, request }];
-            let check =
-                agent.handle_control(Event::Form(v1::Recipe { communicator, local_ranks, ..recipe(4, 1) }));
-            agent.handle_checked(Some(check.unwrap().run()));
+            let mut answer = form(agent, &mut told, communicator);
             let failed = match told.try_recv() {
                 Ok(from_agent::Message::PrepareFailed(failed)) => Some(failed.reason),
                 Ok(other) => panic!("{other:?}"),

@@ -1,7 +1,7 @@
 //! Memory beside the arena: arenas that grow, memory that the process has already, and processes that mean ill.
 
 use crate::hostile::{attach, good, works};
-use crate::stub::{LIMIT, Stub};
+use crate::stub::{LIMIT, Stub, until};
 use harmonaize_abi as abi;
 use harmonaize_abi::session::{AddedRegion, Answer, Request, decode, encode};
 use harmonaize_client::{
@@ -14,7 +14,6 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 const PAGE: u64 = 4096;
 const ARENA: u64 = 1 << 20;
@@ -96,13 +95,7 @@ fn growth_ends_at_the_quota_and_at_what_the_process_said() {
     drop((first, second, third, client, comm));
     // Comes free when the session is over.
     let options = AttachOptions { max_arena_bytes: 2 * ARENA, ..stub.options(Access::Mapped) };
-    let start = Instant::now();
-    let client = loop {
-        match Client::attach(&stub.path, options.clone()) {
-            Ok(client) => break client,
-            Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
-        }
-    };
+    let client = until(|| Client::attach(&stub.path, options.clone()));
     let _full = client.tensor(Dtype::U8, 2 * ARENA - 4096).unwrap_err();
     let _half = client.tensor(Dtype::U8, ARENA).unwrap();
     let _rest = client.tensor(Dtype::U8, ARENA).unwrap();
@@ -356,10 +349,8 @@ fn regions_are_counted_and_come_free() {
     raw.grow(1).unwrap();
     drop(raw);
     stub.knobs.expect("detached 2");
-    let start = Instant::now();
-    while client.grow(1).is_err() {
-        assert!(start.elapsed() < LIMIT, "what a process had comes free when it dies");
-    }
+    // What a process had comes free when it dies.
+    until(|| client.grow(1));
     works(&client);
 }
 
@@ -409,28 +400,14 @@ fn who_asks_too_early_keeps_a_region_that_is_in_use() {
     let tensor = abi::Region { offset: place.base, bytes: PAGE };
     let submission = abi::Submission { input: tensor, output: tensor, ..abi::Submission::default() };
     end.submit(&submission).unwrap();
-    let start = Instant::now();
-    while stub.knobs.taken.load(Ordering::Relaxed) == 0 {
-        assert!(start.elapsed() < LIMIT);
-        std::thread::yield_now();
-    }
+    stub.knobs.until_taken(1);
     assert_eq!(raw.unregister(place.base), Some(RegionRefused::InUse));
     stub.knobs.hold.store(false, Ordering::Relaxed);
-    let completion = loop {
-        match end.completion().unwrap() {
-            Some(completion) => break completion,
-            None => assert!(start.elapsed() < LIMIT),
-        }
-    };
+    let completion = until(|| end.completion().unwrap().ok_or("none yet"));
     assert_eq!(completion.status, 0);
     assert_eq!(raw.unregister(place.base), None);
     end.submit(&submission).unwrap();
-    let completion = loop {
-        match end.completion().unwrap() {
-            Some(completion) => break completion,
-            None => assert!(start.elapsed() < LIMIT),
-        }
-    };
+    let completion = until(|| end.completion().unwrap().ok_or("none yet"));
     assert_eq!(completion.status, abi::Status::OutOfRange.code());
 }
 

@@ -2,7 +2,7 @@
 
 use crate::hostile::{good, works};
 use crate::network::message;
-use crate::stub::{LIMIT, Stub, over_tcp};
+use crate::stub::{LIMIT, Stub, over_tcp, until};
 use harmonaize_abi::session::{
     Access, Hello, Offer, PairEnd, RefusalKind, Refused, Registered, Welcome, decode, decode_first, encode,
     encode_first,
@@ -18,7 +18,7 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ARENA: u64 = 1 << 16;
 
@@ -65,13 +65,7 @@ fn submit(end: &mut RdmaTenant, bytes: u64) {
 
 /// Attachments come back to a tenant that may have one.
 fn room_again(stub: &Stub) -> Client {
-    let start = Instant::now();
-    loop {
-        match Client::attach(&stub.path, stub.options(Access::Rdma)) {
-            Ok(client) => return client,
-            Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
-        }
-    }
+    until(|| Client::attach(&stub.path, stub.options(Access::Rdma)))
 }
 
 #[test]
@@ -112,16 +106,13 @@ fn a_process_that_stops_in_the_middle_costs_nothing() {
     });
     drop(welcomed(&stub));
     drop(room_again(&stub));
-    let start = Instant::now();
-    let (stream, _) = loop {
+    let (stream, _) = until(|| {
         let mut probe = UnixStream::connect(&stub.path).unwrap();
         let hello = Hello { access: Access::Rdma, arena_bytes: ARENA, entries: 4 };
         probe.write_all(&encode_first(&hello).unwrap()).unwrap();
-        match decode_first::<Result<Welcome, Refused>>(&message(&probe).unwrap()).unwrap() {
-            Ok(welcome) => break (probe, welcome),
-            Err(refused) => assert!(start.elapsed() < LIMIT, "{}", refused.text),
-        }
-    };
+        let answer = decode_first::<Result<Welcome, Refused>>(&message(&probe).unwrap()).unwrap();
+        answer.map(|welcome| (probe, welcome))
+    });
     decode::<PairEnd>(&message(&stream).unwrap()).unwrap();
     let refused = decode::<Result<(), Refused>>(&message(&stream).unwrap()).unwrap().unwrap_err();
     assert_eq!((refused.kind, refused.text.as_str()), (RefusalKind::Slow, "no offer within 100ms"));
@@ -185,11 +176,8 @@ fn more_operations_than_entries_end_the_attachment() {
     answer.unwrap();
     let mut greedy = ours.connect(&end).unwrap();
     stub.knobs.hold.store(true, Ordering::Relaxed);
-    let start = Instant::now();
     for number in 0..5 {
-        while stub.knobs.taken.load(Ordering::Relaxed) < number {
-            assert!(start.elapsed() < LIMIT);
-        }
+        stub.knobs.until_taken(number);
         submit(&mut greedy, 64);
         greedy.progress().unwrap();
     }
@@ -332,11 +320,8 @@ fn a_process_that_dies_is_gone_for_the_agent_too() {
     let mut dying = ours.connect(&end).unwrap();
     submit(&mut dying, 4096);
     drop((dying, stream));
-    let start = Instant::now();
     let gone = |line: &String| line.contains("detached 2") || line.contains("broken 2");
-    while !stub.knobs.log.lock().unwrap().iter().any(gone) {
-        assert!(start.elapsed() < LIMIT);
-    }
+    until(|| stub.knobs.log.lock().unwrap().iter().any(gone).then_some(()).ok_or("not gone"));
     works(&client);
 }
 

@@ -15,6 +15,7 @@ use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
 use harmonaize_verbs::PortOptions;
 use harmonaize_verbs::fake::Fabric;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,11 +46,29 @@ impl Knobs {
 
     /// Waits until the log holds a line that contains `text`.
     pub(crate) fn expect(&self, text: &str) {
-        let start = Instant::now();
-        while !self.log.lock().unwrap().iter().any(|line| line.contains(text)) {
-            assert!(start.elapsed() < LIMIT, "no \"{text}\" in {:?}", self.log.lock().unwrap());
-            std::thread::yield_now();
+        until(|| {
+            let log = self.log.lock().unwrap();
+            let held = log.iter().any(|line| line.contains(text));
+            if held { Ok(()) } else { Err(format!("no \"{text}\" in {log:?}")) }
+        });
+    }
+
+    /// Waits until so many descriptors have been taken.
+    pub(crate) fn until_taken(&self, least: u64) {
+        until(|| (self.taken.load(Ordering::Relaxed) >= least).then_some(()).ok_or("not taken"));
+    }
+}
+
+/// Tries until it succeeds.
+#[track_caller]
+pub(crate) fn until<T, E: Debug>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Ok(done) => return done,
+            Err(error) => assert!(start.elapsed() < LIMIT, "{error:?}"),
         }
+        std::thread::yield_now();
     }
 }
 

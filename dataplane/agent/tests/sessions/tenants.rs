@@ -1,7 +1,7 @@
 //! Processes that keep the rules.
 
 use crate::hostile;
-use crate::stub::{LIMIT, Stub};
+use crate::stub::{LIMIT, Stub, until};
 use harmonaize_abi::session::{Answer, Request, RequestError, encode};
 use harmonaize_agent::counters::Counted;
 use harmonaize_client::{
@@ -344,10 +344,7 @@ fn polling_alone_brings_an_operation_to_its_end() {
         let (client, comm) = attach(&stub, access);
         let tensor = filled(&client, &[2.0; 100]);
         let mut operation = comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap();
-        let start = Instant::now();
-        while operation.poll().unwrap().is_none() {
-            assert!(start.elapsed() < LIMIT);
-        }
+        until(|| operation.poll().unwrap().ok_or("not ended"));
         assert_eq!(operation.poll().unwrap().unwrap().operation.0, 0);
     }
 }
@@ -367,11 +364,10 @@ fn memory_of_an_operation_given_up_stays_taken_until_its_end() {
         let error = client.tensor(Dtype::F32, half).unwrap_err();
         assert!(matches!(error, Error::NoRoom { .. }), "{error}");
         stub.knobs.hold.store(false, Ordering::Relaxed);
-        let start = Instant::now();
-        while client.tensor(Dtype::F32, half).is_err() {
-            assert!(start.elapsed() < LIMIT);
+        until(|| {
             comm.barrier().unwrap().wait(LIMIT).unwrap();
-        }
+            client.tensor(Dtype::F32, half)
+        });
     }
 }
 
@@ -502,14 +498,11 @@ fn a_failure_says_what_the_agent_knows() {
                     because the test says so; ranks concerned: 3";
         assert_eq!(error.to_string(), text);
         let mut polled = comm.barrier().unwrap();
-        let start = Instant::now();
-        let error = loop {
-            match polled.poll() {
-                Ok(None) => assert!(start.elapsed() < LIMIT),
-                Ok(Some(receipt)) => panic!("{receipt:?}"),
-                Err(error) => break error,
-            }
-        };
+        let error = until(|| match polled.poll() {
+            Ok(None) => Err("not ended"),
+            Ok(Some(receipt)) => panic!("{receipt:?}"),
+            Err(error) => Ok(error),
+        });
         assert!(
             matches!(error, Error::Operation { status: Status::Mismatch, detail: Some(_), .. }),
             "{error}"
@@ -529,14 +522,8 @@ fn the_agents_death_wakes_who_waits() {
         drop(stub);
         let error = waiter.join().unwrap().unwrap_err();
         assert!(matches!(error, Error::AgentLost { .. }), "{error}");
-        let start = Instant::now();
         let mut last = last.unwrap();
-        let error = loop {
-            match last.poll() {
-                Ok(_) => assert!(start.elapsed() < LIMIT),
-                Err(error) => break error,
-            }
-        };
+        let error = until(|| last.poll().err().ok_or("not lost"));
         assert!(matches!(error, Error::AgentLost { .. }), "{error}");
         assert!(matches!(comm.barrier(), Err(Error::AgentLost { .. })));
     }
@@ -866,10 +853,7 @@ fn attachments_are_refused_with_reasons() {
     assert_eq!(refusal(&stub, mapped.clone()), RefusalKind::Attachments);
     drop((first, second));
     // What they held comes back when the agent has seen them go.
-    let start = Instant::now();
-    while Client::attach(&stub.path, AttachOptions { arena_bytes: 2 << 20, ..mapped.clone() }).is_err() {
-        assert!(start.elapsed() < LIMIT);
-    }
+    until(|| Client::attach(&stub.path, AttachOptions { arena_bytes: 2 << 20, ..mapped.clone() }));
 
     let mine = rustix::process::getuid().as_raw();
     let stub = Stub::with(|rules| rules.socket.as_mut().unwrap().uids = vec![mine + 1, mine + 2]);
@@ -917,11 +901,7 @@ fn limits_are_named_to_who_passes_them() {
         assert!(count >= least, "{what:?}: {count}");
     }
     drop(clients);
-    let start = Instant::now();
-    while attach().is_err() {
-        assert!(start.elapsed() < LIMIT);
-        std::thread::yield_now();
-    }
+    until(attach);
 }
 
 /// Tenants come, change and go while others are attached and operate.
@@ -1006,24 +986,4 @@ fn mistakes_of_the_caller_are_told() {
     assert!(matches!(client.tensor(Dtype::F64, u64::MAX), Err(Error::NoRoom { .. })));
     let nowhere = Client::attach(stub.path.with_extension("none"), stub.options(Access::Mapped));
     assert!(matches!(nowhere, Err(Error::Connect { .. })));
-}
-
-/// The time of an empty operation between a client and a polling agent; prints, asserts nothing about time.
-#[test]
-#[ignore = "a measurement: cargo test --release -p harmonaize-agent --test sessions -- --ignored --nocapture"]
-fn ping_pong() {
-    const ROUNDS: usize = 20_000;
-    for access in ALL {
-        let stub = Stub::start();
-        let (_client, comm) = attach(&stub, access);
-        let mut nanos: Vec<u128> = (0..ROUNDS)
-            .map(|_| {
-                let start = Instant::now();
-                comm.barrier().unwrap().wait(LIMIT).unwrap();
-                start.elapsed().as_nanos()
-            })
-            .collect();
-        nanos.sort_unstable();
-        println!("{access:?}: median {} ns, 99% {} ns", nanos[ROUNDS / 2], nanos[ROUNDS * 99 / 100]);
-    }
 }

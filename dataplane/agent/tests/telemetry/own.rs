@@ -11,7 +11,7 @@ use harmonaize_client::{AttachOptions, Client, Communicator, Dtype, Rank, Reduce
 use harmonaize_testkit::fabric::Fabric;
 use harmonaize_testkit::namespace::Namespace;
 use harmonaize_testkit::strict::can_make_namespaces;
-use harmonaize_testkit::topology::Topology;
+use harmonaize_testkit::topology::{Topology, star};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,10 +22,7 @@ pub(crate) fn namespaces<const N: usize>(labels: [&str; N]) -> Option<([Namespac
     if !can_make_namespaces() {
         return None;
     }
-    let topology = "[[host]]\nname = \"h0\"\n[[host]]\nname = \"h1\"\n[[switch]]\nname = \"s0\"\n\
-        [[link]]\nfrom = \"h0\"\nto = \"s0\"\nrate = \"1Gbit/s\"\n\
-        [[link]]\nfrom = \"h1\"\nto = \"s0\"\nrate = \"1Gbit/s\"\n";
-    let fabric = Fabric::build(&Topology::parse(topology).unwrap()).unwrap();
+    let fabric = Fabric::build(&Topology::parse(&star(2, "1Gbit/s")).unwrap()).unwrap();
     Some((labels.map(|label| fabric.isolated(label).unwrap()), fabric))
 }
 

@@ -10,6 +10,7 @@ use harmonaize_agent::session::{Quota, SocketRules, TenantRules};
 use harmonaize_client::Secret;
 use harmonaize_libibverbs::host_devices;
 use harmonaize_server::Server;
+use harmonaize_testkit::topology::star;
 use harmonaize_transport::tcp::LinkProtection;
 use harmonaize_verbs::Devices;
 use std::net::{IpAddr, SocketAddr};
@@ -36,10 +37,7 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
 
 /// Of two hosts with links of this rate, as control believes: nothing shapes them.
 pub(crate) fn control_at(rate: &str) -> (SocketAddr, oneshot::Sender<()>) {
-    let link = |host| {
-        format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"{rate}\"\n")
-    };
-    control_of(format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1")))
+    control_of(star(2, rate))
 }
 
 /// On a fabric of this topology.

@@ -1,6 +1,6 @@
 //! Packets from any bytes: a defined answer, never a panic, and nothing believed that the key's owner did not send.
 
-use crate::{COMMUNICATOR, answers, grant, key, quick};
+use crate::{COMMUNICATOR, Zeros, answers, grant, key, quick};
 use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::packet::{
     HEADER_BYTES, Header, Kind, MAX_PAYLOAD, PacketError, Sealed, VERSION, seal,
@@ -55,13 +55,6 @@ fn packet(header: &Header, key: &Key, payload: &[u8]) -> Vec<u8> {
 
 fn worker() -> Worker {
     Worker::new(WorkerConfig { window: 4, segments: 2, ..quick(0) })
-}
-
-struct Nothing;
-
-impl Tensors for Nothing {
-    fn read(&self, _: SegmentIndex, _: u64, _: usize, _: &mut [u8]) {}
-    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, _: &[u8]) {}
 }
 
 #[test]
@@ -129,7 +122,7 @@ proptest! {
         prop_assert_eq!(aggregator.counters(COMMUNICATOR).unwrap().received, 0);
         let mut worker = worker();
         worker.begin(Duration::ZERO, 1);
-        worker.receive(Duration::ZERO, &bytes, &mut Nothing);
+        worker.receive(Duration::ZERO, &bytes, &mut Zeros);
         prop_assert_eq!(worker.poll_event(), None);
     }
 
@@ -150,8 +143,8 @@ proptest! {
             let mut sent = 0;
             aggregator.receive(now, &bytes, &mut |_: Recipient, _: &[u8]| sent += 1);
             prop_assert!(sent <= 3, "no more than a sum for each worker");
-            worker.receive(now, &bytes, &mut Nothing);
-            while worker.poll_transmit(now, &Nothing, &mut buffer).is_some() {}
+            worker.receive(now, &bytes, &mut Zeros);
+            while worker.poll_transmit(now, &Zeros, &mut buffer).is_some() {}
             while worker.poll_event().is_some() {}
         }
         prop_assert!(16 - aggregator.pool().free() <= 8);

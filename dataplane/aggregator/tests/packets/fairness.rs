@@ -1,12 +1,10 @@
 //! Tenants that share one aggregator's memory, packet by packet in virtual time: what slots are worth in sums. Every packet takes
 //! the same time, so that a communicator's rate is its window's.
 
-use crate::{SECRET, config, grant};
+use crate::{SECRET, Zeros, config, grant};
 use harmonaize_abi::SegmentIndex;
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{
-    Aggregator, Grant, Key, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
-};
+use harmonaize_aggregator::{Aggregator, Grant, Key, Pool, Recipient, Share, Task, Worker, WorkerConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -15,15 +13,6 @@ const DELAY: Duration = Duration::from_micros(10);
 
 /// A packet to a worker, or to the aggregator.
 type Flying = (Option<(u64, u16)>, Vec<u8>);
-
-struct Nothing;
-
-impl Tensors for Nothing {
-    fn read(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
-        bytes.fill(1);
-    }
-    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, _: &[u8]) {}
-}
 
 /// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`. A host has at most
 /// `window` chunks of a tenant under way.
@@ -63,7 +52,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
         let mut answers = Vec::new();
         for (to, packet) in flying.remove(&now).unwrap_or_default() {
             match to {
-                Some(worker) => workers.get_mut(&worker).unwrap().receive(now, &packet, &mut Nothing),
+                Some(worker) => workers.get_mut(&worker).unwrap().receive(now, &packet, &mut Zeros),
                 None => aggregator.receive(now, &packet, &mut |to: Recipient, packet: &[u8]| {
                     let Recipient::Worker { communicator, worker } = to else { panic!("no parent") };
                     answers.push((Some((communicator, worker)), packet.to_vec()));
@@ -77,7 +66,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
                     worker.begin(now, 1);
                     assert!(worker.submit(SegmentIndex(0), Task::Sum(1 << 40)));
                 }
-                while let Some(bytes) = worker.poll_transmit(now, &Nothing, &mut packet) {
+                while let Some(bytes) = worker.poll_transmit(now, &Zeros, &mut packet) {
                     answers.push((None, packet[..bytes].to_vec()));
                 }
             }

@@ -1,25 +1,16 @@
 //! Answers that are late are not lost: a whole window is asked for again, and the session goes on. What is lost is found and sent again
 //! without waiting for time-outs, and nothing else is.
 
-use crate::{answers, config, grant};
+use crate::{Zeros, answers, config, grant};
 use harmonaize_abi::SegmentIndex;
 use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Grant, PayloadFormat, Pool, Reason, Share, Task, Tensors, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Grant, PayloadFormat, Pool, Reason, Share, Task, Worker, WorkerConfig,
 };
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
 const WINDOW: u16 = 256;
-
-struct Zeros;
-
-impl Tensors for Zeros {
-    fn read(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
-        bytes.fill(0);
-    }
-    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, _: &[u8]) {}
-}
 
 fn done(segment: u64) -> Option<Event> {
     Some(Event::Done { segment: SegmentIndex(segment), squares: Squares::default() })

@@ -1,10 +1,14 @@
 //! Workers and aggregators, packet by packet in virtual time.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_abi::{Dtype, ReduceOp};
-use harmonaize_aggregator::{Aggregator, Codes, Grant, Key, PayloadFormat, Recipient, Share, WorkerConfig};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
+use harmonaize_aggregator::{
+    Aggregator, Codes, Grant, Key, PayloadFormat, Recipient, Share, Tensors, WorkerConfig,
+};
 use std::time::Duration;
 
+#[cfg(test)]
+mod allocations;
 #[cfg(test)]
 mod bytes;
 #[cfg(test)]
@@ -66,6 +70,16 @@ fn quick(worker: u16) -> WorkerConfig {
         max_loss_permille: 900,
         ..config(worker)
     }
+}
+
+/// Tensors of zeros, of which no sum is kept.
+struct Zeros;
+
+impl Tensors for Zeros {
+    fn read(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
+        bytes.fill(0);
+    }
+    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, _: &[u8]) {}
 }
 
 /// Gives a packet to an aggregator without a parent; returns what it sends, and to which worker.

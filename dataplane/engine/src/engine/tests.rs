@@ -5,6 +5,8 @@
 mod common;
 mod deaf;
 mod gone;
+#[path = "../../tests/engine/tap.rs"]
+mod tap;
 
 use crate::containment::{Task, fault};
 use crate::{AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, Notice, PanicScope};
@@ -28,7 +30,7 @@ fn world(transports: Vec<Box<dyn Transport + Send>>, away: bool) -> World {
     }
     world.until("formed beside", |world| {
         let prepared = |n: &Notice| matches!(n, Notice::Prepared { communicator: CommunicatorId(2), .. });
-        world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(prepared))
+        world.all_reported(prepared)
     });
     world
 }
@@ -279,10 +281,5 @@ fn a_communicator_without_operations_rests_until_something_happens_to_it() {
         world.engines[0].communicators.get(*key).is_some_and(|member| member.calls_in_flight() == 1)
     };
     assert!(world.engines[0].resting.iter().any(waits), "its time-out is noted");
-    let mut completion = None;
-    world.until("the time-out", |world| {
-        completion = completion.or_else(|| world.tenants[0].end.completion().unwrap());
-        completion.is_some()
-    });
-    assert_eq!(completion.map(|completion| completion.status), Some(Status::Timeout.code()));
+    assert_eq!(world.completion(0).status, Status::Timeout.code());
 }

@@ -4,9 +4,8 @@ use crate::common::{World, reduce};
 use crate::served::{CHUNK, Served, any, my_turn, ordinary, whole_by, world, world_of};
 use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Submission};
 use harmonaize_aggregator::PayloadFormat;
-use harmonaize_engine::{Command, CommunicatorId, Engine, Epoch, Leases, Notice};
+use harmonaize_engine::{Command, Engine, Epoch, Leases, Notice};
 use harmonaize_events::{Mark, MarkKind};
-use harmonaize_plan::Participant;
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -259,17 +258,9 @@ fn an_epoch_ends_aggregation() {
         let (before, soon) = (served.sums(), Instant::now() + Duration::from_secs(1));
         world.until("some of the sums", |_| served.sums() > before + 20 || Instant::now() > soon);
         world.aggregation = None;
-        for me in (0..4).map(Participant) {
-            let (plan, peers) = (world.plan(Epoch(2), &[0, 2, 1, 3]), world.peers(Epoch(2), me));
-            let communicator = CommunicatorId(1);
-            let change = Command::Change { communicator, plan: Box::new(plan), peers, aggregator: None };
-            world.engines[me.0 as usize].handle_command(change);
-        }
+        world.change(Epoch(2), &[0, 2, 1, 3], |_, _| true);
     });
-    world.until("the switch", |world| {
-        let switched = |notice: &Notice| matches!(notice, Notice::Switched { epoch: Epoch(2), .. });
-        world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(switched))
-    });
+    world.until_switched(Epoch(2));
     let before = served.sums();
     let completions = all_reduce(&mut world, 10_000, false, |_| {});
     assert!(completions.iter().all(|completion| completion.algorithm != 9) && served.sums() == before);

@@ -1,8 +1,7 @@
 //! Changes of plan make the links that they need and no others; what is under way on the rest goes on.
 
-use crate::common::{SMALL, World, call, loopback, tcp, tcp_with_sender};
+use crate::common::{SMALL, World, loopback, tcp, tcp_with_sender};
 use crate::counting::{Counts, counting};
-use harmonaize_abi::Collective;
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_plan::Participant;
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const RANKS: usize = 4;
+const OUTPUT: u64 = 16 << 20;
 const COMMUNICATOR: CommunicatorId = CommunicatorId(1);
 
 fn world(transports: Vec<Box<dyn Transport + Send>>) -> (World, Vec<Arc<Counts>>) {
@@ -29,46 +29,7 @@ fn links(counts: &[Arc<Counts>]) -> Vec<(u64, u64)> {
 
 /// Gives everybody a plan for which the links between these pairs are made, the lower first, and all others go on.
 fn change(world: &mut World, epoch: Epoch, order: &[u32], made: &[(u32, u32)]) {
-    for me in (0..RANKS as u32).map(Participant) {
-        let mut peers = world.peers(epoch, me);
-        for peer in &mut peers {
-            let pair = (me.0.min(peer.participant.0), me.0.max(peer.participant.0));
-            peer.introduction = peer.introduction.take().filter(|_| made.contains(&pair));
-        }
-        let plan = world.plan(epoch, order);
-        world.engines[me.0 as usize].handle_command(Command::Change {
-            communicator: COMMUNICATOR,
-            plan: Box::new(plan),
-            peers,
-            aggregator: None,
-        });
-    }
-}
-
-fn until_switched(world: &mut World, epoch: Epoch) {
-    world.until("a switch", |world| {
-        world.notices.iter().all(|heard| {
-            let heard = heard.lock().unwrap();
-            heard.iter().any(|notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch))
-        })
-    });
-}
-
-fn input(rank: usize, count: usize) -> Vec<u64> {
-    (0..count as u64).map(|i| (i + 3).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(rank as u32)).collect()
-}
-
-fn begin(world: &mut World, count: usize) {
-    (0..RANKS).for_each(|rank| world.write(rank, 0, &input(rank, count)));
-    (0..RANKS).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
-}
-
-fn end(world: &mut World, count: usize) {
-    assert!(world.completions().iter().all(|completion| completion.status == 0));
-    let sum = (0..RANKS).map(|rank| input(rank, count)).fold(vec![0_u64; count], |sum, values| {
-        sum.iter().zip(&values).map(|(one, other)| one.wrapping_add(*other)).collect()
-    });
-    (0..RANKS).for_each(|rank| assert!(world.read(rank, 16 << 20, count) == sum, "rank {rank}"));
+    world.change(epoch, order, |low, high| made.contains(&(low, high)));
 }
 
 /// The other end may hear a moment later that a link is closed.
@@ -80,27 +41,23 @@ fn exactly_the_links_that_are_needed(transports: Vec<Box<dyn Transport + Send>>)
     let (mut world, counts) = world(transports);
     assert_eq!(links(&counts), [(3, 0); RANKS], "each has a link to every other");
     let count = 1 << 20;
-    begin(&mut world, count);
-    for _ in 0..20 {
-        world.engines.iter_mut().for_each(|engine| {
-            engine.progress(64);
-        });
-    }
+    world.begin_sum(count, OUTPUT);
+    world.run_rounds(20);
     // Under way, two pairs get other links: each of the four makes one and closes one.
     change(&mut world, Epoch(2), &[0, 2, 1, 3], &[(0, 1), (2, 3)]);
-    until_switched(&mut world, Epoch(2));
+    world.until_switched(Epoch(2));
     until_links(&mut world, &counts, [(4, 1); RANKS]);
     // Another order by the links that there are, some of the first epoch, some of the second.
     change(&mut world, Epoch(3), &[0, 1, 3, 2], &[]);
-    until_switched(&mut world, Epoch(3));
-    end(&mut world, count);
+    world.until_switched(Epoch(3));
+    world.end_sum(count, OUTPUT);
     until_links(&mut world, &counts, [(4, 1); RANKS]);
     // Between operations nobody waits for a call.
     change(&mut world, Epoch(4), &[3, 1, 0, 2], &[(0, 3)]);
-    until_switched(&mut world, Epoch(4));
+    world.until_switched(Epoch(4));
     until_links(&mut world, &counts, [(5, 2), (4, 1), (4, 1), (5, 2)]);
-    begin(&mut world, 1000);
-    end(&mut world, 1000);
+    world.begin_sum(1000, OUTPUT);
+    world.end_sum(1000, OUTPUT);
     let failure = Failure::Dissolved;
     for engine in &mut world.engines {
         engine.handle_command(Command::Dissolve { communicator: COMMUNICATOR, failure: failure.clone() });
@@ -127,20 +84,18 @@ fn exactly_the_links_that_are_needed_are_made_with_a_sender() {
 fn a_change_that_is_given_up_closes_what_it_made_and_nothing_else() {
     let (mut world, counts) = world(tcp(RANKS));
     let count = 1 << 18;
-    begin(&mut world, count);
-    for engine in &mut world.engines {
-        engine.progress(64);
-    }
+    world.begin_sum(count, OUTPUT);
+    world.run_rounds(1);
     change(&mut world, Epoch(2), &[0, 2, 1, 3], &[(1, 2)]);
     for engine in &mut world.engines {
         engine.handle_command(Command::Abandon { communicator: COMMUNICATOR, epoch: Epoch(2) });
     }
-    end(&mut world, count);
+    world.end_sum(count, OUTPUT);
     until_links(&mut world, &counts, [(3, 0), (4, 1), (4, 1), (3, 0)]);
     change(&mut world, Epoch(3), &[0, 2, 1, 3], &[(1, 2)]);
-    until_switched(&mut world, Epoch(3));
-    begin(&mut world, count);
-    end(&mut world, count);
+    world.until_switched(Epoch(3));
+    world.begin_sum(count, OUTPUT);
+    world.end_sum(count, OUTPUT);
     until_links(&mut world, &counts, [(3, 0), (5, 2), (5, 2), (3, 0)]);
 }
 
@@ -163,6 +118,6 @@ fn a_link_that_is_not_there_cannot_go_on() {
         heard.iter().any(|notice| matches!(notice, Notice::PrepareFailed { epoch: Epoch(2), .. }))
     });
     until_links(&mut world, &counts, [(3, 0); RANKS]);
-    begin(&mut world, 1000);
-    end(&mut world, 1000);
+    world.begin_sum(1000, OUTPUT);
+    world.end_sum(1000, OUTPUT);
 }

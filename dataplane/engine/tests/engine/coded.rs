@@ -6,7 +6,7 @@ use crate::tampering::{Damage, tampering};
 use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Status, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
+use harmonaize_engine::{Epoch, Notice};
 use harmonaize_events::MarkKind;
 use harmonaize_plan::{Coding, Participant};
 use harmonaize_transport::Transport;
@@ -15,11 +15,11 @@ use rand_chacha::ChaCha8Rng;
 
 const OUTPUT: u64 = 16 << 20;
 
-fn number(name: &str) -> u16 {
+pub(crate) fn number(name: &str) -> u16 {
     Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16
 }
 
-fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
+pub(crate) fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
     let codec = number(name);
     Some(Coding { codec, finer: None, max_error: most })
 }
@@ -354,27 +354,10 @@ fn a_nan_and_an_infinity_come_through() {
 }
 
 /// Gives everybody a plan with another codec on the links that there are.
-fn change(world: &mut World, epoch: Epoch, coding: Option<Coding>) {
+pub(crate) fn change(world: &mut World, epoch: Epoch, coding: Option<Coding>) {
     world.coding = coding;
-    let all = world.group.participants();
-    let order: Vec<u32> = (0..all).collect();
-    for me in (0..all).map(Participant) {
-        let mut peers = world.peers(epoch, me);
-        peers.iter_mut().for_each(|peer| peer.introduction = None);
-        let plan = world.plan(epoch, &order);
-        let change = Command::Change {
-            communicator: CommunicatorId(1),
-            plan: Box::new(plan),
-            peers,
-            aggregator: None,
-        };
-        world.engines[me.0 as usize].handle_command(change);
-    }
-}
-
-fn switched(world: &World, epoch: Epoch) -> bool {
-    let heard = |notice: &Notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch);
-    world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(heard))
+    let order: Vec<u32> = (0..world.group.participants()).collect();
+    world.change(epoch, &order, |_, _| false);
 }
 
 #[test]
@@ -389,7 +372,7 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
         {
             let epoch = Epoch(epoch as u32 + 2);
             change(&mut world, epoch, next);
-            world.until("switched", |world| switched(world, epoch));
+            world.until_switched(epoch);
         }
         let completions = world.completions();
         assert!(completions.iter().all(|done| (done.status, done.algorithm) == (0, 6)), "{completions:?}");
@@ -461,7 +444,7 @@ fn a_codec_that_is_not_known_is_refused() {
     let mut world = world(loopback(2), &hosts(2), coding("int8", None));
     change(&mut world, Epoch(2), Some(Coding { codec: 999, finer: None, max_error: None }));
     let refused = |notice: &Notice| matches!(notice, Notice::PrepareFailed { epoch: Epoch(2), reason, .. } if reason.contains("999"));
-    assert!(world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(refused)));
+    assert!(world.all_reported(refused));
     let completions = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);
     assert!(completions.iter().all(|done| done.algorithm == 6));
 }

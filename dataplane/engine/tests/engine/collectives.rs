@@ -1,11 +1,11 @@
 //! Whole operations through engines, rings and transports, in one process.
 
-use crate::common::{LONGEST, SMALL, World, call, loopback, reduce, tcp};
+use crate::common::{LONGEST, SMALL, World, call, input, loopback, reduce, tcp};
 use crate::counting::counting;
 use harmonaize_abi::{Collective, OperationId, Rank, ReduceOp, Status, Submission};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
-use harmonaize_plan::{Algorithm, AlgorithmTable, Participant, Tuning};
+use harmonaize_plan::{Algorithm, AlgorithmTable, Tuning};
 use harmonaize_transport::Transport;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -20,19 +20,13 @@ fn groupings() -> Vec<Vec<Vec<u32>>> {
     ]
 }
 
-fn input(rank: usize, count: usize) -> Vec<u64> {
-    (0..count as u64)
-        .map(|i| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(rank as u32 * 7))
-        .collect()
-}
-
 fn everything_is_right(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>, tuning: Tuning) {
     for ranks in groupings() {
         let mut world = World::new(transports(ranks.len()), &ranks, tuning);
         let n = world.tenants.len();
         for count in [0_usize, 1, 3, 200, 50_000] {
-            allreduce(&mut world, n, count, 0, 16 << 20);
-            allreduce(&mut world, n, count, 0, 0);
+            allreduce(&mut world, count, 16 << 20);
+            allreduce(&mut world, count, 0);
             alltoall(&mut world, n, count.min(5_000));
             broadcast(&mut world, n, count);
             (0..n).for_each(|rank| world.submit(rank, call(Collective::Barrier, 0, 1, 0, 0, 0)));
@@ -41,21 +35,9 @@ fn everything_is_right(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>, 
     }
 }
 
-fn allreduce(world: &mut World, n: usize, count: usize, from: u64, to: u64) {
-    let mut expected = vec![0_u64; count];
-    for rank in 0..n {
-        let values = input(rank, count);
-        expected.iter_mut().zip(&values).for_each(|(sum, v)| *sum = sum.wrapping_add(*v));
-        world.write(rank, from, &values);
-    }
-    (0..n).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, from, to, 0)));
-    let completions = world.completions();
-    let right = completions.iter().all(|c| c.status == 0 && c.cookie == 42);
-    assert!(right, "{count} elements at {from} to {to}: {completions:?}, {:?}", world.notices);
-    for rank in 0..n {
-        assert!(world.read(rank, to, count) == expected, "rank {rank} of {n}, {count} elements");
-        assert!(from == to || world.read(rank, from, count) == input(rank, count), "input changed");
-    }
+fn allreduce(world: &mut World, count: usize, to: u64) {
+    world.begin_sum(count, to);
+    world.end_sum(count, to);
 }
 
 fn alltoall(world: &mut World, n: usize, count: usize) {
@@ -152,27 +134,10 @@ fn one_shot_and_two_give_all_ranks_the_same_bits() {
 fn a_running_operation_changes_its_plan() {
     let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], SMALL);
     let count = 1 << 20;
-    (0..4).for_each(|rank| world.write(rank, 0, &input(rank, count)));
-    (0..4).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
-    for _ in 0..20 {
-        for engine in &mut world.engines {
-            engine.progress(64);
-        }
-    }
-    for me in (0..4).map(Participant) {
-        let command = Command::Change {
-            communicator: CommunicatorId(1),
-            plan: Box::new(world.plan(Epoch(2), &[0, 2, 1, 3])),
-            peers: world.peers(Epoch(2), me),
-            aggregator: None,
-        };
-        world.engines[me.0 as usize].handle_command(command);
-    }
-    assert!(world.completions().iter().all(|c| c.status == 0));
-    let expected = (0..4).map(|r| input(r, count)).fold(vec![0_u64; count], |sum, values| {
-        sum.iter().zip(&values).map(|(a, b)| a.wrapping_add(*b)).collect()
-    });
-    (0..4).for_each(|rank| assert!(world.read(rank, 16 << 20, count) == expected, "rank {rank}"));
+    world.begin_sum(count, 16 << 20);
+    world.run_rounds(20);
+    world.change(Epoch(2), &[0, 2, 1, 3], |_, _| true);
+    world.end_sum(count, 16 << 20);
     let segments: Vec<_> = world
         .notices
         .iter()
@@ -196,27 +161,12 @@ fn a_running_operation_changes_its_plan() {
 fn a_change_may_follow_as_soon_as_one_is_made() {
     let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], SMALL);
     let count = 1 << 20;
-    (0..4).for_each(|rank| world.write(rank, 0, &input(rank, count)));
-    (0..4).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
-    let told = |world: &World, me: usize, epoch: Epoch| {
-        let heard = world.notices[me].lock().unwrap();
-        heard.iter().any(|n| matches!(n, Notice::Switched { epoch: of, .. } if *of == epoch))
-    };
+    world.begin_sum(count, 16 << 20);
     for (epoch, order) in [(2, [0, 2, 1, 3]), (3, [0, 1, 2, 3]), (4, [0, 3, 1, 2])] {
-        let epoch = Epoch(epoch);
-        for me in (0..4).map(Participant) {
-            let (plan, peers) = (world.plan(epoch, &order), world.peers(epoch, me));
-            let command = Command::Change {
-                communicator: CommunicatorId(1),
-                plan: Box::new(plan),
-                peers,
-                aggregator: None,
-            };
-            world.engines[me.0 as usize].handle_command(command);
-        }
-        world.until("a switch", |world| (0..4).all(|me| told(world, me, epoch)));
+        world.change(Epoch(epoch), &order, |_, _| true);
+        world.until_switched(Epoch(epoch));
     }
-    assert!(world.completions().iter().all(|c| c.status == 0));
+    world.end_sum(count, 16 << 20);
     for heard in &world.notices {
         let heard = heard.lock().unwrap();
         assert!(!heard.iter().any(|n| matches!(n, Notice::PrepareFailed { .. })), "{heard:?}");
@@ -227,13 +177,8 @@ fn a_change_may_follow_as_soon_as_one_is_made() {
 fn bad_calls_are_refused_and_hurt_nobody() {
     let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
     world.submit(0, call(Collective::AllReduce, u64::MAX / 16, 1, 0, 0, 0));
-    let mut refused = None;
-    world.until("refusal", |world| {
-        refused = world.tenants[0].end.completion().unwrap();
-        refused.is_some()
-    });
-    assert_eq!(refused.map(|c| c.status), Some(Status::OutOfRange.code()));
-    allreduce(&mut world, 2, 1000, 0, 1 << 20);
+    assert_eq!(world.completion(0).status, Status::OutOfRange.code());
+    allreduce(&mut world, 1000, 1 << 20);
 }
 
 #[test]
@@ -243,12 +188,7 @@ fn a_timeout_beyond_the_longest_is_refused_and_hurts_nobody() {
     let longest = LONGEST.as_nanos() as u64;
     for timeout_ns in [longest + 1, u64::MAX] {
         world.submit(0, Submission { timeout_ns, ..right });
-        let mut refused = None;
-        world.until("refusal", |world| {
-            refused = world.tenants[0].end.completion().unwrap();
-            refused.is_some()
-        });
-        assert_eq!(refused.map(|c| c.status), Some(Status::TimeoutTooLong.code()));
+        assert_eq!(world.completion(0).status, Status::TimeoutTooLong.code());
     }
     (0..2).for_each(|rank| world.submit(rank, Submission { timeout_ns: longest, ..right }));
     assert!(world.completions().iter().all(|c| c.status == Status::Ok.code()));
@@ -262,9 +202,7 @@ fn the_shortest_timeout_of_ranks_ends_the_operation_for_all() {
     for (rank, timeout_ns) in [(0, 0), (1, 100_000_000), (2, 0)] {
         world.submit(rank, Submission { timeout_ns, ..right });
     }
-    world.until("the end", |world| {
-        world.notices.iter().all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Ended { .. })))
-    });
+    world.until("the end", |world| world.all_reported(|notice| matches!(notice, Notice::Ended { .. })));
     assert!(began.elapsed() < LONGEST, "the others' would not have ended it yet");
     for heard in &world.notices {
         let heard = heard.lock().unwrap();
@@ -292,9 +230,7 @@ fn an_abort_ends_what_others_wait_for() {
     // Again, and of what is not there: nothing.
     let other = Command::Dissolve { communicator: CommunicatorId(9), failure: Failure::Dissolved };
     [abort(), abort(), other].into_iter().for_each(|command| world.engines[2].handle_command(command));
-    world.until("the end", |world| {
-        world.notices.iter().all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Ended { .. })))
-    });
+    world.until("the end", |world| world.all_reported(|notice| matches!(notice, Notice::Ended { .. })));
     world.submit(2, call(Collective::AllReduce, 100, 1, 0, 4096, 0));
     assert!(world.completions().iter().all(|c| c.status == Status::Aborted.code()));
     for heard in &world.notices {
@@ -320,7 +256,7 @@ fn what_is_only_copied_lands_in_its_place() {
         let elements = 50_000;
         for to in [16 << 20, 0] {
             let before: Vec<u64> = counts.iter().map(|count| count.posted.load(Ordering::Relaxed)).collect();
-            allreduce(&mut world, 2, elements, 0, to);
+            allreduce(&mut world, elements, to);
             for (count, before) in counts.iter().zip(before) {
                 // Half of the elements come reduced, and only after what they wait for was sent.
                 assert_eq!(count.posted.load(Ordering::Relaxed) - before, elements as u64 * 8 / 2);
@@ -336,9 +272,7 @@ fn a_rank_can_leave_a_communicator_that_is_over() {
     for engine in &mut world.engines {
         engine.handle_command(Command::Dissolve { communicator, failure: Failure::Dissolved });
     }
-    world.until("the end", |world| {
-        world.notices.iter().all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Ended { .. })))
-    });
+    world.until("the end", |world| world.all_reported(|notice| matches!(notice, Notice::Ended { .. })));
     let refused = |world: &mut World, status: Status| {
         (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 1, 1, 0, 0, 0)));
         let completions = world.completions();

@@ -173,13 +173,69 @@ impl World {
             };
             world.engines[index].handle_command(Command::Form(Box::new(formation)));
         }
-        world.until("formed", |world| {
-            world
-                .notices
-                .iter()
-                .all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Prepared { .. })))
-        });
+        world.until("formed", |world| world.all_reported(|notice| matches!(notice, Notice::Prepared { .. })));
         world
+    }
+
+    /// Whether every engine has reported something like this.
+    pub(crate) fn all_reported(&self, like: impl Fn(&Notice) -> bool) -> bool {
+        self.notices.iter().all(|notices| notices.lock().unwrap().iter().any(&like))
+    }
+
+    /// Gives all engines a plan of this order, without an aggregator. Links are made between participants that `made` says, the lower first;
+    /// all others go on.
+    pub(crate) fn change(&mut self, epoch: Epoch, order: &[u32], made: impl Fn(u32, u32) -> bool) {
+        for me in (0..self.group.participants()).map(Participant) {
+            let mut peers = self.peers(epoch, me);
+            for peer in &mut peers {
+                let (low, high) = (me.0.min(peer.participant.0), me.0.max(peer.participant.0));
+                peer.introduction = peer.introduction.take().filter(|_| made(low, high));
+            }
+            let (communicator, plan) = (CommunicatorId(1), Box::new(self.plan(epoch, order)));
+            let change = Command::Change { communicator, plan, peers, aggregator: None };
+            self.engines[me.0 as usize].handle_command(change);
+        }
+    }
+
+    /// Drives every engine until all have switched to an epoch.
+    pub(crate) fn until_switched(&mut self, epoch: Epoch) {
+        let switched = |notice: &Notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch);
+        self.until("a switch", |world| world.all_reported(switched));
+    }
+
+    /// Drives every engine so many times.
+    pub(crate) fn run_rounds(&mut self, rounds: usize) {
+        for _ in 0..rounds {
+            self.engines.iter_mut().for_each(|engine| {
+                engine.progress(64);
+            });
+        }
+    }
+
+    /// Has all ranks write their inputs and call an AllReduce of them.
+    pub(crate) fn begin_sum(&mut self, count: usize, to: u64) {
+        let ranks = self.tenants.len();
+        (0..ranks).for_each(|rank| self.write(rank, 0, &input(rank, count)));
+        let sum = call(Collective::AllReduce, count as u64, 1, 0, to, 0);
+        (0..ranks).for_each(|rank| self.submit(rank, sum));
+    }
+
+    /// Waits until it has ended well; all ranks have the sum, and, not in place, their inputs.
+    pub(crate) fn end_sum(&mut self, count: usize, to: u64) {
+        let (ranks, completions) = (self.tenants.len(), self.completions());
+        let right = completions.iter().all(|done| done.status == 0 && done.cookie == 42);
+        assert!(right, "{count} elements to {to}: {completions:?}, {:?}", self.notices);
+        let mut sum = vec![0_u64; count];
+        for rank in 0..ranks {
+            sum.iter_mut().zip(input(rank, count)).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
+        }
+        for rank in 0..ranks {
+            assert!(self.read(rank, to, count) == sum, "rank {rank} of {ranks}, {count} elements");
+            assert!(
+                to == 0 || self.read(rank, 0, count) == input(rank, count),
+                "rank {rank}: its input changed"
+            );
+        }
     }
 
     pub(crate) fn plan(&self, epoch: Epoch, order: &[u32]) -> EpochPlan {
@@ -253,6 +309,16 @@ impl World {
         done.into_iter().map(Option::unwrap).collect()
     }
 
+    /// The next completion of a rank.
+    pub(crate) fn completion(&mut self, rank: usize) -> Completion {
+        let mut done = None;
+        self.until("a completion", |world| {
+            done = done.or_else(|| world.tenants[rank].end.completion().unwrap());
+            done.is_some()
+        });
+        done.unwrap()
+    }
+
     pub(crate) fn write_floats(&self, rank: usize, offset: u64, values: &[f32]) {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tenants[rank].end.memory().write(offset, &bytes).unwrap();
@@ -274,6 +340,13 @@ impl World {
         self.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
         bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect()
     }
+}
+
+/// What a rank adds to sums: numbers of its own.
+pub(crate) fn input(rank: usize, count: usize) -> Vec<u64> {
+    (0..count as u64)
+        .map(|i| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(rank as u32 * 7))
+        .collect()
 }
 
 /// Both ends of an attachment whose tensors are mapped.

@@ -1,22 +1,17 @@
 //! Error feedback through engines and rings: over all steps, what was received is what was given less what is owed at the end,
 //! across changes of codec, exact operations and several ranks a host.
 
+use crate::coded::{change, coding};
 use crate::common::{World, loopback, reduce};
 use harmonaize_abi::{ReduceOp, Region, Submission, flags};
-use harmonaize_codec::Codec;
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
-use harmonaize_plan::{Coding, Participant};
+use harmonaize_engine::Epoch;
+use harmonaize_plan::Coding;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Where the output lies, and both halves of the feedback.
 const OUTPUT: u64 = 4 << 20;
 const HALVES: [u64; 2] = [8 << 20, 12 << 20];
-
-fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
-    let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
-    Some(Coding { codec, finer: None, max_error: most })
-}
 
 /// Which ranks' tensors are not mapped.
 type Away = fn(u32) -> bool;
@@ -151,24 +146,8 @@ fn four_codecs(away: Away) {
     let next = [coding("rotated 2", None), None, coding("int8", Some(1e-3)), coding("rotated 1", None)];
     for (epoch, next) in (2..).map(Epoch).zip(next) {
         let scale = steps.submit(ReduceOp::Sum, OUTPUT);
-        let world = &mut steps.world;
-        world.coding = next;
-        for me in (0..4).map(Participant) {
-            let mut peers = world.peers(epoch, me);
-            peers.iter_mut().for_each(|peer| peer.introduction = None);
-            let plan = world.plan(epoch, &[0, 1, 2, 3]);
-            let change = Command::Change {
-                communicator: CommunicatorId(1),
-                plan: Box::new(plan),
-                peers,
-                aggregator: None,
-            };
-            world.engines[me.0 as usize].handle_command(change);
-        }
-        let heard = |notice: &Notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch);
-        world.until("switched", |world| {
-            world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(heard))
-        });
+        change(&mut steps.world, epoch, next);
+        steps.world.until_switched(epoch);
         steps.receive(scale, OUTPUT);
     }
     steps.check("four codecs");

@@ -1,32 +1,23 @@
 //! Operations whose frames another thread writes: right as ever, and ended as ever where somebody goes in their midst.
 
-use crate::common::{SMALL, World, call, tcp_with_sender};
-use harmonaize_abi::{Collective, Status};
+use crate::common::{SMALL, World, tcp_with_sender};
+use harmonaize_abi::Status;
 use harmonaize_core::Failure;
 use harmonaize_engine::{AttachmentId, Command, CommunicatorId};
 use harmonaize_transport::tcp::LinkProtection;
 
 const RANKS: usize = 3;
 const OUTPUT: u64 = 16 << 20;
-const ELEMENTS: u64 = 1 << 20;
+const ELEMENTS: usize = 1 << 20;
 
 fn world(protection: LinkProtection) -> World {
     World::new(tcp_with_sender(RANKS, protection), &[vec![0], vec![1], vec![2]], SMALL)
 }
 
-fn input(rank: usize, count: u64) -> Vec<u64> {
-    (0..count).map(|at| (at + 3).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(rank as u32)).collect()
-}
-
 /// Has everybody call an AllReduce, and goes on until some of it has crossed.
-fn begin(world: &mut World, count: u64) {
-    (0..RANKS).for_each(|rank| world.write(rank, 0, &input(rank, count)));
-    (0..RANKS).for_each(|rank| world.submit(rank, call(Collective::AllReduce, count, 1, 0, OUTPUT, 0)));
-    for _ in 0..20 {
-        for engine in &mut world.engines {
-            engine.progress(64);
-        }
-    }
+fn begin(world: &mut World, count: usize) {
+    world.begin_sum(count, OUTPUT);
+    world.run_rounds(20);
 }
 
 /// All ranks that are there have lost the operation.
@@ -41,17 +32,7 @@ fn sums_are_right_at_every_size() {
         let mut world = world(protection);
         for count in [1, 100, 5_000, 1 << 17, 77, 100_003] {
             begin(&mut world, count);
-            assert!(world.completions().iter().all(|completion| completion.status == 0));
-            let sum =
-                (0..RANKS).map(|rank| input(rank, count)).fold(vec![0_u64; count as usize], |sum, values| {
-                    sum.iter().zip(&values).map(|(one, other)| one.wrapping_add(*other)).collect()
-                });
-            for rank in 0..RANKS {
-                assert!(
-                    world.read(rank, OUTPUT, count as usize) == sum,
-                    "{protection}, {count}, rank {rank}"
-                );
-            }
+            world.end_sum(count, OUTPUT);
         }
     }
 }

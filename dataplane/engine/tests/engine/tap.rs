@@ -18,6 +18,11 @@ pub(crate) trait Hooks: Send {
     /// A link is to be closed.
     fn close(&mut self) {}
 
+    /// Whether a link has room for a frame.
+    fn has_room(&mut self, _link: LinkId) -> bool {
+        true
+    }
+
     /// A payload is to be sent. Returns what is sent in its place.
     fn payload(&mut self, payload: Span) -> Span {
         payload
@@ -58,6 +63,9 @@ impl<H: Hooks> Transport for Tap<H> {
         header: &[u8],
         payload: Option<(Landing, Span, u64)>,
     ) -> Result<(), SendError> {
+        if !self.hooks.has_room(link) {
+            return Err(SendError::Full);
+        }
         let payload = payload.map(|(landing, span, tag)| (landing, self.hooks.payload(span), tag));
         self.inner.send(link, path, header, payload)
     }

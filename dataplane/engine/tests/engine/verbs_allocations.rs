@@ -4,10 +4,10 @@
 #[path = "../../../transport/tests/counting/mod.rs"]
 mod counting;
 
+use crate::coded::number;
 use crate::common::{World, call, reduce};
 use counting::Counting;
 use harmonaize_abi::{Collective, ReduceOp, Region, Submission};
-use harmonaize_codec::Codec;
 use harmonaize_plan::{AlgorithmTable, Coding, Tuning};
 use harmonaize_transport::verbs::{Config, VerbsTransport};
 use harmonaize_transport::{Transport, tcp};
@@ -90,7 +90,6 @@ fn no_turn_allocates_once_a_communicator_is_up() {
         copy_bytes: 4096,
         algorithms: AlgorithmTable::direct(1000, 2000),
     };
-    let number = |name| Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
     let (codec, finer) = (number("rotated 4"), Some(number("int8 stochastic")));
     let coding = Some(Coding { codec, finer, max_error: Some(0.02) });
     let ranks = [vec![0, 2], vec![1]];

@@ -1,59 +1,21 @@
 //! Peers that read nothing: their communicators end in time, with little memory, and others go on.
 
 use super::common::{loopback, reduce};
+use super::tap::{Hooks, Tap};
 use super::{OTHER, OUTPUT, VICTIM, failures, statuses, submit, world};
 use crate::{CommunicatorId, Engine, Epoch};
 use harmonaize_abi::{OperationId, Rank, ReduceOp, Status, Submission};
 use harmonaize_core::{Control, Failure, Header, Kind, MAX_MESSAGE, Message};
-use harmonaize_shm::Span;
-use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
-use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use harmonaize_transport::{LinkId, SendError, Transport};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Another transport, of which one link takes no frame.
-struct Deaf {
-    inner: Box<dyn Transport + Send>,
-    link: Arc<Mutex<Option<LinkId>>>,
-}
+/// One link takes no frame.
+struct Deaf(Arc<Mutex<Option<LinkId>>>);
 
-impl Transport for Deaf {
-    fn local_address(&self) -> SocketAddr {
-        self.inner.local_address()
-    }
-
-    fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
-        self.inner.open(introduction)
-    }
-
-    fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
-        self.inner.attach_ring(link, ring, memory)
-    }
-
-    fn send(
-        &mut self,
-        link: LinkId,
-        path: u16,
-        header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
-    ) -> Result<(), SendError> {
-        match *self.link.lock().unwrap() {
-            Some(deaf) if deaf == link => Err(SendError::Full),
-            _ => self.inner.send(link, path, header, payload),
-        }
-    }
-
-    fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
-        self.inner.progress(budget, sink)
-    }
-
-    fn close(&mut self, link: LinkId) {
-        self.inner.close(link);
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
+impl Hooks for Deaf {
+    fn has_room(&mut self, link: LinkId) -> bool {
+        *self.0.lock().unwrap() != Some(link)
     }
 }
 
@@ -61,7 +23,7 @@ impl Transport for Deaf {
 fn deaf() -> super::World {
     let link = Arc::new(Mutex::new(None));
     let wrapped = loopback(2).into_iter().enumerate().map(|(index, inner)| match index {
-        0 => Box::new(Deaf { inner, link: Arc::clone(&link) }) as Box<dyn Transport + Send>,
+        0 => Box::new(Tap { inner, hooks: Deaf(Arc::clone(&link)) }) as Box<dyn Transport + Send>,
         _ => inner,
     });
     let world = world(wrapped.collect(), false);

@@ -16,11 +16,7 @@ fn called() -> World {
     drop(world.tenants.remove(0));
     world.engines[0].prepare_sleep();
     world.engines[0].cancel_sleep();
-    for _ in 0..100 {
-        world.engines.iter_mut().for_each(|engine| {
-            engine.progress(64);
-        });
-    }
+    world.run_rounds(100);
     world
 }
 

@@ -1,15 +1,14 @@
 //! Once a communicator is granted, neither side allocates: not for a packet, not for a segment.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[path = "../../transport/tests/counting/mod.rs"]
+#[path = "../../../transport/tests/counting/mod.rs"]
 mod counting;
 
+use crate::{grant, quick};
 use counting::Counting;
-use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
+use harmonaize_abi::SegmentIndex;
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Grant, Key, PayloadFormat, Pool, Recipient, Share, Task, Tensors, Worker,
-    WorkerConfig,
+    Aggregator, Event, Grant, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use std::time::Duration;
 
@@ -67,41 +66,16 @@ fn sum(aggregator: &mut Aggregator, workers: &mut [(Worker, Ones)], from: u64, t
 #[test]
 fn nothing_is_allocated_for_a_packet() {
     for ordered in [false, true] {
-        let form = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
         let mut aggregator = Aggregator::new(7, Pool::new(64, 4 * ELEMENTS));
         let share = Share { tenant: 1, weight: 1, guaranteed: 48, most: 48 };
-        let (workers, elements) = (WORKERS as u16, ELEMENTS as u32);
-        let grant = Grant {
-            communicator: 1,
-            secret: [1; 32],
-            workers,
-            format: form,
-            elements,
-            ordered,
-            share,
-            parent: None,
+        let elements = ELEMENTS as u32;
+        aggregator.grant(Grant { elements, ordered, share, ..grant() }).unwrap();
+        let member = |worker| {
+            let config =
+                WorkerConfig { elements, window: 32, timeout: Duration::from_secs(10), ..quick(worker) };
+            (Worker::new(config), Ones(0))
         };
-        aggregator.grant(grant).unwrap();
-        let mut members: Vec<(Worker, Ones)> = (0..workers)
-            .map(|worker| {
-                let config = WorkerConfig {
-                    communicator: 1,
-                    worker,
-                    key: Key::derive(&[1; 32], 1, worker),
-                    format: form,
-                    elements,
-                    window: 32,
-                    segments: 4,
-                    codes: Codes::default(),
-                    hosts: workers,
-                    timeout: Duration::from_secs(10),
-                    min_retry: Duration::from_micros(100),
-                    max_retry: Duration::from_millis(4),
-                    max_loss_permille: 900,
-                };
-                (Worker::new(config), Ones(0))
-            })
-            .collect();
+        let mut members: Vec<(Worker, Ones)> = (0..WORKERS as u16).map(member).collect();
         for (worker, _) in &mut members {
             worker.begin(Duration::ZERO, 1);
         }
