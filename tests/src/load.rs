@@ -88,7 +88,7 @@ pub fn under(
         Ok(took)
     };
     std::thread::scope(|scope| {
-        let job = scope.spawn(|| run(sockets, "load", per_host, &work));
+        let job = scope.spawn(|| run(sockets, "load", per_host, work));
         let scenario = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scenario(&load)));
         load.over.store(true, Ordering::SeqCst);
         let took = succeeded(job.join().unwrap());

@@ -67,7 +67,7 @@ fn family(
 /// On a rough network; every other seed changes plans.
 fn rough_and_changing(seed: u64) -> Scenario {
     let scenario = Scenario::new(seed, 2).rough();
-    if seed % 2 == 0 { scenario } else { scenario.changing() }
+    if seed.is_multiple_of(2) { scenario } else { scenario.changing() }
 }
 
 /// How a participant's communicator failed, and when.

@@ -322,7 +322,7 @@ fn queue_pairs_are_destroyed_by_a_thread_of_their_own() {
     fabric.take_calls("a0");
     fabric.inject("a0", Fault::PortDown);
     a.send(to_b, 0, b"lost", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
-    let seen = both_ended(&mut a, &mut b);
+    both_ended(&mut a, &mut b);
     fabric.inject("a0", Fault::PortUp);
     let [to_b, _] = up(&mut a, &mut b, 1);
     a.close(to_b);
