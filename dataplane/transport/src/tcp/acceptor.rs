@@ -11,7 +11,7 @@ use super::incoming::{Incoming, IncomingProgress};
 use super::poll::{Poll, Token};
 use super::pulse::Pulse;
 use super::records::LinkProtection;
-use super::{Config, tune};
+use super::{Config, LONGEST_TICK, tune};
 use crate::{DownReason, Introduction};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io;
@@ -287,7 +287,8 @@ impl Reception {
         self.rearm = true;
         let now = Instant::now();
         if self.beat.is_some_and(|at| at <= now) {
-            self.beat = self.awaited.pulses.beat().then(|| now + self.tick);
+            let go_on = self.awaited.pulses.beat(self.tick == LONGEST_TICK);
+            self.beat = go_on.then(|| now + self.tick);
         }
         if self.paused.is_some_and(|until| until <= now) {
             self.paused = None;

@@ -75,6 +75,9 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Most closed connections that linger; beyond, the oldest whose last words are out is cut off.
 const MAX_CLOSING: usize = 256;
 
+/// Between two looks for signs of life at most: a peer's time-out may be shorter than this end's.
+const LONGEST_TICK: Duration = Duration::from_millis(500);
+
 /// How an endpoint is set up.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -137,7 +140,7 @@ impl Config {
 
     /// How often links are looked at for signs of life.
     fn tick(&self) -> Duration {
-        (self.peer_timeout / 10).clamp(Duration::from_millis(10), Duration::from_millis(500))
+        (self.peer_timeout / 10).clamp(Duration::from_millis(10), LONGEST_TICK)
     }
 
     /// With how long a silence a peer is gone: two ticks less than its time, for who looks late.

@@ -245,6 +245,7 @@ impl Path {
             Ok(Input::Partial) => self.readable = self.hung_up || self.broken.is_some(),
             Ok(input) => {
                 self.silence.broken(Instant::now());
+                self.pulse.note_read();
                 self.buffered = true;
                 // After a hang-up there is no further edge: read on to the end of the stream.
                 self.readable = input == Input::More || self.hung_up || self.broken.is_some();

@@ -14,6 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 const REST_AFTER: u32 = 20;
 /// One at rest gives a sign of life at one beat of so many, while a peer is gone after a silence of eight or more.
 const REST_BEATS: u32 = 3;
+/// A peer from which so much comes between two of the longest beats may have a shorter time-out than this end, and no path to it is at rest:
+/// it gives signs of life oftener the less long it waits for ours.
+const QUICK: u32 = 3;
 
 /// A connection with the frames that are not yet with the kernel.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(super) struct Pulse {
     loan: Mutex<Loan>,
     /// Since the last beat.
     wrote: AtomicBool,
+    /// Reads since the last beat that were signs of life.
+    heard: AtomicU32,
     /// Beats since anything was written.
     silent: AtomicU32,
     /// Bytes that the kernel has taken.
@@ -32,8 +37,9 @@ pub(super) struct Pulse {
 impl Pulse {
     pub(super) fn new(socket: Socket, outbox: Outbox, loan: Loan) -> Self {
         let (outbox, loan) = (Mutex::new(outbox), Mutex::new(loan));
-        let (wrote, silent, written) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU64::new(0));
-        Self { socket, outbox, loan, wrote, silent, written }
+        let (wrote, written) = (AtomicBool::new(false), AtomicU64::new(0));
+        let [heard, silent] = [0, 0].map(AtomicU32::new);
+        Self { socket, outbox, loan, wrote, heard, silent, written }
     }
 
     /// The frames. Cost: a lock that nobody else wants, but for a few bytes of a silent path's heartbeat.
@@ -50,6 +56,11 @@ impl Pulse {
     pub(super) fn note_write(&self, bytes: usize) {
         self.wrote.store(true, Ordering::Relaxed);
         self.written.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// A sign of the peer's life was read.
+    pub(super) fn note_read(&self) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Bytes that the kernel has taken.
@@ -69,19 +80,24 @@ impl Pulse {
         self.outbox().close();
     }
 
-    /// Gives a sign of life, if nothing was written since the last beat; where nothing waits to be written, at rest, only now and then.
-    fn beat(&self) {
-        if self.wrote.swap(false, Ordering::Relaxed) {
+    /// Gives a sign of life, if nothing was written since the last beat; where nothing waits to be written, at rest, only now and
+    /// then. `may_rest`: beats are the longest, so that the peer can tell this end from one with a shorter time-out.
+    fn beat(&self, may_rest: bool) {
+        let wrote = self.wrote.swap(false, Ordering::Relaxed);
+        let quick = self.heard.swap(0, Ordering::Relaxed) >= QUICK;
+        if wrote || quick || !may_rest {
             self.silent.store(0, Ordering::Relaxed);
+        }
+        if wrote {
             return;
         }
-        let silent = self.silent.fetch_add(1, Ordering::Relaxed);
         let mut outbox = match self.outbox.try_lock() {
             Ok(outbox) => outbox,
             Err(TryLockError::Poisoned(outbox)) => outbox.into_inner(),
-            // The endpoint writes just now.
+            // The endpoint writes just now. If it does not, the next beat is as this one.
             Err(TryLockError::WouldBlock) => return,
         };
+        let silent = self.silent.fetch_add(1, Ordering::Relaxed);
         if silent >= REST_AFTER && !silent.is_multiple_of(REST_BEATS) && outbox.is_empty() {
             return;
         }
@@ -106,13 +122,13 @@ impl Pulses {
         pulses.len() == 1
     }
 
-    /// Has every path give a sign of life; false if there is none any more.
-    pub(super) fn beat(&self) -> bool {
+    /// Has every path give a sign of life, fewer where it is at rest and may be; false if there is none any more.
+    pub(super) fn beat(&self, may_rest: bool) -> bool {
         // Endpoints enter paths meanwhile, and do not wait for system calls.
         let mut beating = std::mem::take(&mut *self.lock());
         beating.retain(|pulse| match pulse.upgrade() {
             Some(pulse) => {
-                pulse.beat();
+                pulse.beat(may_rest);
                 true
             }
             None => false,
@@ -133,24 +149,50 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
+    fn pulse() -> (Pulse, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let socket = std::os::fd::OwnedFd::from(ours).into();
+        (Pulse::new(socket, Outbox::new(1, None), Loan::new(None)), theirs)
+    }
+
     #[test]
     fn a_path_at_rest_gives_fewer_signs() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let pulse =
-            Pulse::new(std::os::fd::OwnedFd::from(ours).into(), Outbox::new(1, None), Loan::new(None));
+        let (pulse, theirs) = pulse();
         let bytes_of = |beats: u32| {
             let before = rustix::io::ioctl_fionread(&theirs).unwrap();
-            (0..beats).for_each(|_| pulse.beat());
+            (0..beats).for_each(|_| pulse.beat(true));
             rustix::io::ioctl_fionread(&theirs).unwrap() - before
         };
         let sign = bytes_of(1);
         assert!(sign > 0);
         assert_eq!(bytes_of(REST_AFTER - 1), u64::from(REST_AFTER - 1) * sign);
         assert_eq!(bytes_of(5 * REST_BEATS), 5 * sign, "at rest");
+        assert_eq!(bytes_of(1), 0, "the next is to give a sign");
+        let outbox = pulse.outbox();
+        assert_eq!(bytes_of(1), 0, "the endpoint has the lock");
+        drop(outbox);
+        assert_eq!(bytes_of(1), sign, "at the beat behind it");
         pulse.note_write(1);
         assert_eq!(bytes_of(1), 0, "what was written is a sign");
         assert_eq!(bytes_of(REST_AFTER), u64::from(REST_AFTER) * sign, "no longer");
         pulse.outbox().push(b"waits", None).unwrap();
         assert_eq!(bytes_of(2), 2, "a byte of what waits each time");
+    }
+
+    /// One that has 1 s for its peers is to hear of them twice a second, whatever they have for it.
+    #[test]
+    fn ends_with_different_time_outs_give_every_sign() {
+        let beats = 3 * REST_AFTER;
+        for (may_rest, heard, every) in [(true, QUICK, true), (true, QUICK - 1, false), (false, 0, true)] {
+            let (pulse, theirs) = pulse();
+            pulse.beat(may_rest);
+            let sign = rustix::io::ioctl_fionread(&theirs).unwrap();
+            for _ in 1..beats {
+                (0..heard).for_each(|_| pulse.note_read());
+                pulse.beat(may_rest);
+            }
+            let signs = rustix::io::ioctl_fionread(&theirs).unwrap() / sign;
+            assert_eq!(signs == u64::from(beats), every, "{signs} of {beats}, {heard} heard");
+        }
     }
 }
