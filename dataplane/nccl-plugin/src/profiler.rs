@@ -7,6 +7,7 @@ use harmonaize_client::{
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write as _;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A collective, from when its kernel is launched.
@@ -217,8 +218,8 @@ extern "C" fn init(
         state.communicators.insert(number, noted);
         // SAFETY: NCCL gives a place for a pointer.
         unsafe { context.write(std::ptr::without_provenance_mut(number)) };
-        // SAFETY: NCCL gives a place for the kinds of events that it shall tell of.
-        unsafe { mask.write((COLLECTIVE | CHANNEL) as c_int) };
+        // SAFETY: NCCL gives a place for the kinds of events that it shall tell of, of all communicators. Other threads read it as an atomic.
+        unsafe { AtomicI32::from_ptr(mask) }.store((COLLECTIVE | CHANNEL) as c_int, Ordering::Relaxed);
     })
 }
 
