@@ -131,7 +131,7 @@ impl LocalBatch {
 
     /// The fewest passes of all workers that make a batch of a range, each of `least` to `most` samples. `None` where no number of whole
     /// samples does.
-    pub(crate) fn within(
+    pub fn within(
         workers: u32,
         (smallest, largest): (u32, u32),
         (least, most): (u32, u32),

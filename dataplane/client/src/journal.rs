@@ -192,7 +192,8 @@ impl Drop for Watched {
     }
 }
 
-/// A communicator of another library, whose operations go into the process's journal as the client's own do.
+/// A communicator of another library, whose operations go into the process's journal as the client's own do. Dropped, it waits for 2 s at
+/// most until all that the process has noted is written.
 #[derive(Debug)]
 pub struct ForeignCommunicator(Arc<Scope>);
 
@@ -209,6 +210,12 @@ impl ForeignCommunicator {
     /// Notes that an operation begins now. Never waits.
     pub fn begin(&self, called: Called) -> ForeignOperation {
         ForeignOperation(Watched::start(&self.0, called))
+    }
+}
+
+impl Drop for ForeignCommunicator {
+    fn drop(&mut self) {
+        self.0.journal.flush();
     }
 }
 

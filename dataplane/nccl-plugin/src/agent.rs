@@ -1,7 +1,7 @@
 //! What the provider tells of the network, by a thread that NCCL's never wait for.
 
 use harmonaize_client::{
-    AttachOptions, Client, CongestionLevel, Error, EventKind, JoinOptions, Rank, job_from_env,
+    AttachOptions, Client, CongestionLevel, Error, EventKind, Events, JoinOptions, Rank, job_from_env,
 };
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ static CONGESTION: AtomicI32 = AtomicI32::new(UNKNOWN);
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// The worst that the provider tells of the tenant's communicators now: 0 none, 1 mild, 2 severe. -1 where it is not known: at other
-/// ranks than the first communicator's first, without an agent, and until the ranks have joined.
+/// ranks than the first communicator's first, without an agent, until the ranks have joined, and while the provider cannot tell.
 #[unsafe(no_mangle)]
 pub extern "C" fn harmonaize_nccl_congestion() -> c_int {
     CONGESTION.load(Ordering::Relaxed)
@@ -66,9 +66,22 @@ fn follow(
         CONGESTION.store(reported.worst(), Ordering::Relaxed);
         match events.read(WAIT) {
             Ok(batch) => batch.events.iter().for_each(|event| reported.update(&event.kind)),
-            Err(Error::Events(_) | Error::TooOften { .. }) => {
+            Err(Error::TooOften { .. }) => std::thread::sleep(AGAIN),
+            Err(Error::Events(_)) => {
+                CONGESTION.store(UNKNOWN, Ordering::Relaxed);
                 std::thread::sleep(AGAIN);
-                events = client.events(None);
+                let mut fresh = client.events(None);
+                while let Err(error) = fresh.read(Duration::ZERO) {
+                    match error {
+                        Error::Events(_) | Error::TooOften { .. } => std::thread::sleep(AGAIN),
+                        error => return Err(error),
+                    }
+                }
+                // A provider that was away goes on. To one that began anew, what was told before is nothing.
+                let feed = |events: &Events| events.cursor().map(|cursor| cursor.feed);
+                if feed(&fresh) != feed(&events) {
+                    (events, reported) = (fresh, Reported::default());
+                }
             }
             Err(error) => return Err(error),
         }

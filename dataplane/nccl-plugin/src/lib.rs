@@ -4,7 +4,8 @@
 //! tells of its congestion. The tuner reckons with a level of congestion once the program has said so, at all ranks alike: ranks that
 //! choose different algorithms for one collective hang, so no rank goes by what it hears by itself.
 //!
-//! Architecture invariant: no function waits for the agent, and no panic leaves one. NCCL is told of success whatever happens here.
+//! Architecture invariant: no function waits for the agent, and no panic leaves one. NCCL is told of success whatever happens here. The
+//! end of a communicator alone waits, until the process's own journal is written, for 2 s at most.
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)] // NCCL's names
 #![allow(clippy::not_unsafe_ptr_arg_deref)] // all callers are NCCL, whose headers say what pointers point to
 

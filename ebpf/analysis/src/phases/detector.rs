@@ -268,6 +268,8 @@ impl Phases {
             self.table.history -= usize::from(was_watched);
             for job in self.jobs.iter_mut().filter(|one| Some(one.number) == job) {
                 job.connections.retain(|member| *member != connection);
+                // Its place may be another connection's later.
+                job.sends.remove(&connection);
             }
         }
     }
@@ -277,6 +279,7 @@ impl Phases {
         let before = self.jobs.iter().filter(|job| job.iterations > 1).map(|job| group::FoundJob {
             number: job.number,
             hosts: Hosts::of(&job.connections, &self.table).all,
+            sends: job.sends.clone(),
             period: job.period(),
             bytes: job.pattern.bytes,
             starts: job.starts.iter().map(|(_, began)| *began).collect(),

@@ -58,7 +58,8 @@ impl DetectedJob {
         let (gap, parts) = if sends { (gap.min(period / 8), 16) } else { (gap, 2) };
         let groups = joined(&spans(main), gap);
         let starts = groups.iter().filter(|group| group.bytes >= bytes / parts).map(|group| group.began);
-        FoundJob { number: u64::MAX, hosts: self.hosts.clone(), period, bytes, starts: starts.collect() }
+        let (hosts, sends) = (self.hosts.clone(), BTreeSet::new());
+        FoundJob { number: u64::MAX, hosts, sends, period, bytes, starts: starts.collect() }
     }
 
     fn is_certain(&self) -> bool {
@@ -72,6 +73,8 @@ impl DetectedJob {
 pub(super) struct FoundJob {
     pub(super) number: u64,
     pub(super) hosts: BTreeSet<Address>,
+    /// Those of its connections that carry sends alone.
+    pub(super) sends: BTreeSet<u32>,
     pub(super) period: Duration,
     pub(super) bytes: u64,
     /// When its last phases began.
@@ -79,10 +82,11 @@ pub(super) struct FoundJob {
 }
 
 impl FoundJob {
-    /// Whether it is sends of another one.
+    /// Whether it is sends of another one. What comes far more often than phases do is in step with all of them, and says nothing.
     fn is_sends_of(&self, of: &Self) -> bool {
         self.hosts.is_subset(&of.hosts)
             && self.bytes < of.bytes
+            && self.period > of.period / 2
             && is_multiple(self.period, of.period)
             && in_step(&self.starts, &of.starts, of.period)
     }
@@ -148,9 +152,15 @@ pub(super) fn search(
     free.truncate(MAX_COMPARED);
     members.truncate(MAX_COMPARED);
     free.retain(|candidate| {
-        let job = members.iter().find(|(_, member)| candidate.due && correlate(candidate, member));
-        if let Some((job, _)) = job {
-            joins(*job, candidate.place, false);
+        let near = members.iter().filter(|(_, member)| candidate.due && correlate(candidate, member));
+        let known = near.map(|(job, member)| {
+            let of = found_before.iter().find(|one| one.number == *job);
+            (of.is_some_and(|of| of.sends.contains(&member.place)), *job)
+        });
+        // What is busy with sends alone carries sends, too.
+        let job = known.min_by_key(|(sends, _)| *sends);
+        if let Some((sends, job)) = job {
+            joins(job, candidate.place, sends);
         }
         job.is_none()
     });
@@ -322,4 +332,28 @@ fn spans<'a>(bursts: impl Iterator<Item = &'a Burst>) -> Vec<Span> {
     let counted = |burst: &Burst| if burst.is_counted { burst.bytes } else { 0 };
     let span = |burst: &Burst| Span { began: burst.began, ended: burst.ended, bytes: counted(burst) };
     bursts.map(span).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A job that begins a phase each so many milliseconds, from the third one on.
+    fn job(bytes: u64, milliseconds: u64) -> FoundJob {
+        let starts = (0..1000 / milliseconds).map(|phase| Nanos((3 + phase * milliseconds) * 1_000_000));
+        let (hosts, sends, period) =
+            (BTreeSet::from([[1; 4]]), BTreeSet::new(), Duration::from_millis(milliseconds));
+        FoundJob { number: 1, hosts, sends, period, bytes, starts: starts.collect() }
+    }
+
+    #[test]
+    fn a_faster_job_is_not_taken_for_sends() {
+        let slow = job(1_000_000, 100);
+        for sends in [job(1000, 100), job(1000, 200)] {
+            assert!(sends.is_sends_of(&slow));
+        }
+        for other in [job(1000, 1), job(1000, 2), job(1000, 150), job(2_000_000, 100)] {
+            assert!(!other.is_sends_of(&slow), "{:?}", other.period);
+        }
+    }
 }

@@ -48,7 +48,10 @@ pub(crate) fn choose_batch(
     };
     let chosen = Noise::measured(knobs.square, knobs.trace, initial).and_then(|noise| {
         // The model takes each rank for a host: the exchange's time is the tenant's word, wherever its ranks are.
-        let local = best_of(&model, noise, (ranks, ranks), range, fits)?.local;
+        let best = best_of(&model, noise, (ranks, ranks), range, fits).map(|best| best.local);
+        // By rounding up all that are tried may miss a narrow range.
+        let within = || LocalBatch::within(ranks, knobs.samples, knobs.micro, false);
+        let local = best.or_else(within).filter(|local| fits(*local))?;
         let learning_rate = rule.factor(noise, batch(local) / f64::from(initial));
         let choice = BatchChoice { micro: local.samples, learning_rate };
         learning_rate.is_finite().then_some((local.accumulated + 1, choice))
@@ -130,6 +133,11 @@ mod tests {
         let why = choose((1000, 2000), 2, 4).unwrap_err();
         assert!(why.contains("1000 to 2000") && why.contains("make 4 to 512"), "{why}");
         assert!(choose((100, 100), 1, 3).is_err());
+        // Two micro-batches of 13 samples would be too many, and five of 5 are not.
+        let narrow = BatchKnobs { samples: (97, 100), micro: (1, 20), ..KNOBS };
+        let (passes, choice) = choose_batch(&narrow, 5, 4, CongestionLevel::None).unwrap();
+        assert_eq!((passes, choice.micro), (5, 5));
+        assert!(choose_batch(&narrow, 4, 4, CongestionLevel::None).is_err());
         // Numbers that no computation can take.
         let huge = BatchKnobs { square: f64::MAX, trace: f64::MAX, initial: 1, ..KNOBS };
         assert!(choose_batch(&huge, 64, 4, CongestionLevel::None).is_err());
