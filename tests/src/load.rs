@@ -22,6 +22,7 @@ pub fn noticed_soon(setup: &mut Setup) {
 pub struct Load {
     rounds: AtomicU64,
     over: AtomicBool,
+    ended: AtomicBool,
 }
 
 impl Load {
@@ -33,10 +34,11 @@ impl Load {
     /// Waits until it has done some more rounds.
     ///
     /// # Panics
-    /// Where it does not.
+    /// Where it does not, or has ended.
     pub fn goes_on(&self) {
-        let (before, deadline) = (self.rounds(), Instant::now() + STEP);
+        let (before, deadline) = (self.rounds(), Instant::now() + 3 * STEP);
         while self.rounds() < before + 20 {
+            assert!(!self.ended.load(Ordering::SeqCst), "the job has ended");
             assert!(Instant::now() < deadline, "operations do not go on");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -88,9 +90,14 @@ pub fn under(
         Ok(took)
     };
     std::thread::scope(|scope| {
-        let job = scope.spawn(|| run(sockets, "load", per_host, work));
+        let job = scope.spawn(|| {
+            let ends = run(sockets, "load", per_host, work);
+            load.ended.store(true, Ordering::SeqCst);
+            ends
+        });
         let scenario = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scenario(&load)));
         load.over.store(true, Ordering::SeqCst);
+        // Of a scenario that panicked everything is printed already; what failed in the job is not.
         let took = succeeded(job.join().unwrap());
         scenario.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         took

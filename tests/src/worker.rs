@@ -55,12 +55,14 @@ impl Worker {
 
     /// An AllReduce in place or not, checked bit for bit.
     pub fn sum(&self, salt: u64, count: usize, in_place: bool, within: Duration) -> Result<()> {
-        let input = self.tensor(&Self::input(self.rank, salt, count))?;
+        let mine = Self::input(self.rank, salt, count);
+        let input = self.tensor(&mine)?;
         let other = if in_place { None } else { Some(self.tensor(&vec![0; count])?) };
         let output = other.as_ref().unwrap_or(&input);
         self.communicator.all_reduce(&input, output, ReduceOp::Sum)?.wait(within)?;
         let expected = self.summed(salt, count);
         ensure!(self.contents(output)? == expected, "rank {}: wrong sum of {count}", self.rank);
+        ensure!(in_place || self.contents(&input)? == mine, "rank {}: its input has changed", self.rank);
         Ok(())
     }
 
@@ -182,6 +184,7 @@ impl Worker {
         } else {
             let output = self.tensor(&vec![0; count])?;
             self.communicator.reduce_scatter(&input, &output, ReduceOp::Sum)?.wait(within)?;
+            ensure!(self.contents(&input)? == own, "rank {}: its input has changed", self.rank);
             self.contents(&output)?
         };
         let mut expected = vec![0_u64; count];

@@ -100,6 +100,8 @@ fn all_accesses(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
                 let worker = Worker::of(client, "job", rank, RANKS, LIMIT).unwrap();
                 // Each rank is a root.
                 worker.everything(&[1, 100, 6_000, 300_000, 0, 77], LIMIT).unwrap();
+                // Blocks of many pieces, too.
+                worker.exchange(7, 300_000, LIMIT).unwrap();
             });
         }
     });

@@ -19,6 +19,7 @@ fn nothing_is_allocated_for_a_datagram() {
     let nowhere = SocketAddr::from(([255, 255, 255, 255], 9));
     let (mut received, deadline) = (0_u64, Instant::now() + Duration::from_secs(60));
     let before = counting::so_far();
+    assert!(before > 0, "the counter counts");
     for number in 0..20_000_usize {
         let bytes = if number % 100 < 50 { 1400 } else { number % 1400 };
         let to = if number % 1000 == 0 { nowhere } else { to };

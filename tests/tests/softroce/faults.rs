@@ -1,6 +1,6 @@
 //! Faults of real devices under agents with running collectives: a typed error for whom it concerns, nothing for others.
 
-use crate::flaps::{End, Job};
+use crate::flaps::{End, Ends, Job};
 use crate::host::{Host, PATIENCE, may_break};
 use crate::provider::{HOSTS, Program, Provider, configuration, program};
 use crate::{alone, ranks};
@@ -8,7 +8,6 @@ use anyhow::{Result, bail};
 use harmonaize_client::{Error, Status};
 use harmonaize_tests::job::{Worker, succeeded};
 use rustix::thread::CapabilitySet;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Sums until one fails with the loss of a rank; another failure, or none in time, is an error.
@@ -49,11 +48,12 @@ fn a_removed_device_ends_its_communicators_only() {
             // As often as it takes, and then some.
             ranks(&sockets[..2], "some", |worker| spared_job.work(worker))
         });
+        let ends = Ends(&spared_job);
         // All of them: one rank may be done before another has heard of it.
         (0..HOSTS).for_each(|_| started.recv_timeout(PATIENCE).unwrap());
         let broken = Host(3).remove_device();
         let lost = lost.join().unwrap();
-        spared_job.over.store(true, Ordering::Relaxed);
+        drop(ends);
         assert_eq!(succeeded(spared.join().unwrap()), [End::Right; 2]);
         succeeded(lost);
         broken

@@ -26,9 +26,17 @@ pub(crate) enum End {
 #[derive(Default)]
 pub(crate) struct Job {
     rounds: AtomicU64,
-    /// Whether all ranks are to end.
-    pub(crate) over: AtomicBool,
+    over: AtomicBool,
     ended: AtomicBool,
+}
+
+/// Has all ranks of a job end once it is dropped, also by a panic: the scope of their threads waits for them.
+pub(crate) struct Ends<'a>(pub(crate) &'a Job);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Job {
@@ -76,9 +84,10 @@ fn job(provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End
             job.ended.store(true, Ordering::Relaxed);
             ends
         });
+        let ends = Ends(&job);
         job.wait_for_progress();
         meanwhile(&job);
-        job.over.store(true, Ordering::Relaxed);
+        drop(ends);
         succeeded(ranks.join().unwrap())
     })
 }

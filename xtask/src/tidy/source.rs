@@ -2,11 +2,12 @@
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 
-/// The source with comments, string and character literals replaced by spaces; all else stands where it did. Nothing of what is no Rust.
-pub fn code_only(text: &str) -> String {
+/// The source with comments, string and character literals replaced by spaces; all else stands where it did. `None` where
+/// it is no Rust.
+pub fn code_only(text: &str) -> Option<String> {
     let mut code = Code { text: String::new(), line: 1, column: 0 };
-    code.tokens(text.parse().unwrap_or_default());
-    code.text
+    code.tokens(text.parse().ok()?);
+    Some(code.text)
 }
 
 /// Code so far, and where it ends: the line from 1, the column from 0.
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn comments_and_texts_are_blanked() {
-        let blanked = |text: &str| code_only(text).split_whitespace().collect::<Vec<_>>().join(" ");
+        let blanked = |text: &str| code_only(text).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(blanked("a // unsafe\nb"), "a b");
         assert_eq!(blanked("a /* x /* y */ z */ b"), "a b");
         assert_eq!(blanked(r#"a "un\"safe" b"#), "a b");
@@ -102,7 +103,8 @@ mod tests {
         assert_eq!(blanked("fn f<'a>(x: &'a u8) -> char { '\"' }"), "fn f<'a>(x: &'a u8) -> char { }");
         assert_eq!(blanked(r"a '\'' b"), "a b");
         assert_eq!(blanked("r#type b"), "r#type b");
-        assert_eq!(code_only("\"a\nb\" c"), "\n   c");
+        assert_eq!(code_only("\"a\nb\" c").unwrap(), "\n   c");
+        assert_eq!(code_only("a \"open"), None);
     }
 
     #[test]

@@ -74,7 +74,10 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = top(tree);
     for file in &tree.rust {
         first_line(file, &mut found);
-        let code = code_only(&file.text);
+        let Some(code) = code_only(&file.text) else {
+            found.push(violation(&file.path, 0, "no rule can be checked: this is no Rust"));
+            continue;
+        };
         unsafe_code(file, &code, &mut found);
         if PURE.iter().any(|room| file.path.starts_with(Path::new(room).join("src"))) && !is_test(&file.path)
         {
@@ -201,6 +204,11 @@ mod tests {
     fn a_source_begins_with_its_sentence() {
         breaks("a/src/lib.rs", "use x;\n", 1, "begins with");
         breaks("a/src/lib.rs", "//!\n", 1, "begins with");
+    }
+
+    #[test]
+    fn a_source_that_cannot_be_read_keeps_no_rule() {
+        breaks("dataplane/core/src/a.rs", "//! Sentence.\nfn x() {\n", 0, "no Rust");
     }
 
     #[test]

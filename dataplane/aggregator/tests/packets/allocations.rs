@@ -83,6 +83,7 @@ fn nothing_is_allocated_for_a_packet() {
         // The session's begin wakes the communicator, and the pool is divided.
         sum(&mut aggregator, &mut members, 0, 1, &mut steps);
         let before = counting::so_far();
+        assert!(before > 0, "the counter counts");
         sum(&mut aggregator, &mut members, 1, 60, &mut steps);
         assert_eq!(counting::so_far() - before, 0, "ordered: {ordered}");
         assert!(members.iter().all(|(_, ones)| ones.0 == 60_000));

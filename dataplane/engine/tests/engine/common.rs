@@ -212,9 +212,10 @@ impl World {
         }
     }
 
-    /// Has all ranks write their inputs and call an AllReduce of them.
+    /// Has all ranks clear what an earlier sum left, write their inputs and call an AllReduce of them.
     pub(crate) fn begin_sum(&mut self, count: usize, to: u64) {
         let ranks = self.tenants.len();
+        (0..ranks).for_each(|rank| self.write(rank, to, &vec![0; count]));
         (0..ranks).for_each(|rank| self.write(rank, 0, &input(rank, count)));
         let sum = call(Collective::AllReduce, count as u64, 1, 0, to, 0);
         (0..ranks).for_each(|rank| self.submit(rank, sum));
