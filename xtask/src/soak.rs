@@ -86,14 +86,14 @@ const SUITES: &[Suite] = &[
     Suite::of("plan", "harmonaize-plan", "mutations", |seeds| from_first(seeds, 1)),
     // A seed takes some 0.1 ms.
     Suite::of("codec", "harmonaize-codec", "damage", |seeds| {
-        so_many(seeds.start, seeds.end.saturating_sub(seeds.start).saturating_mul(20))
+        runs_from(seeds.start, seeds.end.saturating_sub(seeds.start).saturating_mul(20))
     }),
     Suite::of("store", "harmonaize-store", "crashes", |seeds| from_first(seeds, 1)),
     Suite::of("control", "harmonaize-server", "store", |seeds| from_first(seeds, 100)),
     Suite::long("stragglers", "harmonaize-analysis", "stragglers", |seeds| from_first(seeds, 1)),
     Suite::long("congestion", "harmonaize-analysis", "congestion", |seeds| from_first(seeds, 1)),
     Suite::of("leaders", "harmonaize-tests", "availability", |seeds| from_first(seeds, 10)),
-    Suite::of("processes", "harmonaize-tests", "processes", |seeds| so_many(seeds.start, 200)),
+    Suite::of("processes", "harmonaize-tests", "processes", |seeds| runs_from(seeds.start, 200)),
     Suite::long("late", "harmonaize-tests", "faults", |_| Vec::new()),
     Suite::long("hostile", "harmonaize-tests", "hostile", |_| Vec::new()),
     Suite::long("release", "harmonaize-tests", "handover", |_| Vec::new()),
@@ -130,13 +130,13 @@ fn range(seeds: &Range<u64>) -> Environment {
     vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))]
 }
 
-fn so_many(first: u64, runs: u64) -> Environment {
+fn runs_from(first: u64, runs: u64) -> Environment {
     vec![("HARMONAIZE_SEED", first.to_string()), ("HARMONAIZE_RUNS", runs.to_string())]
 }
 
 /// The first seed, and how many: one in `each`, at least one.
 fn from_first(seeds: &Range<u64>, each: u64) -> Environment {
-    so_many(seeds.start, (seeds.end.saturating_sub(seeds.start) / each.max(1)).max(1))
+    runs_from(seeds.start, (seeds.end.saturating_sub(seeds.start) / each.max(1)).max(1))
 }
 
 /// Runs the task; the error of a failing round names its seeds.

@@ -5,7 +5,7 @@ mod text;
 
 use crate::config::check_name;
 use crate::telemetry::{
-    Finding, Handle, Names, Reading, Setup, late_round_trip, own_endpoints, replay, replay_merged, start,
+    Finding, Handle, Names, Reading, Setup, late_rtt_limit, own_endpoints, replay, replay_merged, start,
 };
 use anyhow::{Context, bail};
 use clap::Args;
@@ -98,7 +98,7 @@ impl Observe {
             bail!("no interface is up but loopback; name one with --interface");
         }
         interfaces.iter().try_for_each(|name| check_name(name)).map_err(anyhow::Error::msg)?;
-        let late_rtt = late_round_trip(&interfaces, &BTreeMap::new());
+        let late_rtt = late_rtt_limit(&interfaces, &BTreeMap::new());
         let setup = Setup {
             host: hostname(),
             interfaces,

@@ -49,7 +49,7 @@ pub use finding::{Finding, Findings, Found, LocatedStraggler};
 pub use handle::Handle;
 pub use latencies::Latencies;
 pub use links::MeasuredInterface;
-pub(crate) use links::late_round_trip;
+pub(crate) use links::late_rtt_limit;
 pub use losses::Losses;
 pub use names::Names;
 pub use own_flows::{EpochLinks, Traffic};

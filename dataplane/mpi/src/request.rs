@@ -40,7 +40,7 @@ impl Flying {
                 Err(error) => return Some(Err(error)),
             }
         }
-        self.task.poll_left(process).map(|_| Ok(()))
+        self.task.poll_mpi_part(process).map(|_| Ok(()))
     }
 }
 
@@ -96,7 +96,7 @@ fn finish(process: &Process, flying: Flying, ended: Result<(), Error>) {
     match ended.and_then(|()| flights.iter().try_for_each(land)) {
         Ok(()) => {
             task.land(process);
-            result.store(task.wait_left(process), Ordering::Release);
+            result.store(task.wait_mpi_part(process), Ordering::Release);
         }
         Err(error) => {
             process.log(&format!("{function}: {error}"));

@@ -26,7 +26,7 @@ const FEW: Reason = "fewer bytes than HARMONAIZE_MPI_MIN_BYTES";
 const LARGE: Reason = "blocks of different sizes that are large together";
 const HUGE: Reason = "more bytes than an int counts";
 const REDUCTION: Reason = "a type or an operation that the provider does not reduce";
-const MANY: Reason = "messages to more ranks than may be in flight at once";
+const TOO_FEW_ENTRIES: Reason = "messages to more ranks than may be in flight at once";
 const SOME: Reason = "blocks of few bytes, or large ones";
 
 /// Most ranks of an AllToAll by messages: each takes two of the operations in flight.
@@ -53,7 +53,7 @@ type Blocks = (*const c_void, *const c_int, *const c_int, Handle);
 
 /// Blocks of a call that the MPI moves, where the provider carries the others.
 #[derive(Debug)]
-struct Left {
+struct MpiPart {
     request: Handle,
     /// What the request has ended with.
     result: Option<c_int>,
@@ -80,7 +80,7 @@ pub(crate) struct Task {
     packed: [Vec<u8>; 2],
     unpack: Option<Unpack>,
     /// Of an AllToAll by messages.
-    left: Option<Left>,
+    mpi_part: Option<MpiPart>,
 }
 
 /// A call of the program's on a communicator.
@@ -163,7 +163,7 @@ impl Arguments<'_> {
             blocks: collective.max_blocks(self.ranks) as usize,
             packed: [Vec::new(), Vec::new()],
             unpack: None,
-            left: None,
+            mpi_part: None,
         }
     }
 
@@ -439,7 +439,7 @@ impl Arguments<'_> {
     /// left to the MPI, whose collective all ranks begin.
     fn by_messages(&self, input: Blocks, output: Blocks) -> Result<Task, Reason> {
         if self.ranks > MESSAGE_RANKS {
-            return Err(MANY);
+            return Err(TOO_FEW_ENTRIES);
         }
         let (send, _, send_places, send_type) = input;
         let (recv, _, recv_places, recv_type) = output;
@@ -466,7 +466,7 @@ impl Arguments<'_> {
             (&raw mut request).cast(),
         );
         let result = (begun != 0).then_some(begun);
-        task.left = Some(Left { request, result, counts: [sent, received] });
+        task.mpi_part = Some(MpiPart { request, result, counts: [sent, received] });
         Ok(task)
     }
 
@@ -638,7 +638,7 @@ impl Task {
 
     /// What is started of it where the call does not block: the operation, or a message from and to each rank.
     pub(crate) fn calls(&self) -> Vec<Call> {
-        if self.left.is_none() {
+        if self.mpi_part.is_none() {
             return vec![self.call(&self.chunks().next().unwrap_or(0..0))];
         }
         let message = |kind, root, inputs, outputs| Call {
@@ -660,8 +660,8 @@ impl Task {
     }
 
     /// What the MPI's part has ended with: none where it has not, and 0 where there is none.
-    pub(crate) fn poll_left(&mut self, process: &Process) -> Option<c_int> {
-        let Some(left) = &mut self.left else { return Some(0) };
+    pub(crate) fn poll_mpi_part(&mut self, process: &Process) -> Option<c_int> {
+        let Some(left) = &mut self.mpi_part else { return Some(0) };
         if left.result.is_none() {
             let mut ended: c_int = 0;
             let code =
@@ -672,8 +672,8 @@ impl Task {
     }
 
     /// Waits for the MPI's part, and returns what it has ended with.
-    pub(crate) fn wait_left(&mut self, process: &Process) -> c_int {
-        let Some(left) = &mut self.left else { return 0 };
+    pub(crate) fn wait_mpi_part(&mut self, process: &Process) -> c_int {
+        let Some(left) = &mut self.mpi_part else { return 0 };
         let request = (&raw mut left.request).cast();
         *left.result.get_or_insert_with(|| (pmpi().MPI_Wait)(request, process.abi.no_status()))
     }
@@ -693,7 +693,7 @@ impl Task {
     }
 }
 
-impl Drop for Left {
+impl Drop for MpiPart {
     fn drop(&mut self) {
         // Of a call that has failed the MPI may read the counts still.
         if self.result.is_none() {

@@ -15,7 +15,7 @@ const NAME: &str = "HARMONAIZE_NAME";
 const SOCKET: &str = "HARMONAIZE_SOCKET";
 
 /// Set where the process that started this rank keeps its standard input open, for as long as it is there itself.
-const INPUT_KEPT: &str = "HARMONAIZE_INPUT_KEPT";
+const WATCH_INPUT: &str = "HARMONAIZE_WATCH_INPUT";
 
 /// How often the ranks are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -81,7 +81,7 @@ fn command(
 
 /// Has a rank on another host end with the process that started it: whatever reaches the host may leave the rank alone there.
 pub(crate) fn end_with_launcher() -> Result<()> {
-    if std::env::var_os(INPUT_KEPT).is_none() {
+    if std::env::var_os(WATCH_INPUT).is_none() {
         return Ok(());
     }
     let watch = || {
@@ -129,7 +129,7 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
         ];
         variables.extend(socket.clone().map(|socket| (SOCKET, socket)));
         let host = share(&arguments.hosts, rank, ranks);
-        variables.extend(host.map(|_| (INPUT_KEPT, "1".to_owned())));
+        variables.extend(host.map(|_| (WATCH_INPUT, "1".to_owned())));
         let mut command = command(arguments, &program, &given, &variables, host)?;
         let who = host.map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"));
         let child = command.spawn().with_context(|| format!("cannot start {who}"))?;

@@ -297,7 +297,7 @@ fn settings(compiler: &Path, sysroot: &Path) -> Table {
     // Quick to build: what little runs under emulation gains by optimised kernels and random inputs alone.
     let level = |level: i64| Value::Table(Table::from_iter([("opt-level".into(), level.into())]));
     let mut packages = Table::from_iter([("*".into(), level(0)), ("proptest".into(), level(2))]);
-    let optimised = ["planner", "analysis", "loader", "events"];
+    let optimised = ["planner", "allocator", "plan", "analysis", "loader", "events"];
     packages.extend(optimised.map(|name| (format!("harmonaize-{name}"), level(0))));
     let profile = Table::from_iter([
         ("opt-level".into(), 0.into()),

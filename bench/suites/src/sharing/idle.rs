@@ -27,7 +27,7 @@ const EVERY: &str = "1500";
 /// What was set up is over.
 const QUIET: Duration = Duration::from_secs(3);
 /// And links are at rest.
-const REST: Duration = Duration::from_secs(12);
+const IDLE_TIME: Duration = Duration::from_secs(12);
 
 /// What a process takes of a core.
 fn share_of_a_core(process: u32, window: Duration) -> Result<f64> {
@@ -109,7 +109,7 @@ impl Sharing {
         for rank in &mut ranks {
             rank.line_by(deadline, |line| line.ends_with("communicators"))?;
         }
-        std::thread::sleep(REST);
+        std::thread::sleep(IDLE_TIME);
         let each = (resident_bytes(agent)?.saturating_sub(before)) as f64
             / 1024.0
             / (tenants * COMMUNICATORS) as f64;

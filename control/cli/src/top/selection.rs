@@ -115,7 +115,7 @@ mod tests {
     }
 
     /// How many hosts are left, and of which communicators telemetry and stragglers are.
-    fn left(selection: &Selection) -> (usize, Vec<u64>, Vec<u64>) {
+    fn remaining(selection: &Selection) -> (usize, Vec<u64>, Vec<u64>) {
         let (mut fabric, mut plans) = fabric();
         selection.apply(&mut fabric, &mut plans, &mut ExplainReply::default()).unwrap();
         let communicators: Vec<u64> = fabric.communicators.iter().map(|one| one.communicator).collect();
@@ -127,12 +127,12 @@ mod tests {
     fn hosts_tenants_and_communicators_are_selected() {
         let all = Selection::default;
         let texts = |text: &str| vec![text.to_owned()];
-        assert_eq!(left(&all()), (3, vec![1, 2, 3], vec![1, 2, 3]));
-        assert_eq!(left(&Selection { host: texts("h2"), ..all() }), (1, vec![3], vec![3]));
-        assert_eq!(left(&Selection { host: texts("h1"), ..all() }), (1, vec![1, 2], vec![]));
-        assert_eq!(left(&Selection { tenant: texts("b"), ..all() }), (3, vec![2, 3], vec![2, 3]));
+        assert_eq!(remaining(&all()), (3, vec![1, 2, 3], vec![1, 2, 3]));
+        assert_eq!(remaining(&Selection { host: texts("h2"), ..all() }), (1, vec![3], vec![3]));
+        assert_eq!(remaining(&Selection { host: texts("h1"), ..all() }), (1, vec![1, 2], vec![]));
+        assert_eq!(remaining(&Selection { tenant: texts("b"), ..all() }), (3, vec![2, 3], vec![2, 3]));
         let communicator = vec!["a/job".parse().unwrap(), "3".parse().unwrap()];
-        assert_eq!(left(&Selection { communicator, ..all() }), (3, vec![1, 3], vec![1, 3]));
+        assert_eq!(remaining(&Selection { communicator, ..all() }), (3, vec![1, 3], vec![1, 3]));
         let (mut fabric, mut plans) = fabric();
         let unknown = Selection { host: texts("h9"), ..all() };
         assert!(unknown.apply(&mut fabric, &mut plans, &mut ExplainReply::default()).is_err());

@@ -3,7 +3,7 @@
 use crate::config::Telemetry;
 use crate::counters::Counters;
 use crate::telemetry::cpu_budget::nanoseconds;
-use crate::telemetry::links::late_round_trip;
+use crate::telemetry::links::late_rtt_limit;
 use crate::telemetry::metrics::{Own, text};
 use crate::telemetry::socket::Socket;
 use crate::telemetry::unmeasured::Unmeasured;
@@ -191,7 +191,7 @@ fn try_begin(
         marks,
         decide: Box::new(log),
     };
-    let late_rtt = config.late_rtt.unwrap_or_else(|| late_round_trip(&setup.interfaces, &setup.rates));
+    let late_rtt = config.late_rtt.unwrap_or_else(|| late_rtt_limit(&setup.interfaces, &setup.rates));
     let options = Options {
         idle_gap: config.idle_gap,
         late_rtt,

@@ -157,9 +157,9 @@ impl MeasuredInterface {
 
 /// How much longer than the least a round trip is late, over the fastest of some interfaces by their `rates` in bits a second, or by what their
 /// drivers say. Over the others more of them are late.
-pub(crate) fn late_round_trip(interfaces: &[String], rates: &BTreeMap<String, u64>) -> Duration {
+pub(crate) fn late_rtt_limit(interfaces: &[String], rates: &BTreeMap<String, u64>) -> Duration {
     let bits = interfaces.iter().filter_map(|name| rates.get(name).copied().or_else(|| speed(name, None)));
-    Limits::default().late_round_trip(bits.max().unwrap_or(0) / 8)
+    Limits::default().late_rtt_limit(bits.max().unwrap_or(0) / 8)
 }
 
 /// What the driver says that the link carries, in bits a second; with an index, of the interface that has it.
@@ -184,7 +184,7 @@ mod tests {
         let interfaces = ["no-such-0", "no-such-1"].map(str::to_owned);
         let late = |rates: &[(&str, u64)]| {
             let rates = rates.iter().map(|(name, bits)| ((*name).to_owned(), *bits)).collect();
-            late_round_trip(&interfaces, &rates).as_nanos()
+            late_rtt_limit(&interfaces, &rates).as_nanos()
         };
         assert_eq!(late(&[("no-such-0", 200_000_000)]), 2_621_440);
         assert_eq!(late(&[("no-such-0", 200_000_000), ("no-such-1", 1_000_000_000)]), 524_288);

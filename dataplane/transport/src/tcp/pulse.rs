@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 /// After so many beats without anything else to write a path is at rest: 10 s by the usual time-out of a peer.
-const REST_AFTER: u32 = 20;
+const IDLE_AFTER: u32 = 20;
 /// One at rest gives a sign of life at one beat of so many, while a peer is gone after a silence of eight or more.
-const REST_BEATS: u32 = 3;
+const IDLE_BEATS: u32 = 3;
 /// A peer from which so much comes between two of the longest beats may have a shorter time-out than this end, and no path to it is at rest:
 /// it gives signs of life oftener the less long it waits for ours.
 const QUICK: u32 = 3;
@@ -98,7 +98,7 @@ impl Pulse {
             Err(TryLockError::WouldBlock) => return,
         };
         let silent = self.silent.fetch_add(1, Ordering::Relaxed);
-        if silent >= REST_AFTER && !silent.is_multiple_of(REST_BEATS) && outbox.is_empty() {
+        if silent >= IDLE_AFTER && !silent.is_multiple_of(IDLE_BEATS) && outbox.is_empty() {
             return;
         }
         // What is wrong with the connection is the endpoint's to find.
@@ -165,8 +165,8 @@ mod tests {
         };
         let sign = bytes_of(1);
         assert!(sign > 0);
-        assert_eq!(bytes_of(REST_AFTER - 1), u64::from(REST_AFTER - 1) * sign);
-        assert_eq!(bytes_of(5 * REST_BEATS), 5 * sign, "at rest");
+        assert_eq!(bytes_of(IDLE_AFTER - 1), u64::from(IDLE_AFTER - 1) * sign);
+        assert_eq!(bytes_of(5 * IDLE_BEATS), 5 * sign, "at rest");
         assert_eq!(bytes_of(1), 0, "the next is to give a sign");
         let outbox = pulse.outbox();
         assert_eq!(bytes_of(1), 0, "the endpoint has the lock");
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(bytes_of(1), sign, "at the beat behind it");
         pulse.note_write(1);
         assert_eq!(bytes_of(1), 0, "what was written is a sign");
-        assert_eq!(bytes_of(REST_AFTER), u64::from(REST_AFTER) * sign, "no longer");
+        assert_eq!(bytes_of(IDLE_AFTER), u64::from(IDLE_AFTER) * sign, "no longer");
         pulse.outbox().push(b"waits", None).unwrap();
         assert_eq!(bytes_of(2), 2, "a byte of what waits each time");
     }
@@ -182,7 +182,7 @@ mod tests {
     /// One that has 1 s for its peers is to hear of them twice a second, whatever they have for it.
     #[test]
     fn ends_with_different_time_outs_give_every_sign() {
-        let beats = 3 * REST_AFTER;
+        let beats = 3 * IDLE_AFTER;
         for (may_rest, heard, every) in [(true, QUICK, true), (true, QUICK - 1, false), (false, 0, true)] {
             let (pulse, theirs) = pulse();
             pulse.beat(may_rest);

@@ -121,7 +121,7 @@ impl Limits {
     }
 
     /// How much longer than the least a round trip is late, over a link of so many bytes a second whose jitter is not known; 0: nor is its rate.
-    pub fn late_round_trip(&self, bytes_per_second: u64) -> Duration {
+    pub fn late_rtt_limit(&self, bytes_per_second: u64) -> Duration {
         self.queue_unit(bytes_per_second).max(self.delay)
     }
 }
@@ -159,7 +159,7 @@ mod tests {
         let unit = |rate| limits.queue_unit(rate).as_nanos();
         assert_eq!([12_500_000, 1_250_000_000, 12_500_000_000].map(unit), [5_242_880, 52_428, 5_242]);
         assert_eq!(limits.queue_unit(0), limits.delay, "nothing is known");
-        let late = |rate| limits.late_round_trip(rate).as_nanos();
+        let late = |rate| limits.late_rtt_limit(rate).as_nanos();
         assert_eq!(
             [25_000_000, 125_000_000, 12_500_000_000, 0].map(late),
             [2_621_440, 524_288, 500_000, 500_000]

@@ -103,13 +103,13 @@ enum Act {
     Received,
 }
 
-/// Goes through sends, and adds to `waited` how long each host was held up in them since `left`, which becomes when it did something last.
+/// Goes through sends, and adds to `waited` how long each host was held up in them since the time in `since`, which becomes when it did something last.
 ///
 /// A host computes before what it sends by itself. It has waited before what it receives, and before bytes that it sends once another host is ready
 /// for them. Where it may have computed meanwhile, as before one of several bytes that it sends on end, it has waited for what is beyond the
 /// median time that hosts compute.
 pub(super) fn add_waits(
-    left: &mut BTreeMap<Address, Nanos>,
+    since: &mut BTreeMap<Address, Nanos>,
     waited: &mut BTreeMap<Address, Duration>,
     bursts: &[Burst],
     table: &Table,
@@ -136,7 +136,7 @@ pub(super) fn add_waits(
     let mut hosts: BTreeMap<Address, (Act, Nanos)> = BTreeMap::new();
     let (mut computed, mut reactions) = (Vec::new(), Vec::new());
     for (at, comes, host, act) in events {
-        let Some(since) = left.get_mut(&host) else { continue };
+        let Some(since) = since.get_mut(&host) else { continue };
         let (last, incoming) = hosts.entry(host).or_insert((Act::Ended, Nanos(0)));
         if comes {
             *incoming = at;

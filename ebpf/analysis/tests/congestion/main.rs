@@ -181,8 +181,8 @@ impl Case {
         }
         let beside = own(world.waited, WITHIN_NS);
         let more_ns = 65_536.0 / self.bottleneck.bytes_per_second * 1e9;
-        let held_up = beside.0 > alone.0 + more_ns || beside.1 < 0.75 * alone.1;
-        Outcome { before, after, crowds, held_up }
+        let delayed = beside.0 > alone.0 + more_ns || beside.1 < 0.75 * alone.1;
+        Outcome { before, after, crowds, delayed }
     }
 }
 
@@ -196,7 +196,7 @@ struct Outcome {
     /// When they had sent 15% of some milliseconds' bytes.
     crowds: Option<u64>,
     /// Own flows were held up.
-    held_up: bool,
+    delayed: bool,
 }
 
 /// Delays in milliseconds, in their order; what was not found is infinite.
@@ -233,7 +233,7 @@ fn judge(cases: impl Iterator<Item = Case>) -> Judged {
     for case in cases {
         let seed = case.seed;
         judged.runs += 1;
-        let Outcome { before, after, crowds, held_up } = case.run();
+        let Outcome { before, after, crowds, delayed } = case.run();
         // Where what is stated is true: else something narrower may hold the traffic up.
         let known = case.stated == case.bottleneck.bytes_per_second as u64;
         if known && before.iter().any(|found| found.signals.starved) {
@@ -246,7 +246,7 @@ fn judge(cases: impl Iterator<Item = Case>) -> Judged {
             continue;
         }
         if let Some(whose) = case.cross_traffic {
-            if after.is_none() && !held_up {
+            if after.is_none() && !delayed {
                 judged.untouched += 1;
                 continue;
             }

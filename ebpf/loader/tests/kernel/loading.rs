@@ -17,9 +17,8 @@ fn the_verifier_stays_within_the_budget() {
     let own_types = std::path::PathBuf::from("/sys/kernel/btf/vmlinux");
     for (diagnosis, types) in [(false, None), (false, Some(own_types)), (true, None)] {
         let endpoints = Some(EndpointOptions { types, ..EndpointOptions::default() });
-        let late_round_trip = Duration::from_micros(2500);
-        let options =
-            Options { xdp: true, late_rtt: late_round_trip, endpoints, diagnosis, ..Options::default() };
+        let late = Duration::from_micros(2500);
+        let options = Options { xdp: true, late_rtt: late, endpoints, diagnosis, ..Options::default() };
         let Some(collector) = collector(options) else { return };
         budget::check_budget(&collector, diagnosis);
     }
