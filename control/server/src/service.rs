@@ -537,7 +537,8 @@ impl Service {
     /// Who calls, if this is operators' listener, a role of at least `least` is his and he has not called too often.
     fn operator<T>(&self, request: &Request<T>, least: Role, what: &'static str) -> Result<Caller, Status> {
         if self.door == Door::Agents {
-            let why = "agents connect here; operators' tools at `listen_operators` of control's configuration";
+            let why =
+                "agents connect here; operators' tools at `listen_operators` of control's configuration";
             return Err(refused(&peer(request)?, what, why));
         }
         self.access.caller(request, least, what)
