@@ -145,6 +145,14 @@ pub(crate) fn peer<T>(request: &Request<T>) -> Result<Peer, Status> {
     Ok(peer.clone())
 }
 
+/// Logs that a peer may not do this, and returns its answer.
+pub(crate) fn refused(peer: &Peer, what: &'static str, why: impl Into<String>) -> Status {
+    let Peer { identity, address, .. } = peer;
+    let why: String = why.into();
+    tracing::warn!(target: "audit", who = %identity, from = %address, what, %why, "refused");
+    Status::permission_denied(why)
+}
+
 /// An operator who may do what he asks for.
 #[derive(Debug)]
 pub(crate) struct Caller {
@@ -154,9 +162,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     fn refused(&self, why: String) -> Status {
-        let Peer { identity, address, .. } = &self.peer;
-        tracing::warn!(target: "audit", who = %identity, from = %address, what = self.what, %why, "refused");
-        Status::permission_denied(why)
+        refused(&self.peer, self.what, why)
     }
 
     /// Logs what came of a change. `about` is what it was to change.

@@ -21,7 +21,7 @@ mod thread;
 
 pub use access::{Access, Role};
 pub use config::{Config, ConfigError, Place, Source, StoreConfig};
-pub use metrics::count_panics;
 #[cfg(feature = "testing")]
 pub use service::Simulated;
 pub use service::{RunError, Server, StartError};
+pub use thread::count_panics;

@@ -20,16 +20,9 @@ const CONTAINED: [&str; 7] = ["command", "message", "outputs", "session", "shutd
 /// Panics on other threads than the state's: a task that panics ends alone.
 static PANICS_ELSEWHERE: AtomicU64 = AtomicU64::new(0);
 
-/// Has panics of this process counted from now on, as `harmonaize_control_panics_total` shows them. They are printed as before.
-pub fn count_panics() {
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        // The state counts its own, by the work in which they were.
-        if std::thread::current().name() != Some(crate::thread::NAME) {
-            PANICS_ELSEWHERE.fetch_add(1, Ordering::Relaxed);
-        }
-        before(panic);
-    }));
+/// Counts a panic on another thread than the state's.
+pub(crate) fn panicked_elsewhere() {
+    PANICS_ELSEWHERE.fetch_add(1, Ordering::Relaxed);
 }
 
 /// What happened since control began to lead, how often.

@@ -8,7 +8,7 @@ mod feed;
 
 pub(crate) use feed::Feed;
 
-use crate::access::{Current, Role};
+use crate::access::{Current, Role, refused};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName, HeaderValue};
@@ -136,9 +136,8 @@ async fn guard(
 fn admit(access: &Current, peer: &Peer, request: &Request) -> Result<(), Status> {
     // Without certificates a page of somebody else's would read ours, were its name resolved to this machine: it asks for its own.
     if peer.identity == Identity::Local && !is_this_machine(request) {
-        return Err(Status::permission_denied(
-            "without certificates the page is at 127.0.0.1 or localhost alone",
-        ));
+        let why = "without certificates the page is at 127.0.0.1 or localhost alone";
+        return Err(refused(peer, "page", why));
     }
     access.caller(&of(peer), Role::Viewer, "page").map(drop)
 }

@@ -3,6 +3,7 @@
 //! Nothing is stored. A question holds at most [`PARTS`] parts that its reader has not taken, and one more of each agent, which waits
 //! in its own call until there is room. A reader who takes none for [`SLOW`] is cut off.
 
+use crate::access::refused;
 use crate::actor::Downstream;
 use crate::state::SessionId;
 use harmonaize_api::v1::{AnswerPart, AskReply, HostEnd, Question, ToAgent, to_agent};
@@ -204,7 +205,7 @@ impl Relay {
         let first = first.ok_or_else(|| Status::invalid_argument("an answer has a part at least"))?;
         if !peer.identity.may_be_host(&first.host) {
             let why = format!("the certificate is of {}, and not of {}", peer.identity, first.host);
-            return Err(Status::permission_denied(why));
+            return Err(refused(peer, "answer", why));
         }
         let over = || Status::not_found("nobody asks that any more");
         let open = lock(&self.open).get(&first.id).cloned().ok_or_else(over)?;

@@ -5,7 +5,7 @@ mod simulated;
 #[cfg(test)]
 mod tests;
 
-use crate::access::{Caller, Current, Decision, Role, Speaker, peer};
+use crate::access::{Caller, Current, Decision, Role, Speaker, peer, refused};
 use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
 use crate::config::{Config, Place};
 use crate::keeper::Keeper;
@@ -537,9 +537,9 @@ impl Service {
     /// Who calls, if this is operators' listener, a role of at least `least` is his and he has not called too often.
     fn operator<T>(&self, request: &Request<T>, least: Role, what: &'static str) -> Result<Caller, Status> {
         if self.door == Door::Agents {
-            let text =
+            let why =
                 "agents connect here; operators' tools at `listen_operators` of control's configuration";
-            return Err(Status::permission_denied(text));
+            return Err(refused(&peer(request)?, what, why));
         }
         self.access.caller(request, least, what)
     }
@@ -576,8 +576,8 @@ impl Provider for Service {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let peer = peer(&request)?;
         if self.door == Door::Operators {
-            let text = "operators' tools connect here; agents at `listen` of control's configuration";
-            return Err(Status::permission_denied(text));
+            let why = "operators' tools connect here; agents at `listen` of control's configuration";
+            return Err(refused(&peer, "session", why));
         }
         let commands = self.commands.queue()?;
         let who = peer.identity.to_string();
@@ -608,7 +608,7 @@ impl Provider for Service {
     async fn answer(&self, request: Request<Streaming<AnswerPart>>) -> Result<Response<AnswerEnd>, Status> {
         let peer = peer(&request)?;
         if self.door == Door::Operators {
-            return Err(Status::permission_denied("operators' tools connect here, and answer nothing"));
+            return Err(refused(&peer, "answer", "operators' tools connect here, and answer nothing"));
         }
         self.relay.answer(&peer, request.into_inner()).await?;
         Ok(Response::new(AnswerEnd {}))

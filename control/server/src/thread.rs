@@ -1,12 +1,25 @@
 //! The actor's thread: what the state computes holds up no connection, whose pings are answered on another.
 
 use crate::actor::{Actor, Command};
+use crate::metrics::panicked_elsewhere;
 use std::future::Future;
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
 /// The thread's name.
-pub(crate) const NAME: &str = "state";
+const NAME: &str = "state";
+
+/// Has panics of this process counted from now on, as `harmonaize_control_panics_total` shows them. They are printed as before.
+pub fn count_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        // The state counts its own, by the work in which they were.
+        if std::thread::current().name() != Some(NAME) {
+            panicked_elsewhere();
+        }
+        before(panic);
+    }));
+}
 
 /// An actor that runs on a thread of its own. Dropping it has the actor end as [`Running::until`] would, without waiting for it.
 pub(crate) struct Running {
@@ -176,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_panics_counts() {
-        crate::metrics::count_panics();
+        count_panics();
         let (running, commands) = start();
         let panics = tokio::spawn(async { assert_eq!(LIMIT, Duration::ZERO, "a fault of the test's") });
         assert!(panics.await.is_err());

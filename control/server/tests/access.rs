@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
+use tracing::subscriber::{DefaultGuard, set_default};
 
 const CONFIG: &str = r#"
 listen = "127.0.0.1:0"
@@ -195,19 +196,33 @@ impl std::io::Write for Log {
 }
 
 impl Log {
+    /// What this thread logs until the guard goes.
+    fn begin() -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        (log, set_default(subscriber))
+    }
+
     /// The lines of the audit so far, which are no longer here then.
     fn audit(&self) -> Vec<String> {
         let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
         text.lines().filter(|line| line.contains(" audit: ")).map(str::to_owned).collect()
     }
+
+    /// Checks that the audit has one line since it was read, and that it has all of these.
+    fn has(&self, what: &[&str]) {
+        let lines = self.audit();
+        let all =
+            |line: &String| what.iter().all(|what| line.contains(what)) && line.contains("from=127.0.0.");
+        assert!(lines.len() == 1 && lines.iter().all(all), "{what:?}: {lines:#?}");
+    }
 }
 
 #[tokio::test]
 async fn the_audit_has_who_asked_from_where_for_what_and_what_came_of_it() {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let _default = tracing::subscriber::set_default(subscriber);
+    let (log, _default) = Log::begin();
     let provider = Provider::start().await;
     let mut clients = Vec::new();
     for name in ["ada", "otto", "vera", "h0"] {
@@ -216,12 +231,7 @@ async fn the_audit_has_who_asked_from_where_for_what_and_what_came_of_it() {
     let [ada, otto, vera, stranger] = clients.try_into().unwrap();
     let withdraw = || v1::WithdrawRequest { targets: vec!["h1".into()], kind: 1, ..Default::default() };
     let add = || v1::AddTenantRequest { name: "b".into(), uids: vec![3002], ..Default::default() };
-    let has = |what: &[&str]| {
-        let lines = log.audit();
-        let all =
-            |line: &String| what.iter().all(|what| line.contains(what)) && line.contains("from=127.0.0.1:");
-        assert!(lines.len() == 1 && lines.iter().all(all), "{what:?}: {lines:#?}");
-    };
+    let has = |what: &[&str]| log.has(what);
     // Who looks leaves no line.
     vera.clone().topology(v1::TopologyRequest::default()).await.unwrap();
     assert_eq!(log.audit(), Vec::<String>::new());
@@ -247,6 +257,9 @@ async fn the_audit_has_who_asked_from_where_for_what_and_what_came_of_it() {
     agent.next().await.unwrap();
     has(&["WARN", "h1", "events", "not for this host's agent"]);
 }
+
+/// How many calls [`calls`] makes: each that operators have.
+const CALLS: usize = 18;
 
 /// What calls of each role say: look, change, administer.
 async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
@@ -308,12 +321,18 @@ async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
 #[tokio::test]
 async fn operators_do_what_their_roles_say_and_nobody_else_anything() {
     use Code::{Ok as Done, PermissionDenied as Denied};
+    let (log, _default) = Log::begin();
     let provider = Provider::start().await;
     assert_eq!(calls(&provider, "ada").await, [Done, Done, Done]);
     assert_eq!(calls(&provider, "otto").await, [Done, Done, Denied]);
     assert_eq!(calls(&provider, "vera").await, [Done, Denied, Denied]);
     for name in ["h0", "agg0", "mallory", "ADA"] {
+        log.audit();
         assert_eq!(calls(&provider, name).await, [Denied, Denied, Denied], "{name}");
+        // Each call has its line.
+        let lines = log.audit();
+        let refused = |line: &String| line.contains(name) && line.contains("refused");
+        assert!(lines.len() == CALLS && lines.iter().all(refused), "{name}: {lines:#?}");
     }
 }
 
@@ -338,6 +357,7 @@ async fn a_strangers_certificate_gets_no_connection() {
 
 #[tokio::test]
 async fn agents_and_operators_have_listeners_of_their_own() {
+    let (log, _default) = Log::begin();
     let provider = Provider::start_as(&format!("listen_operators = \"127.0.0.2:0\"{CONFIG}")).await;
     assert_ne!(provider.operators, provider.address);
     let status = async |address, name| {
@@ -346,6 +366,7 @@ async fn agents_and_operators_have_listeners_of_their_own() {
     };
     assert_eq!(status(provider.operators, "vera").await, Code::Ok);
     assert_eq!(status(provider.address, "vera").await, Code::PermissionDenied);
+    log.has(&["WARN", "vera", "refused", "status"]);
     let mut operator = OperatorClient::new(provider.connect("vera").await);
     let refused = operator.tenants(v1::TenantsRequest {}).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
@@ -353,6 +374,10 @@ async fn agents_and_operators_have_listeners_of_their_own() {
     let mut agent = ProviderClient::new(provider.connect_to(provider.operators, "h0").await);
     let refused = agent.session(ReceiverStream::new(stream)).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    log.has(&["WARN", "h0", "refused", "session"]);
+    let part = tokio_stream::once(v1::AnswerPart::default());
+    assert_eq!(agent.answer(part).await.unwrap_err().code(), Code::PermissionDenied);
+    log.has(&["WARN", "h0", "refused", "answer"]);
     provider.welcome("h0").await;
 }
 

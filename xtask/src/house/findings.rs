@@ -195,6 +195,7 @@ fn stray_impls(room: &Room) -> Vec<StrayImpl> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_testkit::workspace;
     use std::path::Path;
 
     /// A room of these files, below its `src`.
@@ -216,6 +217,16 @@ mod tests {
     fn pairs(files: &[(&str, &str)]) -> Vec<(String, String)> {
         let stem = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
         findings(files).pairs.iter().map(|pair| (stem(&pair.one), stem(&pair.other))).collect()
+    }
+
+    #[test]
+    fn controls_files_are_in_no_pair_or_circle() {
+        let folder = Path::new("control/server");
+        let found = Findings::of(folder.to_path_buf(), &Room::read(&workspace::root(), folder).unwrap());
+        assert!(found.files > 50);
+        assert_eq!((found.pairs, found.circles), (vec![], vec![]));
+        let large: Vec<&TypeSize> = found.types.iter().filter(|found| found.flagged).collect();
+        assert!(large.is_empty(), "{large:?}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod choose;
 
 use super::LinkState;
 use super::paths::pairs_of;
-use super::ports::{Pair, Port, pair_of};
+use super::ports::{Pair, pair_of};
 use super::routes::{self, MAX_HOPS};
 use super::traces::{Direction, PendingTrace, RETRY, When, retry};
 use crate::state::ctx::Ctx;
@@ -20,7 +20,6 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::HostId;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::Duration;
 
 /// Questions that an agent has at a time.
@@ -209,14 +208,6 @@ impl LinkState {
         }
         let furthest = self.routes.between(pair).map(|route| routes::answered(&route.hops)).max();
         furthest.map_or(switches, |hops| switches.max(hops + FURTHER)).min(MAX_HOPS)
-    }
-
-    /// Whether no port of a pair has a known path, and switches answer on its routes that the topology lacks.
-    pub(crate) fn is_uncharted(&self, ctx: &Ctx<'_>, pair: Pair) -> bool {
-        let lacks = |hop: &IpAddr| ctx.settings.topology.switch_at(*hop).is_none();
-        let charted = |port: &Port| port.there.is_some() || port.back.is_some();
-        !self.ports.pool_of(pair).any(|(_, port)| charted(port))
-            && self.routes.between(pair).any(|route| route.hops.iter().flatten().any(lacks))
     }
 
     /// When a direction is asked about after its answer, and the other that may have waited for it. One that

@@ -8,6 +8,7 @@ use crate::state::ctx::Ctx;
 use crate::state::job::communicator::Communicator;
 use harmonaize_planner::{LinkId, Path};
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// How long the way of a path's ports counts as fresh after one of them was traced: of connections along a
@@ -140,6 +141,14 @@ impl LinkState {
             chosen.explored = !searched;
         }
         chosen
+    }
+
+    /// Whether no port of a pair has a known path, and switches answer on its routes that the topology lacks.
+    pub(super) fn is_uncharted(&self, ctx: &Ctx<'_>, pair: Pair) -> bool {
+        let lacks = |hop: &IpAddr| ctx.settings.topology.switch_at(*hop).is_none();
+        let charted = |port: &Port| port.there.is_some() || port.back.is_some();
+        !self.ports.pool_of(pair).any(|(_, port)| charted(port))
+            && self.routes.between(pair).any(|route| route.hops.iter().flatten().any(lacks))
     }
 
     fn needs(&self, ctx: &Ctx<'_>, pair: Pair) -> PairNeeds {
