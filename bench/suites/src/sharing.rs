@@ -52,6 +52,7 @@ pub(crate) const PARTS: &[Part<Sharing>] = &[
     ("host", |suite| suite.small_beside("host", &ON_A_HOST, 1)),
     ("links", |suite| suite.small_beside("links", &ON_LINKS, 1)),
     ("classes", |suite| suite.small_beside("classes", &ON_A_HOST, 0)),
+    ("link-classes", |suite| suite.small_beside("link-classes", &ON_LINKS, 0)),
     ("engine-weights", |suite| suite.weights(&ON_A_HOST)),
     ("link-weights", |suite| suite.weights(&ON_LINKS)),
     ("hostile", Sharing::hostile),

@@ -11,7 +11,8 @@ import harmonaize
 from team import SOCKETS
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-GUIDE = pathlib.Path(__file__).parents[3] / "docs/python.md"
+DOCUMENTS = pathlib.Path(__file__).parents[3] / "docs"
+GUIDE = DOCUMENTS / "python.md"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -62,6 +63,18 @@ def test_hello_runs_without_torch():
     ranks = [ran(sys.executable, "-c", program, str(rank), str(EXAMPLES / "hello.py")) for rank in range(2)]
     said = [line for rank in ranks for line in lines(rank)]
     assert [line.split(", by")[0] for line in said] == ["rank 0 of 2: 1", "rank 1 of 2: 1"]
+
+
+def statements(text):
+    return [ast.unparse(one) for one in ast.parse(text).body]
+
+
+def test_the_tutorials_first_programs_are_the_examples():
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCUMENTS / "tenants.md").read_text(), re.M | re.S)
+    # The others go on from a program of the reader's.
+    first = [block for block in map(statements, blocks) if block[0] in ("import harmonaize", "import torch")]
+    programs = [statements((EXAMPLES / name).read_text())[1:] for name in ("hello_torch.py", "hello.py")]
+    assert first == [program[: len(block)] for program, block in zip(programs, first, strict=True)]
 
 
 def guide():
