@@ -367,10 +367,12 @@ fn links_that_are_cut_and_congested_are_found() {
     let at = |labels: &Labels, node: &str| labels["from"] == node || labels["to"] == node;
     under_load_of(&sockets(&deployment, "a"), 250_000, |_| {
         let spine = crossed_spine(&deployment);
+        let cut = Instant::now();
         deployment.fabric().set_switch(&spine, false).unwrap();
         let failed =
             until(&instances, |scrape| impaired(scrape, "failed").iter().any(|labels| at(labels, &spine)));
         let failed = failed.unwrap();
+        eprintln!("links of a spine that is cut are found after {:.1} s", cut.elapsed().as_secs_f64());
         fires("HarmonaizeLinkFailed", &before, &failed, &impaired(&failed, "failed"));
 
         // All that crosses from rack to rack has the other spine now, of which a foreign flow takes half.
@@ -380,6 +382,7 @@ fn links_that_are_cut_and_congested_are_found() {
             until(&instances, |scrape| impaired(scrape, "congested").iter().any(|labels| at(labels, other)));
         flow.stop().unwrap();
         let congested = congested.unwrap();
+        eprintln!("those of the other, which is congested, by {:.1} s", cut.elapsed().as_secs_f64());
         fires("HarmonaizeLinkCongested", &before, &congested, &impaired(&congested, "congested"));
     });
 }
