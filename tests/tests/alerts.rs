@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program: its name as the label `instance` has it, its namespace, and the port of its page.
 type Instance = (String, Namespace, u16);
