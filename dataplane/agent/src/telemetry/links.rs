@@ -187,8 +187,8 @@ mod tests {
             late_rtt_limit(&interfaces, &rates).as_nanos()
         };
         assert_eq!(late(&[("no-such-0", 200_000_000)]), 2_621_440);
-        assert_eq!(late(&[("no-such-0", 200_000_000), ("no-such-1", 1_000_000_000)]), 524_288);
-        assert_eq!(late(&[("no-such-1", 100_000_000_000)]), 500_000);
-        assert_eq!(late(&[]), 500_000, "no rate is known");
+        assert_eq!(late(&[("no-such-0", 200_000_000), ("no-such-1", 1_000_000_000)]), 2_500_000);
+        assert_eq!(late(&[("no-such-1", 100_000_000_000)]), 2_500_000);
+        assert_eq!(late(&[]), 2_500_000, "no rate is known");
     }
 }

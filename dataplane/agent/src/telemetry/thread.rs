@@ -33,9 +33,9 @@ use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
-/// How often marks are taken in while no own operation is under way: the queues have room for what the quickest operations write
-/// meanwhile.
-const MARKS_INTERVAL: Duration = Duration::from_millis(50);
+/// How often marks are taken in while no own operation is under way. Sampling begins with the mark of an operation, of which the
+/// shortest take milliseconds.
+const MARKS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How the thread is set up.
 pub struct Setup {

@@ -73,6 +73,9 @@ pub enum Capacity {
     Stated,
 }
 
+/// A busy host lengthens round trips by as much: of shorter ones most would be its own.
+const BUSY_HOST: Duration = Duration::from_micros(2500);
+
 /// What decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
@@ -122,7 +125,7 @@ impl Limits {
 
     /// How much longer than the least a round trip is late, over a link of so many bytes a second whose jitter is not known; 0: nor is its rate.
     pub fn late_rtt_limit(&self, bytes_per_second: u64) -> Duration {
-        self.queue_unit(bytes_per_second).max(self.delay)
+        self.queue_unit(bytes_per_second).max(BUSY_HOST)
     }
 }
 
@@ -162,7 +165,7 @@ mod tests {
         let late = |rate| limits.late_rtt_limit(rate).as_nanos();
         assert_eq!(
             [25_000_000, 125_000_000, 12_500_000_000, 0].map(late),
-            [2_621_440, 524_288, 500_000, 500_000]
+            [2_621_440, 2_500_000, 2_500_000, 2_500_000]
         );
     }
 }
