@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Waits until something holds.
 pub(crate) fn wait(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + 4 * whole::LIMIT;
+    let deadline = Instant::now() + whole::LIMIT;
     while !done() {
         assert!(Instant::now() < deadline, "in vain: {what}");
         std::thread::sleep(std::time::Duration::from_millis(2));
