@@ -24,7 +24,7 @@ use crate::table::{Key, Table};
 use crate::transfer::{COUNTS, PendingTransfer, tag, untag};
 use crate::turns::{Turn, Turns, Urgency, Work};
 use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_counts};
-use crate::wake::watch;
+use crate::wake::{Woken, watch};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
     ABI_VERSION, ChannelId, CommunicatorId, Completion, Cookie, Direction, Epoch, OperationId, Rank, Region,
@@ -193,9 +193,11 @@ impl Engine {
         datagrams == 0 && attachments == 0 && self.passes.prepare_sleep() && self.transport.prepare_sleep()
     }
 
-    /// Takes the announcement back.
-    pub(crate) fn cancel_sleep(&mut self) {
-        self.attachments.iter_mut().for_each(|attachment| attachment.end.cancel_sleep());
+    /// Takes the announcement back. Ends that did not wake the loop cost no system call.
+    pub(crate) fn cancel_sleep(&mut self, woken: &Woken) {
+        for attachment in self.attachments.iter_mut() {
+            attachment.end.cancel_sleep(woken.contains(attachment.id));
+        }
         self.passes.cancel_sleep();
     }
 

@@ -10,7 +10,7 @@ use crate::command::{Aggregator, Notice};
 use crate::communicator_state::{CommunicatorState, Links};
 use crate::formation::{mapped, open_path};
 use crate::table::{Key, Table};
-use crate::wake::watch;
+use crate::wake::watch_end;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::AggregationState;
 use harmonaize_plan::Participant;
@@ -289,7 +289,7 @@ impl Engine {
                 let lease = &mut |base| leases.take(id.0, base);
                 let ours = descriptors.by_ref().take(2 + image.regions.len()).collect();
                 let attachment = Attachment::inherit(image, ours, lease)?;
-                watch(&self.wake, attachment.end.wake_fd()).map_err(text)?;
+                watch_end(&self.wake, id, attachment.end.wake_fd()).map_err(text)?;
                 Ok::<_, String>(attachment)
             });
             attachments.push((generation, entered.transpose()?));

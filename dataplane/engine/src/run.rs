@@ -1,9 +1,9 @@
 //! The thread that drives an engine: works while there is work, spins for a moment, then sleeps on everything that can wake it.
 
+use crate::wake::Woken;
 use crate::{Command, Engine};
 use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use std::mem::MaybeUninit;
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -131,24 +131,23 @@ impl Runner {
                 std::thread::yield_now();
                 continue;
             }
-            if self.engine.prepare_sleep() && self.commands.is_empty() {
-                sleep(&mut self.engine, &self.bell);
-            }
-            self.engine.cancel_sleep();
+            let quiet = self.engine.prepare_sleep() && self.commands.is_empty();
+            let woken = if quiet { sleep(&mut self.engine, &self.bell) } else { Woken::default() };
+            self.engine.cancel_sleep(&woken);
             idle_since = None;
         }
     }
 }
 
 /// Sleeps until something from outside brings work, or a timer is due.
-fn sleep(engine: &mut Engine, bell: &OwnedFd) {
+fn sleep(engine: &mut Engine, bell: &OwnedFd) -> Woken {
     let timeout = engine.sleep_timeout().map(|patience| Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: patience.subsec_nanos().into(),
     });
-    let mut ready = [MaybeUninit::uninit(); 8];
-    // An interrupted sleep is a short one; what is ready shows in the next round.
-    let _ = epoll::wait(engine.wake(), &mut ready, timeout.as_ref());
+    // What is ready shows in the next round.
+    let woken = crate::wake::sleep(engine.wake(), timeout.as_ref());
     let mut count = [0; 8];
     let _ = rustix::io::read(bell, &mut count);
+    woken
 }

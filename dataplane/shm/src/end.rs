@@ -117,8 +117,9 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// Announces that the poll loop will sleep on [`Self::wake_fd`]. `false`: there is work, do not sleep.
     fn prepare_sleep(&mut self) -> bool;
 
-    /// Takes the announcement back, after sleeping or instead of it.
-    fn cancel_sleep(&mut self);
+    /// Takes the announcement back, after sleeping or instead of it. `woken`: [`Self::wake_fd`] may be readable; else it is
+    /// not looked at, which saves a system call, and what it has ends the next sleep.
+    fn cancel_sleep(&mut self, woken: bool);
 
     /// Readable (level) when there is work, once [`Self::prepare_sleep`] said `true`.
     fn wake_fd(&self) -> BorrowedFd<'_>;

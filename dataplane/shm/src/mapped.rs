@@ -176,9 +176,11 @@ impl AgentEnd for MappedEnd {
         !self.doorbell.closed() && self.submissions.prepare_sleep()
     }
 
-    fn cancel_sleep(&mut self) {
+    fn cancel_sleep(&mut self, woken: bool) {
         self.submissions.wake();
-        self.doorbell.quiet();
+        if woken {
+            self.doorbell.quiet();
+        }
     }
 
     fn wake_fd(&self) -> BorrowedFd<'_> {

@@ -226,11 +226,11 @@ fn sleepers_wake() {
         assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
         pair.tenant.submit(&submission(round)).unwrap();
         assert!(readable(pair.agent.wake_fd()));
-        pair.agent.cancel_sleep();
+        pair.agent.cancel_sleep(true);
         assert!(!readable(pair.agent.wake_fd()), "round {round}");
         // What has arrived keeps it awake.
         assert!(!pair.agent.prepare_sleep());
-        pair.agent.cancel_sleep();
+        pair.agent.cancel_sleep(true);
         assert!(pair.received().unwrap().is_some());
 
         assert!(pair.tenant.prepare_sleep() && !readable(pair.tenant.wake_fd()));
@@ -242,7 +242,7 @@ fn sleepers_wake() {
     lab.fabric.hold("dpu");
     pair.agent.fetch(1, 0, span(64)).unwrap();
     assert!(!pair.agent.prepare_sleep(), "the fetch was not posted");
-    pair.agent.cancel_sleep();
+    pair.agent.cancel_sleep(true);
     assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
     lab.fabric.release("dpu");
     assert!(readable(pair.agent.wake_fd()));
@@ -458,7 +458,7 @@ fn staging_that_nobody_uses_is_let_go() {
         lab.fabric.take_calls("dpu").iter().filter(|recorded| recorded.call == Call::Deregister).count()
     };
     pair.agent.prepare_sleep();
-    pair.agent.cancel_sleep();
+    pair.agent.cancel_sleep(true);
     assert_eq!(gone(&lab), 0, "the staging is in use");
     drop(staging);
     pair.agent.prepare_sleep();

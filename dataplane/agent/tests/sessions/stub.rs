@@ -266,7 +266,7 @@ impl Engine {
             rustix::event::poll(&mut fds, Some(&timeout)).unwrap();
         }
         for attachment in self.attachments.values_mut() {
-            attachment.end.cancel_sleep();
+            attachment.end.cancel_sleep(true);
         }
     }
 

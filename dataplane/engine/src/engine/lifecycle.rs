@@ -7,7 +7,7 @@ use crate::communicator_state::{Links, status_of};
 use crate::containment::{PanicScope, Task, contain, describe, guarded};
 use crate::formation::{close_links, form, mapped, open_links, open_path, unsupported};
 use crate::table::Key;
-use crate::wake::watch;
+use crate::wake::watch_end;
 use harmonaize_abi::Status as Code;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::{EpochPlan, Failure, Interleaving};
@@ -25,7 +25,8 @@ impl Engine {
     fn dispatch(&mut self, command: Command) {
         match command {
             Command::Attach { attachment, end, operation_timeout } => {
-                let watched = watch(&self.wake, end.wake_fd()).map_err(|error| error.to_string());
+                let watched =
+                    watch_end(&self.wake, attachment, end.wake_fd()).map_err(|error| error.to_string());
                 let entered = watched.and_then(|()| {
                     self.attachments
                         .insert(Attachment::new(attachment, end, operation_timeout))

@@ -169,7 +169,7 @@ impl AgentEnd for RemoteEnd {
         !self.channel.closed() && self.pending.inbox.is_empty() && self.channel.arm().is_ok()
     }
 
-    fn cancel_sleep(&mut self) {}
+    fn cancel_sleep(&mut self, _: bool) {}
 
     fn wake_fd(&self) -> BorrowedFd<'_> {
         self.channel.wake_fd()

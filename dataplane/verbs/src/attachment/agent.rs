@@ -143,7 +143,7 @@ impl AgentEnd for RdmaEnd {
         self.channel.prepare_sleep()
     }
 
-    fn cancel_sleep(&mut self) {
+    fn cancel_sleep(&mut self, _: bool) {
         self.channel.cancel_sleep();
     }
 

@@ -72,7 +72,7 @@ pub(super) fn rings(bytes: &[u8]) {
             4 => drop(end.submission()),
             5 => drop(end.complete(&Completion::read_from_bytes(&input.array::<64>()).unwrap())),
             6 => drop((end.prepare_sleep(), end.flush())),
-            7 => end.cancel_sleep(),
+            7 => end.cancel_sleep(input.u8().is_multiple_of(2)),
             8 => drop((tenant.completion(), tenant.prepare_sleep())),
             _ => drop(rustix::net::send(&bell, &[input.u8(); 3], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)),
         }

@@ -14,8 +14,11 @@ fn called() -> World {
     }
     // Its process is gone, which the engine sees when it would sleep.
     drop(world.tenants.remove(0));
-    world.engines[0].prepare_sleep();
-    world.engines[0].cancel_sleep();
+    let engine = &mut world.engines[0];
+    engine.prepare_sleep();
+    let woken = crate::wake::sleep(engine.wake(), Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }));
+    assert!([(0, true), (1, false)].into_iter().all(|(id, rang)| woken.contains(AttachmentId(id)) == rang));
+    engine.cancel_sleep(&woken);
     world.run_rounds(100);
     world
 }
