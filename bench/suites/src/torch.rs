@@ -243,6 +243,7 @@ const SMALL: (u64, f64, f64) = (1024, 1.0, 8.0);
 struct FromPython {
     module_us: f64,
     torch_us: f64,
+    gloo_us: f64,
 }
 
 /// A small AllReduce of two processes on one host, in Rust, in C, from Python and by torch.
@@ -255,6 +256,7 @@ fn small_calls(suite: &Torch) -> Result<Vec<Row>> {
     let (rust, c) = latency_programs()?;
     let mut deployment = suite.deploy(1)?;
     let (mut alone, mut added) = (Vec::new(), [const { Vec::new() }; 3]);
+    let (mut by_torch, mut by_gloo) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         let mut median = |program: &Path| -> Result<f64> {
             let printed = suite.run(&mut deployment, &[0, 0], |_| {
@@ -275,12 +277,15 @@ fn small_calls(suite: &Torch) -> Result<Vec<Row>> {
                 .env("MASTER_PORT", "29500");
             command
         })?;
-        let FromPython { module_us, torch_us } =
+        let FromPython { module_us, torch_us, gloo_us } =
             measured(&printed)?.into_iter().next().context("nothing was printed")?;
         eprintln!(
-            "run {round}/{rounds}: Rust {in_rust:.2} us, C {in_c:.2}, Python {module_us:.2}, torch {torch_us:.2}"
+            "run {round}/{rounds}: Rust {in_rust:.2} us, C {in_c:.2}, Python {module_us:.2}, torch {torch_us:.2}, \
+             its Gloo {gloo_us:.2}"
         );
         alone.push(in_rust);
+        by_torch.push(torch_us);
+        by_gloo.push(gloo_us);
         for (added, taken) in added.iter_mut().zip([in_c, module_us, torch_us]) {
             added.push(taken - in_rust);
         }
@@ -295,6 +300,7 @@ fn small_calls(suite: &Torch) -> Result<Vec<Row>> {
     for ((by, limit), added) in limits.into_iter().zip(&added) {
         rows.push(case(&format!("{by}: us added to Rust's p50")).limit(added, limit));
     }
+    rows.push(case("by torch.distributed: p50 us").stated().compare(&by_torch, &by_gloo, "Gloo"));
     Ok(rows)
 }
 
