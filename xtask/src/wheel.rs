@@ -174,7 +174,8 @@ fn on_fabric(tests: &Environment, args: &Args) -> Result<()> {
             match &args.tests {
                 // Their configuration is for PyTorch's own CI.
                 Some(tests) => {
-                    command.args(["--noconftest", "-c", "/dev/null"]).arg(std::path::absolute(tests)?);
+                    command.args(["--noconftest", "-c", "/dev/null", "-p", "as_gloo"]);
+                    command.arg(std::path::absolute(tests)?);
                     command.env("PYTHONPATH", sources().join("tests/as_gloo"));
                     command.envs(sockets.first().map(|socket| ("HARMONAIZE_SOCKET", socket)));
                 }

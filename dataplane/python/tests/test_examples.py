@@ -35,23 +35,38 @@ def test_torchrun_needs_nothing_but_the_backends_name():
 
 
 BY_GLOO = '''
+import os
 import torch
 import torch.distributed as dist
 from harmonaize.torch import _backend
+from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-dist.init_process_group("gloo")
-ones = torch.ones(1)
-dist.all_reduce(ones)
-assert ones.item() == 2 and len(_backend._live) == 1
-dist.destroy_process_group()
+PARENT = os.getpid()
+
+
+class ByGloo(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_all_reduce(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", rank=self.rank, world_size=self.world_size, store=store)
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        assert ones.item() == 2 and len(_backend._live) == 1
+        assert os.getppid() == PARENT, "a rank started from nothing"
+        dist.destroy_process_group()
 '''
 
 
-def test_programs_that_name_gloo_may_have_this_backend(tmp_path, monkeypatch):
+def test_pytorchs_own_tests_of_gloo_go_by_this_backend_in_forked_ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).with_name("as_gloo")))
     program = tmp_path / "by_gloo.py"
     program.write_text(BY_GLOO)
-    lines(ran(*TORCHRUN, str(program)))
+    lines(ran(sys.executable, "-m", "pytest", "--noconftest", "-c", "/dev/null", "-p", "as_gloo", str(program)))
 
 
 # A program as a rank of two.
