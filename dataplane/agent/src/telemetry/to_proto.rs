@@ -96,6 +96,7 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
         Path::Connection { address: other, local, remote } => {
             format!("{} port {remote} from port {local}", address(other))
         }
+        Path::Rdma => "RDMA".to_owned(),
     };
     let (level, cause): (v1::CongestionLevel, v1::CongestionCause) = (found.level.into(), found.cause.into());
     v1::Congestion {
