@@ -217,7 +217,7 @@ mod tests {
             (ReceiverNotReady, 1),
         ];
         let counters = parsed(MLX5);
-        assert_eq!(counters, counted.into_iter().collect());
+        assert_eq!(counters, counted.into_iter().collect::<PortCounters>());
         assert_eq!(counters.get(RetriesExceeded), None);
         assert_eq!(counters.sum(&[SequenceNaks, RetriesExceeded, Timeouts]), 9);
     }
@@ -234,7 +234,7 @@ mod tests {
             (RetriesExceeded, 1),
             (ReceiverNotReady, 0),
         ];
-        assert_eq!(parsed(RXE), counted.into_iter().collect());
+        assert_eq!(parsed(RXE), counted.into_iter().collect::<PortCounters>());
     }
 
     #[test]
