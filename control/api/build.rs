@@ -93,6 +93,7 @@ const JSON_FIELDS: &[(&str, &str)] = &[
     ("CommunicatorTraffic.communicator", "communicator"),
     ("Congestion.cause", "congestion_cause"),
     ("Congestion.level", "congestion_level"),
+    ("Congestion.source", "telemetry_source"),
     ("Constraints.priority", "priority"),
     ("DirectedLinkStatus.state", "link_state"),
     ("DryRunReply.changed", "communicators"),
@@ -104,6 +105,7 @@ const JSON_FIELDS: &[(&str, &str)] = &[
     ("PlanStatus.communicator", "communicator"),
     ("Straggler.communicator", "communicator"),
     ("Straggler.cause", "straggler_cause"),
+    ("Straggler.source", "telemetry_source"),
     ("WithdrawalRecord.kind", "withdrawal_kind"),
 ];
 

@@ -16,15 +16,27 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// # Errors
 /// Where nobody serves it there, or what comes is none.
 pub fn scrape(namespace: &Namespace, port: u16) -> Result<String> {
-    let request = move || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let text = namespace.enter(request)??;
+    body(&namespace.enter(move || request(port))??)
+}
+
+/// The page at a port of the caller's own loopback.
+///
+/// # Errors
+/// As for [`scrape`].
+pub fn scrape_here(port: u16) -> Result<String> {
+    body(&request(port)?)
+}
+
+fn request(port: u16) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn body(text: &str) -> Result<String> {
     let (head, body) = text.split_once("\r\n\r\n").context("an answer without an end of its head")?;
     ensure!(head.contains("200 OK") && head.contains("application/openmetrics-text"), "{head}");
     Ok(body.to_owned())

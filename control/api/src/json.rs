@@ -56,5 +56,6 @@ enumerations! {
     phase: Phase, "PHASE_";
     priority: Priority, "PRIORITY_";
     straggler_cause: StragglerCause, "STRAGGLER_CAUSE_";
+    telemetry_source: TelemetrySource, "TELEMETRY_SOURCE_";
     withdrawal_kind: WithdrawalKind, "WITHDRAWAL_KIND_";
 }

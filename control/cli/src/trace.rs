@@ -217,6 +217,7 @@ fn stats(record: &Record) -> Value {
         Record::Owner(owner) => ("owner", format!("{owner:?}")),
         Record::Link(link) => ("link", format!("{link:?}")),
         Record::Lost(lost) => ("lost", format!("{lost:?}")),
+        Record::Port(port) => ("port", format!("{port:?}")),
     };
     json!({"record": kind, "time_ns": record.time().0, "says": says})
 }

@@ -5,6 +5,7 @@ use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::{Cost, Programs};
+use crate::rdma::{RdmaPort, read_rdma_ports};
 use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -89,6 +90,9 @@ pub trait Collector: Send {
         Ok(false)
     }
 
+    /// Reads what RDMA devices count themselves, by port, into `into`, whose memory is used again. Empty where there is no device.
+    fn read_ports(&mut self, into: &mut Vec<RdmaPort>);
+
     /// What crossed an interface since it was attached.
     ///
     /// # Errors
@@ -165,6 +169,10 @@ impl Collector for Programs {
 
     fn watch_endpoints(&mut self, wanted: bool) -> Result<bool, Error> {
         Programs::watch_endpoints(self, wanted)
+    }
+
+    fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
+        read_rdma_ports(into);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

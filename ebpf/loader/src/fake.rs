@@ -6,6 +6,7 @@ use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::Cost;
+use crate::rdma::RdmaPort;
 use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +22,8 @@ pub struct Scene {
     pub flows: Flows,
     /// What the kernel knows of the flows' ends.
     pub endpoints: Endpoints,
+    /// What RDMA devices have counted.
+    pub ports: Vec<RdmaPort>,
     /// Events that were not read yet.
     pub events: VecDeque<Event>,
     /// What crossed each interface, by its index.
@@ -129,6 +132,10 @@ impl Collector for Fake {
     fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error> {
         into.clone_from(&self.scene().endpoints);
         Ok(())
+    }
+
+    fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
+        into.clone_from(&self.scene().ports);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

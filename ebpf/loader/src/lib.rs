@@ -16,6 +16,7 @@ mod interfaces;
 mod kernel;
 mod netlink;
 mod programs;
+mod rdma;
 mod read;
 mod sys;
 mod trial;
@@ -29,6 +30,7 @@ pub use harmonaize_core_c::{Options as EndpointOptions, own_namespace};
 pub use interfaces::{interface_with, interfaces_up};
 pub use kernel::{Capability, Kernel};
 pub use programs::{Cost, Options, ProgramCost, Programs};
+pub use rdma::{PortCounter, PortCounters, RdmaPort, read_rdma_ports};
 pub use read::{Counters, Flows};
 pub use trial::Trial;
 

@@ -65,6 +65,12 @@ impl Host {
         PathBuf::from(format!("/sys/class/infiniband/{}", self.device()))
     }
 
+    /// What its device has counted.
+    pub(crate) fn counter(self, name: &str) -> u64 {
+        let path = self.sysfs().join("ports/1/hw_counters").join(name);
+        std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
+    }
+
     /// Takes its link down, as a cable pulled; with it goes the device's port.
     pub(crate) fn link_down(self) -> Broken {
         run(&format!("ip link set h{} down", self.0));

@@ -17,8 +17,9 @@ use harmonaize_abi::session::{
 };
 use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, RdmaOptions};
 use harmonaize_tests::job::{Worker, at_all, options, run_with, succeeded};
+use harmonaize_tests::scrape::{PORTS, scrape_here};
 use harmonaize_verbs::Gid;
-use host::PATIENCE;
+use host::{Host, PATIENCE, until};
 use provider::{ARENA, HOSTS, Provider, tenants};
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -35,6 +36,9 @@ fn ranks<T: Send>(
 ) -> Vec<Result<T>> {
     run_with(sockets, name, 1, |_| options(Access::Mapped, ARENA), work)
 }
+
+/// Where an agent shows metrics by default.
+const AGENT_METRICS: u16 = PORTS[1];
 
 /// One test at a time: addresses and devices are the guest's.
 fn alone() -> MutexGuard<'static, ()> {
@@ -72,6 +76,29 @@ fn every_collective_is_right_over_rdma_attach() {
         everything(&Worker::of(client, "rdma", rank as u32, HOSTS as u32 + 1, PATIENCE)?)
     };
     succeeded(at_all(0..=HOSTS, rank));
+}
+
+/// What a device counts itself grows as operations run, and an agent's metrics have it.
+#[test]
+fn metrics_show_what_devices_count() {
+    let _alone = alone();
+    let Some(provider) = Provider::start() else { return };
+    let sent = || (0..HOSTS).map(|host| Host(host as u32).counter("sent_pkts"));
+    let before: Vec<u64> = sent().collect();
+    succeeded(ranks(&provider.sockets(), "counted", everything));
+    let after: Vec<u64> = sent().collect();
+    assert!(after.iter().zip(&before).all(|(after, before)| after > before), "{before:?}, {after:?}");
+    // Of the agents, which share the guest's loopback, one shows metrics: each sees all devices.
+    until("no metrics have what the devices had sent", || {
+        let Ok(page) = scrape_here(AGENT_METRICS) else { return false };
+        let shown = |host: usize| {
+            let series = format!(
+                "harmonaize_rdma_port_packets_total{{device=\"rxe{host}\",port=\"1\",direction=\"egress\"}} "
+            );
+            page.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok())
+        };
+        after.iter().enumerate().all(|(host, sent)| shown(host) >= Some(*sent))
+    });
 }
 
 /// The agent's device sends to no queue pair of another host for a process that names one.

@@ -6,11 +6,12 @@ use harmonaize_abi::Nanos;
 use std::time::Duration;
 
 /// Shares of a core, as one part in so many: samples of flows that move much, samples of all active flows, reads of all
-/// flows, wake-ups for events, fast samples, and late round trips. Together 1.7%: what this thread takes, operations wait
+/// flows, reads of RDMA ports, wake-ups for events, fast samples, and late round trips. Together 1.8%: what this thread takes, operations wait
 /// for, where all cores are busy. Beside it comes what taking in marks and events costs, which nobody can choose.
 const SAMPLE_SHARE: u32 = 166;
 const FULL_SAMPLE_SHARE: u32 = 1000;
 const READ_ALL_SHARE: u32 = 1000;
+const READ_PORTS_SHARE: u32 = 1000;
 const WAKE_SHARE: u32 = 200;
 const FAST_SAMPLE_SHARE: u32 = 500;
 const LATE_RTT_SHARE: u32 = 500;
@@ -23,9 +24,11 @@ const FAST_BURST: Duration = Duration::from_millis(3);
 const LATE_RTT_BURST: Duration = Duration::from_millis(2);
 /// The longest interval between two samples, unless the configured one is longer.
 const MAX_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
-/// The shortest and the longest interval between two samples of all active flows, and between two reads of all flows.
+/// The shortest and the longest interval between two samples of all active flows, between two reads of all flows, and between two of
+/// RDMA ports. Devices renew their counters every 10 ms at most, and analysis compares no readings that are 2 s apart.
 const FULL_SAMPLE_INTERVAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 const READ_ALL_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
+const READ_PORTS_INTERVAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 /// The longest time that events wait; [`BACKOFF_FACTOR`] times as long under CPU pressure.
 const GATHER: Duration = Duration::from_millis(10);
 /// The interval between two checks of CPU pressure.
@@ -40,6 +43,8 @@ pub(crate) struct CpuBudget {
     pub(crate) full_sample: DutyCycle,
     /// Reads of all flows.
     pub(crate) read_all: DutyCycle,
+    /// Reads of RDMA ports.
+    pub(crate) read_ports: DutyCycle,
     /// Wake-ups for events.
     pub(crate) wake: Credit,
     /// Samples between those that are due.
@@ -61,6 +66,7 @@ impl CpuBudget {
             sample: DutyCycle::new(SAMPLE_SHARE, [interval, interval.max(MAX_SAMPLE_INTERVAL)]),
             full_sample: DutyCycle::new(FULL_SAMPLE_SHARE, FULL_SAMPLE_INTERVAL),
             read_all: DutyCycle::new(READ_ALL_SHARE, READ_ALL_INTERVAL),
+            read_ports: DutyCycle::new(READ_PORTS_SHARE, READ_PORTS_INTERVAL),
             wake: Credit::new(WAKE_SHARE, WAKE_BURST),
             fast_sample: Credit::new(FAST_SAMPLE_SHARE, FAST_BURST),
             late_rtt: Credit::new(LATE_RTT_SHARE, LATE_RTT_BURST),
@@ -102,6 +108,7 @@ impl CpuBudget {
         self.sample.set_backoff(backoff * backoff);
         self.full_sample.set_backoff(backoff);
         self.read_all.set_backoff(backoff);
+        self.read_ports.set_backoff(backoff);
         self.pressure_due = now.after(PRESSURE_INTERVAL);
     }
 

@@ -2,11 +2,13 @@
 
 use crate::counters::{Counters, METRICS};
 use crate::telemetry::pipeline::cause;
+use crate::telemetry::rdma_ports::PortReading;
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::series::{Series, SeriesTotals};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_events::{Direction, Totals};
+use harmonaize_loader::PortCounter;
 use harmonaize_metrics::{Family, Labels, Page, label};
 use std::collections::BTreeMap;
 
@@ -28,6 +30,7 @@ pub(crate) fn text(reading: &Reading, counters: &Counters, own: Own) -> Result<S
     page.certificate(own.certificate_ends);
     links(&mut page, reading);
     signals(&mut page, reading);
+    rdma_ports(&mut page, &reading.ports);
     congestion(&mut page, reading);
     communicators(&mut page, reading);
     agent(&mut page, counters);
@@ -100,6 +103,71 @@ fn signals(page: &mut Page, reading: &Reading) {
     let family = page.histogram("interface_round_trip", "seconds", "Round trips of flows, as sampled");
     for (labels, signals) in &signals {
         family.buckets(labels.clone(), &signals.round_trips);
+    }
+}
+
+/// What RDMA devices count themselves, those counters that each has.
+fn rdma_ports(page: &mut Page, ports: &[PortReading]) {
+    use PortCounter::*;
+    if ports.is_empty() {
+        return;
+    }
+    type Counted = (&'static str, &'static str, &'static str, &'static [(&'static str, PortCounter)]);
+    let families: [Counted; 11] = [
+        (
+            "rdma_port_packets",
+            "",
+            "Packets of an RDMA port",
+            &[("egress", SentPackets), ("ingress", ReceivedPackets)],
+        ),
+        ("rdma_port", "bytes", "Their bytes", &[("egress", SentBytes), ("ingress", ReceivedBytes)]),
+        (
+            "rdma_port_cnp_packets",
+            "",
+            "Congestion notifications: sent, and those that slowed a sender here down",
+            &[("egress", NotificationsSent), ("ingress", NotificationsReceived)],
+        ),
+        ("rdma_port_ecn_marked_packets", "", "Packets that a queue has marked", &[("ingress", EcnMarked)]),
+        ("rdma_port_out_of_sequence_packets", "", "Packets out of sequence", &[("ingress", OutOfSequence)]),
+        (
+            "rdma_port_duplicate_requests",
+            "",
+            "Requests that came once more",
+            &[("ingress", DuplicateRequests)],
+        ),
+        ("rdma_port_sequence_naks", "", "NAKs for a gap in the sequence", &[("ingress", SequenceNaks)]),
+        (
+            "rdma_port_receiver_not_ready_naks",
+            "",
+            "NAKs of receivers that were not ready",
+            &[("ingress", ReceiverNotReady)],
+        ),
+        ("rdma_port_timeouts", "", "Acknowledgements that did not come in time", &[("egress", Timeouts)]),
+        ("rdma_port_retries", "", "Times that a sender here began anew", &[("egress", Retries)]),
+        (
+            "rdma_port_failures",
+            "",
+            "Queue pairs that failed after all retries",
+            &[("egress", RetriesExceeded)],
+        ),
+    ];
+    let labels =
+        |one: &PortReading| vec![("device", one.port.device.clone()), ("port", one.port.number.to_string())];
+    for (name, unit, help, counted) in families {
+        let family = page.counter(name, unit, help);
+        for (one, (direction, counter)) in
+            ports.iter().flat_map(|one| counted.iter().map(move |of| (one, of)))
+        {
+            if let Some(value) = one.port.counters.get(*counter) {
+                family.count(with(&labels(one), "direction", direction), value);
+            }
+        }
+    }
+    let help = "What congestion of an RDMA port is found by; always 1";
+    let family = page.gauge("rdma_port_source", "", help);
+    for one in ports {
+        let labels = with(&labels(one), "interface", &one.port.interface);
+        family.count(with(&labels, "source", &one.source.text()), 1);
     }
 }
 
@@ -436,6 +504,31 @@ mod tests {
         ] {
             assert!(text.contains(&format!("harmonaize_{line}\n")), "{line} in {text}");
         }
+    }
+
+    #[test]
+    fn rdma_ports_show_the_counters_that_they_have() {
+        assert!(!scrape(&OwnFlows::default()).contains("rdma_port"), "there is no device");
+        let counters = [(PortCounter::SentPackets, 5), (PortCounter::NotificationsReceived, 7)];
+        let port = harmonaize_loader::RdmaPort {
+            device: "mlx5_0".into(),
+            number: 1,
+            interface: "eth0".into(),
+            counters: counters.into_iter().collect(),
+        };
+        let source = harmonaize_api::v1::TelemetrySource::RdmaCounters;
+        let ports = vec![PortReading { port, source, ..PortReading::default() }];
+        let reading = Reading { ports, ..Reading::default() };
+        let text = text(&reading, &Counters::default(), Own::default()).unwrap();
+        let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("harmonaize_rdma_port")).collect();
+        assert_eq!(
+            shown,
+            [
+                "harmonaize_rdma_port_packets_total{device=\"mlx5_0\",port=\"1\",direction=\"egress\"} 5",
+                "harmonaize_rdma_port_cnp_packets_total{device=\"mlx5_0\",port=\"1\",direction=\"ingress\"} 7",
+                "harmonaize_rdma_port_source{device=\"mlx5_0\",port=\"1\",interface=\"eth0\",source=\"rdma_counters\"} 1",
+            ]
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::telemetry::links::MeasuredInterface;
 use crate::telemetry::losses::Losses;
 use crate::telemetry::own_flows::Traffic;
 use crate::telemetry::pipeline::Events;
+use crate::telemetry::rdma_ports::PortReading;
 use crate::telemetry::series::Series;
 use crate::telemetry::signals::OfInterface;
 use harmonaize_abi::Nanos;
@@ -61,6 +62,8 @@ pub struct Reading {
     pub latencies: Latencies,
     /// Signs of congestion, by the interface's index.
     pub signals: BTreeMap<u32, OfInterface>,
+    /// Ports of this host's RDMA devices.
+    pub ports: Vec<PortReading>,
     /// What was found, how often.
     pub events: Events,
     /// What the programs cost; none where the kernel does not tell.

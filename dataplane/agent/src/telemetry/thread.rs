@@ -13,6 +13,7 @@ use crate::telemetry::losses::Losses;
 use crate::telemetry::names::{Names, number_of};
 use crate::telemetry::own_flows::OwnFlows;
 use crate::telemetry::pipeline::Pipeline;
+use crate::telemetry::rdma_ports::RdmaPorts;
 use crate::telemetry::sampler::{QUIET, Sampler};
 use crate::telemetry::tap::Tap;
 use crate::telemetry::{Failed, failed};
@@ -101,6 +102,7 @@ struct Thread {
     sampler: Sampler,
     pipeline: Pipeline,
     own_flows: OwnFlows,
+    ports: RdmaPorts,
     schedule: Schedule,
     begun: Nanos,
     /// When marks last came.
@@ -127,6 +129,7 @@ impl Thread {
             sampler: Sampler::new(interval),
             pipeline: Pipeline::new(observer, record, decide, sinks)?,
             own_flows: OwnFlows::default(),
+            ports: RdmaPorts::default(),
             schedule: Schedule::default(),
             begun,
             marked: Nanos(0),
@@ -144,7 +147,7 @@ impl Thread {
             let next_sample = self.next_sample(now);
             let next_marks =
                 (next_sample.is_none() && self.own_flows.any()).then(|| now.after(MARKS_INTERVAL));
-            let due = (next_sample, next_marks);
+            let due = [next_sample, next_marks, self.next_ports()];
             self.schedule.next_wake(now, self.source.as_ref(), &self.sampler, due).sleep(&self.bell);
             while let Ok(command) = self.commands.try_recv() {
                 if matches!(command, Command::Stop) {
@@ -178,6 +181,12 @@ impl Thread {
         }
         if self.is_busy(now) {
             self.read_if_due(now);
+        }
+        if self.next_ports().is_some_and(|due| now >= due) {
+            self.read_ports(now);
+            self.hand_on(now);
+            let spent = self.sampler.budget.spent();
+            self.sampler.budget.read_ports.done(now, spent);
         }
         for reply in self.schedule.due_replies(now) {
             let _ = reply.send(Arc::new(self.reading(now, true)));
@@ -234,6 +243,16 @@ impl Thread {
         }
     }
 
+    /// Returns when RDMA ports are read next for what the programs do not see; none where there is no such port.
+    fn next_ports(&self) -> Option<Nanos> {
+        self.ports.next_reading(self.sampler.budget.read_ports.due())
+    }
+
+    fn read_ports(&mut self, now: Nanos) {
+        let Self { ports, source, links, pipeline, .. } = self;
+        ports.read(source.as_mut(), links.measured(), now, &mut pipeline.records);
+    }
+
     fn hand_on(&mut self, now: Nanos) {
         self.pipeline.hand_on(now, &mut self.own_flows);
     }
@@ -265,6 +284,9 @@ impl Thread {
             && let Err(error) = source.watch_endpoints(false)
         {
             failed("leaving the flows' ends alone", &error);
+        }
+        if self.next_ports().is_none() {
+            self.read_ports(now);
         }
         if self.pipeline.is_recording_full() {
             let known = self.known(now);

@@ -96,6 +96,11 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
         Path::Connection { address: other, local, remote } => {
             format!("{} port {remote} from port {local}", address(other))
         }
+        Path::Rdma => "RDMA".to_owned(),
+    };
+    let source = match found.link.path {
+        Path::Rdma => v1::TelemetrySource::RdmaCounters,
+        _ => v1::TelemetrySource::KernelPrograms,
     };
     let (level, cause): (v1::CongestionLevel, v1::CongestionCause) = (found.level.into(), found.cause.into());
     v1::Congestion {
@@ -119,14 +124,15 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
         own_bps: found.own_rate.saturating_mul(8),
         cross_traffic_bps: found.cross_traffic_rate.saturating_mul(8),
         capacity_bps: found.capacity.saturating_mul(8),
+        source: source.into(),
     }
 }
 
 pub(crate) fn straggler(late: &LocatedStraggler, clock: Clock) -> v1::Straggler {
     let found = &late.straggler;
-    let (communicator, job) = match found.subject {
-        Subject::Communicator(id) => (id, String::new()),
-        Subject::Job(job) => (0, job.to_string()),
+    let (communicator, job, source) = match found.subject {
+        Subject::Communicator(id) => (id, String::new(), v1::TelemetrySource::Engine),
+        Subject::Job(job) => (0, job.to_string(), v1::TelemetrySource::KernelPrograms),
     };
     let kind = match found.kind {
         Kind::Compute => v1::StragglerCause::Compute,
@@ -146,6 +152,7 @@ pub(crate) fn straggler(late: &LocatedStraggler, clock: Clock) -> v1::Straggler 
         edge_to: found.edge.map(|edge| edge.1),
         found_ns: clock.at(found.found),
         since_unit: found.since_unit,
+        source: source.into(),
     }
 }
 

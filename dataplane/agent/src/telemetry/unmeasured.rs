@@ -1,8 +1,10 @@
-//! A source of telemetry of a host whose traffic nobody measures: the engine's marks alone remain.
+//! A source of telemetry of a host whose traffic nobody measures: the engine's marks and RDMA devices' own
+//! counters remain.
 
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
 use harmonaize_loader::{
-    AttachedInterface, Change, Collector, Cost, Counters, Endpoints, Error, Flows, Kernel,
+    AttachedInterface, Change, Collector, Cost, Counters, Endpoints, Error, Flows, Kernel, RdmaPort,
+    read_rdma_ports,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,6 +59,10 @@ impl Collector for Unmeasured {
 
     fn read_endpoints(&mut self, _: &mut Endpoints) -> Result<(), Error> {
         Ok(())
+    }
+
+    fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
+        read_rdma_ports(into);
     }
 
     fn totals(&self, _: u32) -> Result<InterfaceTotals, Error> {

@@ -1,11 +1,13 @@
 //! The telemetry thread on a source that a test sets: what it takes in, hands on, loses and survives.
 
 use crate::{block, wait};
+use harmonaize_abi::CongestionLevel;
 use harmonaize_agent::telemetry::{Handle, Reading, Setup, parts, start};
+use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::trace::{LostKind, Record, replay};
-use harmonaize_events::{Event, EventKind, FlowKey, Protocol, TcpFlow};
-use harmonaize_loader::Error;
+use harmonaize_events::{Direction, Event, EventKind, FlowKey, Protocol, TcpFlow};
 use harmonaize_loader::fake::Fake;
+use harmonaize_loader::{Error, PortCounter, RdmaPort};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -169,6 +171,33 @@ fn a_flow_under_way_is_told_as_it_goes_on() {
     drop(from);
     pass(&fake, key(7, 2), 10);
     wait("the other flow is known", || read(&handle).flow_count == 2);
+    handle.stop();
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_port_with_notifications_is_found_congested() {
+    let fake = Fake::default();
+    fake.scene().interfaces.insert("made0".into(), 7);
+    let mut packets = 0;
+    // One of twenty packets is followed by a notification; none passes the programs.
+    let mut send = || {
+        packets += 1000;
+        let counted =
+            [(PortCounter::SentPackets, packets), (PortCounter::NotificationsReceived, packets / 20)];
+        let counters = counted.into_iter().collect();
+        let port = RdmaPort { device: "mlx5_0".into(), number: 1, interface: "made0".into(), counters };
+        fake.scene().ports = vec![port];
+    };
+    send();
+    let (handle, thread) = begin(&fake, None);
+    wait("what leaves is congested", || {
+        send();
+        let reading = read(&handle);
+        let congested = reading.congestion.iter().filter(|found| found.level > CongestionLevel::None);
+        congested.clone().for_each(|found| assert_eq!(found.link.path, Path::Rdma));
+        congested.clone().any(|found| found.link.direction == Direction::Egress && found.signals.ecn_ce)
+    });
     handle.stop();
     thread.join().unwrap();
 }

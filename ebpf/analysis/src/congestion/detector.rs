@@ -1,14 +1,16 @@
 //! From records to links: which flow crosses what, and who is asked when.
 
+mod ports;
 mod sweep;
 
 use super::bins::{add, number_at};
 use super::flow::{Change, FlowHistory};
 use super::monitor::{Measure, Monitor};
+use super::port::PortMonitor;
 use super::queue_jump::QueueJump;
 use super::starved::{LatePeriod, RttHistory};
 use super::{Congestion, Limits, Link, Path};
-use crate::trace::{LostKind, Record};
+use crate::trace::{Label, LostKind, Record};
 use harmonaize_abi::{CongestionCause, CongestionLevel, Nanos};
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, InterfaceTotals, Protocol};
 use std::collections::hash_map::Entry;
@@ -64,6 +66,8 @@ pub struct Detector {
     listens: bool,
     flows: HashMap<FlowKey, Flow>,
     interfaces: BTreeMap<u32, Interface>,
+    /// By interface, device and number.
+    ports: BTreeMap<(u32, Label, u32), PortMonitor>,
     monitors: Vec<Option<Monitor>>,
     free: Vec<u32>,
     monitor_by_link: HashMap<Link, u32>,
@@ -88,6 +92,7 @@ impl Detector {
             listens: true,
             flows: HashMap::new(),
             interfaces: BTreeMap::new(),
+            ports: BTreeMap::new(),
             monitors: Vec::new(),
             free: Vec::new(),
             monitor_by_link: HashMap::new(),
@@ -139,6 +144,7 @@ impl Detector {
                 }
             }
             Record::Totals { time_ns, totals } => self.totals(Nanos(*time_ns), totals),
+            Record::Port(port) => self.port(port),
             Record::Lost(lost) if lost.kind == LostKind::Gap => self.reset_after_gap(),
             Record::Lost(_) | Record::Mark(_) | Record::Observer(_) => {}
         }
@@ -170,6 +176,7 @@ impl Detector {
             })
         });
         self.active = active;
+        self.forget_ports();
         if self.now.since(self.last_sweep) >= SWEEP {
             self.sweep();
         }
@@ -180,9 +187,10 @@ impl Detector {
         self.found.pop_front()
     }
 
-    /// How every link stands that something crossed in the last minute.
+    /// How every link stands that something crossed in the last minute, and every port that is read.
     pub fn links(&self) -> impl Iterator<Item = Congestion> {
-        self.monitors.iter().flatten().map(|monitor| monitor.finding(self.now))
+        let links = self.monitors.iter().flatten().map(|monitor| monitor.finding(self.now));
+        links.chain(self.ports.values().flat_map(PortMonitor::findings))
     }
 
     /// How a link stands; none where nothing crossed it.
@@ -567,11 +575,7 @@ impl Detector {
                 let changed = monitor.decide(self.now, pressure, cause, &self.limits);
                 self.pending |= monitor.has_pending_report();
                 if changed {
-                    if self.found.len() >= self.limits.max_findings.max(1) {
-                        self.found.pop_front();
-                        self.lost += 1;
-                    }
-                    self.found.push_back(monitor.finding(self.now));
+                    push(&mut self.found, &mut self.lost, &self.limits, monitor.finding(self.now));
                 }
             }
         }
@@ -590,6 +594,15 @@ impl Detector {
             .filter(|whole| whole.hysteresis.level != CongestionLevel::None)
             .map_or(CongestionCause::Unknown, |whole| whole.cause.get())
     }
+}
+
+/// Has a finding wait to be fetched, in place of the oldest where too many wait.
+fn push(found: &mut VecDeque<Congestion>, lost: &mut u64, limits: &Limits, finding: Congestion) {
+    if found.len() >= limits.max_findings.max(1) {
+        found.pop_front();
+        *lost += 1;
+    }
+    found.push_back(finding);
 }
 
 /// Counts a flow more, or one less, at a monitor.

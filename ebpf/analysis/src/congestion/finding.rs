@@ -38,13 +38,15 @@ pub enum Path {
         /// The port on the other side.
         remote: u16,
     },
+    /// All that crosses an RDMA device's port, as the device counts it.
+    Rdma,
 }
 
 impl Path {
-    /// The address of the other end; none of the interface itself.
+    /// The address of the other end; none of the interface itself, or of a port.
     pub const fn address(&self) -> Option<[u32; 4]> {
         match self {
-            Self::Whole => None,
+            Self::Whole | Self::Rdma => None,
             Self::Remote { address, .. } | Self::Connection { address, .. } => Some(*address),
         }
     }

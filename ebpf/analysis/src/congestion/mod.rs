@@ -22,6 +22,10 @@
 //! that is not ready) says nothing of the network for 50 ms. An interface has the pressure that all of its paths have (with at
 //! least a twentieth of its bytes each): their least, or its load.
 //!
+//! **RDMA ports.** What a device counts itself ([`Record::Port`](crate::trace::Record::Port)) is a path of its own, [`Path::Rdma`]. Its
+//! marks, loss and load of the time between two readings are judged by the same parts, and two readings in a row make a state. It knows no round
+//! trips and no owners, so its cause is unknown, and it says nothing of its interface as a whole.
+//!
 //! **Starved.** A path on which all that was measured for 6 ms and two units came back later than at rest by a unit and twice the jitter, nearly
 //! without a break, while what was acknowledged is less than 72% of what is stated, and no more through its interface; and that
 //! has carried 80% of it over 40 ms within the last one or two minutes. What is acknowledged between the ends of two round trips was
@@ -53,6 +57,7 @@ mod finding;
 mod flow;
 mod hysteresis;
 mod monitor;
+mod port;
 mod queue_jump;
 mod starved;
 mod windowed;

@@ -137,7 +137,7 @@ pub(super) struct Measure {
 }
 
 /// Parts of a million.
-fn ppm(part: u64, whole: u64) -> u32 {
+pub(super) fn ppm(part: u64, whole: u64) -> u32 {
     let ppm = u128::from(part) * 1_000_000 / u128::from(whole.max(1));
     u32::try_from(ppm).unwrap_or(u32::MAX)
 }
@@ -145,6 +145,17 @@ fn ppm(part: u64, whole: u64) -> u32 {
 /// A signal in units of pressure: 1 at `mild`, 2 at `severe`.
 fn pressure(value: f64, mild: f64, severe: f64) -> f64 {
     if value < mild { value / mild } else { 1.0 + (value - mild) / (severe - mild).max(f64::MIN_POSITIVE) }
+}
+
+/// The pressure of so many packets with a sign, and of their part of a million, from the parts that are mild and severe.
+pub(super) fn signal_pressure(count: u64, part: u32, (mild, severe): (u32, u32)) -> f64 {
+    let part = pressure(f64::from(part), f64::from(mild), f64::from(severe));
+    part.min(pressure(count as f64, 2.0, 8.0))
+}
+
+/// The pressure of a load. However full, load alone is no severe congestion.
+pub(super) fn load_pressure(used_ppm: u32, limits: &Limits) -> f64 {
+    pressure(f64::from(used_ppm) / 1e6, limits.load, 1.0).min(1.5)
 }
 
 /// The median; of nothing known, 0.
@@ -295,12 +306,8 @@ impl Monitor {
         }
         let packets = packets.max(marks).max(lost);
         (measure.ecn_ce_ppm, measure.lost_ppm) = (ppm(marks, packets), ppm(lost, packets));
-        let enough = |count: u64, part: u32, (mild, severe): (u32, u32)| {
-            let part = pressure(f64::from(part), f64::from(mild), f64::from(severe));
-            part.min(pressure(count as f64, 2.0, 8.0))
-        };
-        let marks = enough(marks, measure.ecn_ce_ppm, limits.ecn_ce_ppm);
-        let losses = enough(lost, measure.lost_ppm, limits.lost_ppm);
+        let marks = signal_pressure(marks, measure.ecn_ce_ppm, limits.ecn_ce_ppm);
+        let losses = signal_pressure(lost, measure.lost_ppm, limits.lost_ppm);
         measure.delay = self.delay(end, &mut measure);
         // What stands in a queue was sent before a round trip that tells of it: by then the sender may have paused.
         let span = SHORT_WINDOW + bins::count((measure.rtt / 2).saturating_mul(3));
@@ -342,9 +349,7 @@ impl Monitor {
         };
         self.measure.signals.starved = false;
         self.update_capacity(end, stated, limits);
-        let load = f64::from(self.measure.used_ppm) / 1e6;
-        // However full, load alone is no severe congestion.
-        let load = pressure(load, limits.load, 1.0).min(1.5);
+        let load = load_pressure(self.measure.used_ppm, limits);
         self.measure.signals.load = load >= MILD;
         self.measure.pressure = self.measure.pressure.max(load);
         if self.measure.signals != Signals::default() {

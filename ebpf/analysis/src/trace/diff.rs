@@ -103,6 +103,7 @@ impl Timed for Record {
                 Self::Owner(owner) => owner.time_ns = 0,
                 Self::Link(link) => link.time_ns = 0,
                 Self::Lost(lost) => lost.time_ns = 0,
+                Self::Port(port) => port.time_ns = 0,
             }
             record
         };

@@ -85,5 +85,6 @@ fn shifted(record: &mut Record, shift: i64) {
         Record::Owner(owner) => by(&mut owner.time_ns),
         Record::Link(link) => by(&mut link.time_ns),
         Record::Lost(lost) => by(&mut lost.time_ns),
+        Record::Port(port) => by(&mut port.time_ns),
     }
 }

@@ -62,6 +62,8 @@ pub enum Record {
     Link(Link),
     /// Something was lost: what follows may have a gap before it.
     Lost(Lost),
+    /// What an RDMA device has counted itself, where no program sees its packets.
+    Port(Port),
 }
 
 /// Who observes.
@@ -152,6 +154,38 @@ pub struct Lost {
     pub count: u64,
 }
 
+/// What an RDMA device has counted at one of its ports, since the device was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Port {
+    /// When it was read.
+    pub time_ns: u64,
+    /// The index of the interface that has its addresses.
+    pub interface: u32,
+    /// The port's number.
+    pub number: u32,
+    /// The device's name.
+    pub device: Label,
+    /// NAKs that came in of receivers that were not ready.
+    pub not_ready: u64,
+    /// Of what leaves.
+    pub egress: PortDirection,
+    /// Of what comes in.
+    pub ingress: PortDirection,
+}
+
+/// What a port has counted in one direction; 0 where its device does not count it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortDirection {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Marks on them, or congestion notifications that ask for less of them.
+    pub ecn_ce: u64,
+    /// Packets of them that were lost or sent again.
+    pub lost: u64,
+}
+
 impl Record {
     /// When it was observed.
     pub const fn time(&self) -> Nanos {
@@ -163,6 +197,7 @@ impl Record {
             Self::Owner(owner) => owner.time_ns,
             Self::Link(link) => link.time_ns,
             Self::Lost(lost) => lost.time_ns,
+            Self::Port(port) => port.time_ns,
         })
     }
 }

@@ -1,13 +1,13 @@
 //! Records as the trace's format sees them: a kind, a flow, and words.
 
-use super::{Label, Link, Lost, LostKind, Observer, Owner, Record};
+use super::{Label, Link, Lost, LostKind, Observer, Owner, Port, PortDirection, Record};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Mark, RoceCounters, TcpFlow};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// The most words of a kind.
 pub(super) const WORDS: usize = 41;
 /// Kinds are 1 to this.
-pub(super) const KINDS: usize = 9;
+pub(super) const KINDS: usize = 10;
 
 const _: () = assert!(size_of::<TcpFlow>() / 8 < WORDS && size_of::<RoceCounters>() / 8 < WORDS);
 
@@ -21,6 +21,7 @@ mod kind {
     pub(super) const OWNER: u8 = 7;
     pub(super) const LINK: u8 = 8;
     pub(super) const LOST: u8 = 9;
+    pub(super) const PORT: u8 = 10;
 }
 
 #[derive(Clone, Copy)]
@@ -87,6 +88,7 @@ impl RawRecord {
             kind::MARK => (size_of::<Mark>() / 8, false),
             kind::OWNER => (6 + Label::CAPACITY / 8, true),
             kind::LINK => (4 + Label::CAPACITY / 8, false),
+            kind::PORT => (12 + Label::CAPACITY / 8, false),
             _ => return None,
         })
     }
@@ -148,6 +150,14 @@ impl RawRecord {
             Record::Lost(lost) => {
                 words.push_each([lost.time_ns, lost.kind as u64, lost.count]);
                 (kind::LOST, None)
+            }
+            Record::Port(port) => {
+                words.push_each([port.time_ns, port.interface.into(), port.number.into(), port.not_ready]);
+                for one in [&port.egress, &port.ingress] {
+                    words.push_each([one.packets, one.bytes, one.ecn_ce, one.lost]);
+                }
+                words.push_all(port.device.bytes());
+                (kind::PORT, None)
             }
         };
         Self { kind, key, words }
@@ -211,6 +221,19 @@ impl RawRecord {
                 kind: LostKind::from_number(narrow(words.take(at))?)?,
                 count: words.take(at),
             }),
+            kind::PORT => {
+                let (time_ns, interface) = (words.take(at), narrow(words.take(at))?);
+                let (number, not_ready) = (narrow(words.take(at))?, words.take(at));
+                let mut direction = || PortDirection {
+                    packets: words.take(at),
+                    bytes: words.take(at),
+                    ecn_ce: words.take(at),
+                    lost: words.take(at),
+                };
+                let (egress, ingress) = (direction(), direction());
+                let device = Label::from_bytes(words.take_all(at))?;
+                Record::Port(Port { time_ns, interface, number, device, not_ready, egress, ingress })
+            }
             _ => return None,
         })
     }

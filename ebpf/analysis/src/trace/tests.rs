@@ -38,7 +38,7 @@ fn counters(random: &mut ChaCha8Rng) -> TcpCounters {
 
 fn any(random: &mut ChaCha8Rng) -> Record {
     let time_ns = wild(random);
-    match random.random_range(0..9) {
+    match random.random_range(0..10) {
         0 => Record::Observer(Observer { time_ns, host: wild(random), realtime_offset_ns: random.random() }),
         1 => Record::Event(Event {
             time_ns,
@@ -81,6 +81,15 @@ fn any(random: &mut ChaCha8Rng) -> Record {
             name: Label::new("eth0"),
             bytes_per_second: wild(random),
             watched: random.random(),
+        }),
+        8 => Record::Port(Port {
+            time_ns,
+            interface: random.random(),
+            number: random.random(),
+            device: Label::new("mlx5_0"),
+            not_ready: wild(random),
+            egress: PortDirection { packets: wild(random), ecn_ce: wild(random), ..PortDirection::default() },
+            ingress: PortDirection { bytes: wild(random), lost: wild(random), ..PortDirection::default() },
         }),
         _ => Record::Lost(Lost {
             time_ns,

@@ -69,6 +69,7 @@ impl Thread {
             losses: pipeline.losses,
             latencies: pipeline.latencies.clone(),
             signals: pipeline.signals.interfaces().clone(),
+            ports: self.ports.readings().to_vec(),
             events: pipeline.found.clone(),
             cost: self.source.cost().ok(),
             missing: self

@@ -38,18 +38,20 @@ pub(super) struct Wake<'a> {
 }
 
 impl Schedule {
-    /// Returns when to wake next; `next_sample` is none without traffic, `next_marks` with it or without own communicators.
+    /// Returns when to wake next; `next_sample` is none without traffic, `next_marks` with it or without own communicators, `next_ports`
+    /// where RDMA ports show nothing that the programs do not see.
     pub(super) fn next_wake<'a>(
         &self,
         now: Nanos,
         source: &'a dyn Collector,
         sampler: &Sampler,
-        (next_sample, next_marks): (Option<Nanos>, Option<Nanos>),
+        [next_sample, next_marks, next_ports]: [Option<Nanos>; 3],
     ) -> Wake<'a> {
         let budget = &sampler.budget;
         let flows = next_sample.map(|due| due.min(budget.read_all.due()));
         let replies = self.replies.iter().map(|(due, _)| *due);
-        let due = replies.chain(flows).chain(next_marks).fold(self.next_housekeeping, Nanos::min);
+        let due = replies.chain(flows).chain(next_marks).chain(next_ports);
+        let due = due.fold(self.next_housekeeping, Nanos::min);
         let mut timeout = due.since(now);
         // Events that gather do not wake; late round trips do.
         let gather = budget.gather_delay(now);

@@ -206,6 +206,7 @@ fn message(communicator: CommunicatorId, found: &straggler::Straggler) -> v1::St
         edge_to: found.edge.map(|(_, to)| to),
         found_ns: found.found.0,
         since_unit: found.since_unit,
+        source: v1::TelemetrySource::Engine.into(),
         ..v1::Straggler::default()
     }
 }
