@@ -1,4 +1,4 @@
-//! Three controls over three members of etcd: the leader is killed, stopped and cut off, its clock steps, members of etcd are killed,
+//! Three controls over three members of etcd. The leader is killed, stopped and cut off, its clock steps, members of etcd are killed,
 //! or their disks are full, and a job computes all the while. `HARMONAIZE_SEED` chooses the faults, `HARMONAIZE_RUNS` how many there are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 

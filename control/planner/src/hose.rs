@@ -1,4 +1,4 @@
-//! What can be promised of a fabric to whoever's hosts, wherever they stand: a hose for each host (Duffield et al., "A flexible model
+//! What can be promised of a fabric to whoever's hosts, wherever they stand. A hose for each host (Duffield et al., "A flexible model
 //! for resource management in virtual private networks", SIGCOMM 1999), and a part for those who want more than that.
 //!
 //! Whether a promise fits is decided without a look at who stands in which rack, so that what is refused tells nobody. Two things
@@ -14,7 +14,7 @@ use harmonaize_topology::DirectedLink;
 use harmonaize_topology::{HostId, Node, SwitchId, Topology};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The least part of a fabric's trees, and of their rate, that counts as there: what is out of use beyond that is out of use for
+/// The least part of a fabric's trees, and of their rate, that counts as there. What is out of use beyond that is out of use for
 /// those whom it meets alone, whose promises are broken then.
 const MIN_PART: f64 = 0.5;
 

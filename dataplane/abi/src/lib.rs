@@ -1,4 +1,4 @@
-//! What a tenant's process and the provider's agent share byte for byte: element types, operations, versioned
+//! What a tenant's process and the provider's agent share byte for byte. Element types, operations, versioned
 //! descriptors, status codes, and the view of tensor memory that nobody may turn into a reference.
 //!
 //! Architecture invariant: no I/O, no allocation beyond decoding a session message, no knowledge of hosts or links.

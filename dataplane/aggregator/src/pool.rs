@@ -1,4 +1,4 @@
-//! The aggregator's memory, cut into units, and who may use how many: what is guaranteed is never lent, the rest is divided
+//! The aggregator's memory, cut into units, and who may use how many. What is guaranteed is never lent, the rest is divided
 //! max-min between the tenants that want it, by their weights.
 
 use crate::packet::{HEADER_BYTES, MAX_PAYLOAD};

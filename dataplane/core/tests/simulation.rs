@@ -1,4 +1,4 @@
-//! Communicators in virtual time: participants with real memory, a network with every delay that a seed can think of, and
+//! Communicators in virtual time. Participants with real memory, a network with every delay that a seed can think of, and
 //! what can go wrong, each with what must be told of it. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 

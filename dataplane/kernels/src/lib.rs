@@ -69,7 +69,7 @@ impl PassOptions {
         Self { isa, whole: 0 }
     }
 
-    /// As a part of tensors that have `whole` bytes each, of which one part is passed over after the other: whether they pay to be
+    /// As a part of tensors that have `whole` bytes each, of which one part is passed over after the other. Whether they pay to be
     /// written past the caches is a question of them, not of a part.
     pub fn part_of(whole: usize) -> Self {
         Self { whole, ..Self::default() }

@@ -278,7 +278,7 @@ impl Constraints {
         self.min_busbw > 0 || self.iteration.is_some() || !self.completions.is_empty()
     }
 
-    /// The nearest that makes sense, of all but a budget: values brought into range; of times that contradict each other, the longer one; of
+    /// The nearest that makes sense, of all but a budget. Values brought into range; of times that contradict each other, the longer one; of
     /// too many targets those for the smallest operations; beside a guarantee, the usual priority for the low one. [`Constraints::check`] passes it.
     #[must_use]
     pub fn clamped(&self) -> Self {

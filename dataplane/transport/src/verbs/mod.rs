@@ -79,7 +79,7 @@ impl Config {
     }
 }
 
-/// How long a device may take at most to send a message or give up: a try may take four times its time-out, which is endless where it is 0
+/// How long a device may take at most to send a message or give up. A try may take four times its time-out, which is endless where it is 0
 /// (InfiniBand Architecture Specification, volume 1, 9.7.6.1.3).
 fn settled_within(options: &PortOptions) -> Duration {
     if options.timeout == 0 {

@@ -129,7 +129,7 @@ impl Hosts {
         }
     }
 
-    /// Takes side groups that are over out of bursts, which are in the order of their beginning: of words, those that a silence of
+    /// Takes side groups that are over out of bursts, which are in the order of their beginning. Of words, those that a silence of
     /// `gap` follows, and of bytes, if `bytes`, those that recur.
     pub(super) fn take(
         &self,

@@ -142,7 +142,7 @@ fn recipe(best: &AggregationPlan, coding: &CodecChoice, base: v1::Aggregation) -
     }
 }
 
-/// Returns how many chunks of so many bytes are in flight: who comes later gets as large a window as who came
+/// Returns how many chunks of so many bytes are in flight. Who comes later gets as large a window as who came
 /// first, for who shares a link has of it what its window is of all.
 fn window(best: &AggregationPlan, bytes: u32) -> u32 {
     // A turn of each program on the way.

@@ -173,7 +173,7 @@ impl Aggregators {
         Some(id)
     }
 
-    /// Lays the grants that an aggregator says it has beside those that it should have: it is told those that
+    /// Lays the grants that an aggregator says it has beside those that it should have. It is told those that
     /// it lacks, and those that its workers would not find there are void.
     fn take_up_grants(
         &mut self,
