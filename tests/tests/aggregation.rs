@@ -71,7 +71,7 @@ fn one_operation(workers: &[Worker], salt: &AtomicU64) -> (usize, usize) {
     })
 }
 
-/// The address from which a host sends to its aggregator is taken from it, and later there is no route for a while: its worker goes on from the
+/// The address from which a host sends to its aggregator is taken from it, and later there is no route for a while. Its worker goes on from the
 /// address that is left, and once there is a route again.
 #[test]
 fn a_host_without_address_still_aggregates() {

@@ -191,7 +191,7 @@ fn max_whole_trees(trees: usize) -> usize {
     if trees < 4 { trees } else { trees / 2 }
 }
 
-/// The largest part of a link that each of so many hosts can be promised on so many links, each flow whole on one: first fit finds a
+/// The largest part of a link that each of so many hosts can be promised on so many links, each flow whole on one. First fit finds a
 /// place as long as all is no more than `links - (links - 1) * part`, and where at least q fit on a link fills q of q + 1.
 fn hose_part(links: usize, hosts: usize) -> f64 {
     let (links, hosts) = (links as f64, hosts.max(1) as f64);

@@ -351,8 +351,9 @@ struct Contenders {
     guaranteed: u32,
 }
 
-/// For each of these pairs of hosts, paths for the connections between two participants that are not next to each other in the ring
-/// (acknowledgements, AllToAll): those with the most left, each once before any twice; empty where none is known.
+/// Returns for each of these pairs of hosts paths for connections beside the ring (acknowledgements, AllToAll).
+/// Those are between two participants that are not next to each other in it. The paths have the most left, each once before any
+/// twice; empty where none is known.
 pub fn off_ring_paths(request: &Request<'_>, pairs: &[(HostId, HostId)], connections: u32) -> Vec<Vec<Path>> {
     let request = Request { jobs: &[], ..*request };
     let mut model = Model::new(&request);

@@ -393,8 +393,8 @@ fn cut() {
     assert!(sum.cut > 0 && sum.switches > 0, "nothing was cut, or nothing switched");
 }
 
-/// Between the commit and the end of the old epoch: the end of one participant, told on a new link that is broken; and an old link
-/// that breaks while a third plan takes over, with segments left that need it.
+/// The end of one participant between the commit and the end of the old epoch, told on a new link that is broken.
+/// And an old link that breaks while a third plan takes over, with segments left that need it.
 #[test]
 fn cut_while_two_plans_are_in_force() {
     for seed in [1267, 2005] {

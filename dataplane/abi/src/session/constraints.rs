@@ -101,7 +101,7 @@ pub struct Constraints {
     pub aggregation: bool,
     /// What becomes of it when it fails; if left out its members may regroup, and nothing is kept for them.
     pub on_failure: Option<OnFailure>,
-    /// Whether its sums and products of floats have the same bits in every run: whichever way they take, they are added in one order, rank by
+    /// Whether its sums and products of floats have the same bits in every run. Whichever way they take, they are added in one order, rank by
     /// rank of a host and then host by host, by each host's lowest rank. They are exact then, whatever a budget lets be lost.
     pub ordered: bool,
 }

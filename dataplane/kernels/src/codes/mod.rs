@@ -71,11 +71,11 @@ pub enum Code {
         /// How they are rounded.
         rounding: Rounding,
     },
-    /// Blocks of `block` elements (a power of two in [`ROTATED`]; the last is padded with zeros to a power of two, 16 at least),
-    /// rotated at random by the seed, then each element as the nearest of `2^bits` centroids (`bits` 1 to 4): a scale in f32,
-    /// then codes in rows, as above; of 2 bits byte `i` holds the codes `i`, `i + 4`, `i + 8` and `i + 12` from its lowest bits
-    /// on, of 1 bit byte `i` the codes `i`, `i + 2` and so on, of 3 bits 4 bytes hold the lower 2 of each and 2 bytes the upper.
-    /// The top bit of a code is the sign. In the manner of DRIVE (NeurIPS 2021) and EDEN (ICML 2022): over random seeds the mean
+    /// Blocks rotated at random by the seed, then each element as the nearest of `2^bits` centroids (`bits` 1 to 4).
+    /// A block has `block` elements, a power of two in [`ROTATED`]. The last is padded with zeros to a power of two, 16 at
+    /// least. It has a scale in f32, then codes in rows, as above. Of 2 bits byte `i` holds the codes `i`, `i + 4`, `i + 8` and
+    /// `i + 12` from its lowest bits on; of 1 bit byte `i` the codes `i`, `i + 2` and so on. Of 3 bits 4 bytes hold the lower 2
+    /// of each and 2 bytes the upper. The top bit of a code is the sign. In the manner of DRIVE (NeurIPS 2021) and EDEN (ICML 2022): over random seeds the mean
     /// of the values is the elements. What is NaN or 0 is as with blocks; a block whose norm is above 2^112 becomes NaN too.
     Rotated {
         /// Bits of an element, 1 to 4.
