@@ -25,7 +25,7 @@ pub struct Recipe {
     pub compute: Duration,
     /// The fewest and the most micro-batches that a rank accumulates before gradients are exchanged.
     pub accumulate: (u32, u32),
-    /// What a micro-batch beyond the fewest counts, in hundredths: a step over a larger batch is worth less than as many steps over
+    /// What a micro-batch beyond the fewest counts, in hundredths. A step over a larger batch is worth less than as many steps over
     /// smaller ones (McCandlish et al., An Empirical Model of Large-Batch Training, 2018).
     pub beyond: u64,
     /// How often the state is saved, at least.

@@ -1,4 +1,4 @@
-//! Payloads that prove themselves: every byte of an AllToAll's block follows from (seed, round, source, destination), so
+//! Payloads that prove themselves. Every byte of an AllToAll's block follows from (seed, round, source, destination), so
 //! a receiver knows what must have come, and a block that went astray is as wrong as one that was damaged.
 
 use crate::seeded::SplitMix64;

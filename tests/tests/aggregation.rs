@@ -1,4 +1,4 @@
-//! An aggregator on the fabric, end to end: real agents and control; what it does is right while it serves, when it is killed in the
+//! An aggregator on the fabric, end to end. Real agents and control; what it does is right while it serves, when it is killed in the
 //! middle of operations, and when it comes back.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
@@ -71,7 +71,7 @@ fn one_operation(workers: &[Worker], salt: &AtomicU64) -> (usize, usize) {
     })
 }
 
-/// The address from which a host sends to its aggregator is taken from it, and later there is no route for a while: its worker goes on from the
+/// The address from which a host sends to its aggregator is taken from it, and later there is no route for a while. Its worker goes on from the
 /// address that is left, and once there is a route again.
 #[test]
 fn a_host_without_address_still_aggregates() {

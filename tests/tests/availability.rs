@@ -1,4 +1,4 @@
-//! Three controls over three members of etcd: the leader is killed, stopped and cut off, its clock steps, members of etcd are killed,
+//! Three controls over three members of etcd. The leader is killed, stopped and cut off, its clock steps, members of etcd are killed,
 //! or their disks are full, and a job computes all the while. `HARMONAIZE_SEED` chooses the faults, `HARMONAIZE_RUNS` how many there are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
@@ -72,16 +72,34 @@ fn known(deployment: &Deployment) -> BTreeSet<String> {
     names.map(|one| one["name"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Asks until a tenant is added.
-fn add(deployment: &Deployment, name: &str) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match deployment.harmonaize(&["tenants", "add", name]) {
-            Ok(_) => return,
-            // By an attempt whose answer was lost.
-            Err(error) if error.to_string().contains("there already") => return,
-            Err(error) => assert!(Instant::now() < deadline, "{error:#}"),
+/// Tenants that control has acknowledged, and those for which no good answer came.
+#[derive(Default)]
+struct Tenants {
+    acknowledged: BTreeSet<String>,
+    unanswered: BTreeSet<String>,
+}
+
+impl Tenants {
+    /// Adds tenants, each of a name of its own, until one is acknowledged.
+    fn add(&mut self, deployment: &Deployment, name: &str) {
+        let deadline = Instant::now() + LIMIT;
+        for attempt in 0.. {
+            let name = format!("{name}-{attempt}");
+            let done = deployment.harmonaize(&["tenants", "add", &name]);
+            let Err(error) = done else { return drop(self.acknowledged.insert(name)) };
+            assert!(Instant::now() < deadline, "{error:#}");
+            // It may be added, and its answer lost.
+            self.unanswered.insert(name);
         }
+    }
+
+    /// Checks that control has all that it acknowledged, and none that it was not asked for.
+    fn check(&self, deployment: &Deployment, when: &str) {
+        let listed = known(deployment);
+        let lost: Vec<_> = self.acknowledged.difference(&listed).collect();
+        let made: Vec<_> = listed.difference(&self.acknowledged).collect();
+        assert!(lost.is_empty(), "{when}: {lost:?} are lost");
+        assert!(made.iter().all(|name| self.unanswered.contains(*name)), "{when}: {made:?}");
     }
 }
 
@@ -128,7 +146,8 @@ fn faults_of_the_leader_lose_nothing() {
     let Some(mut deployment) = three_controls() else { return };
     eprintln!("HARMONAIZE_SEED={seed} HARMONAIZE_RUNS={runs}");
     let mut drawn = Draw::new(seed);
-    let mut acknowledged = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
+    let mut tenants = Tenants { acknowledged: known(&deployment), ..Tenants::default() };
+    assert_eq!(tenants.acknowledged, ["a", "b"].map(str::to_owned).into());
     let mut times: Vec<(Fault, Duration)> = Vec::new();
     under_load(&sockets(&deployment, "a"), |load| {
         load.goes_on();
@@ -140,26 +159,22 @@ fn faults_of_the_leader_lose_nothing() {
             let at = leader(&mut deployment);
             inflict(&mut deployment, fault, at, drawn.below(2) == 0);
             let begun = Instant::now();
-            let name = format!("t{run}");
-            add(&deployment, &name);
+            tenants.add(&deployment, &format!("t{run}"));
             let took = begun.elapsed();
             eprintln!("fault {run}: {fault:?} at {at}: a change was acknowledged after {took:?}");
             times.push((fault, took));
-            acknowledged.insert(name);
             // A member goes on in the room that its files have, until that is full too. Then it ends.
             for more in 0.. {
                 if fault != Fault::FullDisk || deployment.replicas()[at].etcd.status().unwrap().is_some() {
                     break;
                 }
-                let name = format!("t{run}-{more}");
-                add(&deployment, &name);
-                acknowledged.insert(name);
+                tenants.add(&deployment, &format!("t{run}-{more}"));
             }
             load.goes_on();
             heal(&mut deployment, fault, at);
             deployment.wait_until_ready().unwrap();
             in_phase(&mut deployment, "running");
-            assert_eq!(known(&deployment), acknowledged, "fault {run}: {fault:?}");
+            tenants.check(&deployment, &format!("fault {run}: {fault:?}"));
             load.goes_on();
         }
         forms_anew(&deployment, "new");
@@ -175,7 +190,8 @@ fn faults_of_the_leader_lose_nothing() {
 #[test]
 fn a_follower_answers_what_is_stored_and_changes_nothing() {
     let Some(mut deployment) = three_controls() else { return };
-    add(&deployment, "c");
+    let mut tenants = Tenants { acknowledged: known(&deployment), ..Tenants::default() };
+    tenants.add(&deployment, "c");
     let at = leader(&mut deployment);
     let follower = deployment.replicas()[(at + 1) % 3].host.management;
     let asked = |arguments: &[&str]| {
@@ -210,5 +226,5 @@ fn a_follower_answers_what_is_stored_and_changes_nothing() {
     drop(ranks);
     let refused = asked(&["tenants", "add", "d"]).unwrap_err().to_string();
     assert!(refused.contains("this control follows the one at"), "{refused}");
-    assert_eq!(known(&deployment), ["a", "b", "c"].map(str::to_owned).into());
+    tenants.check(&deployment, "a follower was asked to add one");
 }

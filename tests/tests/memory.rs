@@ -111,7 +111,7 @@ fn operations_take_tensors_from_arena_growth_and_own_memory() {
     succeeded(run_with(&sockets, "mixed", 1, room, mixed));
 }
 
-/// A tenant makes holes in what it has registered while operations run there, and gives it back too early: what it gets is a typed error
+/// A tenant makes holes in what it has registered while operations run there, and gives it back too early. What it gets is a typed error
 /// or its own contents, and another tenant on the same agents has right sums meanwhile.
 #[test]
 fn holes_under_an_operation_concern_nobody_else() {
@@ -190,7 +190,7 @@ fn the_example_for_tenants_sums_where_the_program_has_its_gradients() {
     succeeded(run(&sockets(&deployment, "a"), "job", 2, work));
 }
 
-/// The operator's quota ends growth, with a limit and a value; what a process had comes free when it dies, with operations in flight or
+/// The operator's quota ends growth, with a limit and a value. What a process had comes free when it dies, with operations in flight or
 /// not, and others' jobs go on.
 #[test]
 fn quotas_hold_and_the_dead_leave_nothing() {

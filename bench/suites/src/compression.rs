@@ -1,4 +1,4 @@
-//! Suite compression: AllReduces in fewer bits against exact ones, in turn in one run on four hosts; what control chooses where
+//! Suite compression: AllReduces in fewer bits against exact ones, in turn in one run on four hosts. What control chooses where
 //! links are fast and slow; and what fewer bits make of trainings.
 
 mod training;

@@ -204,7 +204,8 @@ impl Case {
     }
 }
 
-fn figure(value: Option<f64>) -> String {
+/// A figure in as many digits as mean something.
+pub(crate) fn figure(value: Option<f64>) -> String {
     match value {
         None => "-".to_owned(),
         Some(value) if value.abs() >= 1e6 => format!("{value:.2e}"),
@@ -215,39 +216,13 @@ fn figure(value: Option<f64>) -> String {
 }
 
 /// A median with the range of its runs, where they differ.
-fn figures(value: Option<f64>, range: Option<[f64; 2]>) -> String {
+pub(crate) fn figures(value: Option<f64>, range: Option<[f64; 2]>) -> String {
     match range {
         Some([least, most]) if least < most => {
             format!("{} ({} to {})", figure(value), figure(Some(least)), figure(Some(most)))
         }
         _ => figure(value),
     }
-}
-
-/// The rows as a Markdown table: medians with the range of their runs.
-pub fn table(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "| suite | case | size | ranks | ours | reference | reference name | ratio | bar | pass | spread | runs |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|\n",
-    );
-    for row in rows {
-        text += &format!(
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
-            row.suite,
-            row.case,
-            row.size,
-            row.ranks,
-            figures(row.ours, row.ours_range),
-            figures(row.reference, row.reference_range),
-            row.reference_name.replace(['\n', '|'], " "),
-            figure(row.ratio),
-            row.bar.map_or(String::new(), |bar| format!("{bar:.3}")),
-            row.pass.map_or("", |pass| if pass { "yes" } else { "NO" }),
-            row.spread.map_or("-".to_owned(), |spread| format!("{:.0}%", spread * 100.0)),
-            row.runs
-        );
-    }
-    text
 }
 
 #[cfg(test)]
@@ -309,7 +284,6 @@ mod tests {
         for case in stated {
             let row = case.compare(&[1.0], &[2.0], "r");
             assert_eq!((row.pass, row.bar, row.failed()), (None, None, false), "{case:?}");
-            assert!(table(&[row]).contains(" |  |  | 0% | 1 |"));
             assert!(!case.missing("r", "gone").failed());
         }
     }
@@ -318,7 +292,8 @@ mod tests {
     fn runs_are_reported_with_their_range() {
         let row = case(Better::More, 1.0).compare(&[3.0, 1.0, 2.0], &[2.0, 2.0, 2.0], "r");
         assert_eq!((row.ours, row.ours_range, row.runs), (Some(2.0), Some([1.0, 3.0]), 3));
-        assert!(table(&[row]).contains("| 2.000 (1.000 to 3.000) | 2.000 |"));
+        assert_eq!(figures(row.ours, row.ours_range), "2.000 (1.000 to 3.000)");
+        assert_eq!(figures(row.reference, row.reference_range), "2.000");
     }
 
     #[test]
@@ -331,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keys_and_table_lines_are_stable() {
+    fn json_keys_are_stable() {
         let row = case(Better::More, 1.0).compare(&[1.0], &[1.0], "r");
         let serde_json::Value::Object(object) = serde_json::to_value(&row).unwrap() else {
             panic!("no object")
@@ -356,6 +331,5 @@ mod tests {
         keys.sort_unstable();
         expected.sort_unstable();
         assert_eq!(keys, expected);
-        assert_eq!(table(&[row.clone(), row]).lines().count(), 4);
     }
 }

@@ -65,7 +65,7 @@ struct Place {
     hosts: usize,
     ranks: &'static [usize],
     bar: f64,
-    /// Bytes of operations that share by weight, and how many a communicator has under way: of the lightest tenant's, each window
+    /// Bytes of operations that share by weight, and how many a communicator has under way. Of the lightest tenant's, each window
     /// holds dozens, and all that share always have more to send.
     weighed: (u64, u64),
 }

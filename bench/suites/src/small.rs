@@ -1,4 +1,4 @@
-//! Suite small: AllReduces of sizes at which hops count more than bytes, on eight hosts far apart: by each algorithm, and as control
+//! Suite small: AllReduces of sizes at which hops count more than bytes, on eight hosts far apart. By each algorithm, and as control
 //! chooses, a tenant each, in turn in one run.
 
 use super::lab::{Lab, Measured};

@@ -1,4 +1,4 @@
-//! Who runs where, with how many workers: an inventory of accelerators by kind, jobs with ranges, goodput fitted to what was
+//! Who runs where, with how many workers. An inventory of accelerators by kind, jobs with ranges, goodput fitted to what was
 //! measured, policies behind one trait, a market, and a simulator in virtual time.
 //!
 //! Architecture invariant: no clock, no socket, no thread, no file; time, profiles and workloads come in as arguments. The

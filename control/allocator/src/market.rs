@@ -1,4 +1,4 @@
-//! A market of units that stand until they are outbid (LaissezCloud): bids with a highest price by kind, one price for all units of a
+//! A market of units that stand until they are outbid (LaissezCloud). Bids with a highest price by kind, one price for all units of a
 //! kind, and recalls that wait for the moment that the tenant named as cheap.
 //!
 //! The price of a kind is the least at which nobody prefers another kind or none. With one kind it is the highest bid that gets nothing,

@@ -80,8 +80,9 @@ pub struct AggregationDecision {
     pub reason: AggregationReason,
 }
 
-/// Decides for a group of hosts whose ring carries `ring` from each to the next, who can have so much of a tensor summed in a second by
-/// codes of their own (`coded`; 0: they have none), and where operations have `operation` bytes (0: not known). Cost: the hosts times the switches for each offer.
+/// Decides on aggregation for a group of hosts whose ring carries `ring` from each to the next.
+/// They can have so much of a tensor summed in a second by codes of their own (`coded`; 0: they have none). Operations have
+/// `operation` bytes (0: not known). Cost: the hosts times the switches for each offer.
 pub fn decide_aggregation(
     topology: &Topology,
     conditions: &Conditions,

@@ -1,4 +1,4 @@
-//! What can be promised of a fabric to whoever's hosts, wherever they stand: a hose for each host (Duffield et al., "A flexible model
+//! What can be promised of a fabric to whoever's hosts, wherever they stand. A hose for each host (Duffield et al., "A flexible model
 //! for resource management in virtual private networks", SIGCOMM 1999), and a part for those who want more than that.
 //!
 //! Whether a promise fits is decided without a look at who stands in which rack, so that what is refused tells nobody. Two things
@@ -14,7 +14,7 @@ use harmonaize_topology::DirectedLink;
 use harmonaize_topology::{HostId, Node, SwitchId, Topology};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The least part of a fabric's trees, and of their rate, that counts as there: what is out of use beyond that is out of use for
+/// The least part of a fabric's trees, and of their rate, that counts as there. What is out of use beyond that is out of use for
 /// those whom it meets alone, whose promises are broken then.
 const MIN_PART: f64 = 0.5;
 
@@ -191,7 +191,7 @@ fn max_whole_trees(trees: usize) -> usize {
     if trees < 4 { trees } else { trees / 2 }
 }
 
-/// The largest part of a link that each of so many hosts can be promised on so many links, each flow whole on one: first fit finds a
+/// The largest part of a link that each of so many hosts can be promised on so many links, each flow whole on one. First fit finds a
 /// place as long as all is no more than `links - (links - 1) * part`, and where at least q fit on a link fills q of q + 1.
 fn hose_part(links: usize, hosts: usize) -> f64 {
     let (links, hosts) = (links as f64, hosts.max(1) as f64);

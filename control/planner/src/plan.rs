@@ -94,7 +94,7 @@ pub struct Policy {
     pub min_gain_ppm: u32,
     /// Most that is searched, in links looked at; bounds the time a plan takes.
     pub search_budget: u64,
-    /// Of it, most that goes into the last stretch, where the predicted score itself is tried out: a small fabric's plan is
+    /// Of it, most that goes into the last stretch, where the predicted score itself is tried out. A small fabric's plan is
     /// seldom far from the best without, and within a twentieth of it with the default, which takes some milliseconds.
     pub polish_budget: u64,
 }
@@ -301,7 +301,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
     Plan { assignments, before, after, reason }
 }
 
-/// What links are to be held to: those of limited jobs, and of jobs that share a full link with one of another weight or with one
+/// What links are to be held to. Those of limited jobs, and of jobs that share a full link with one of another weight or with one
 /// that has a promise, for connections share alike by themselves.
 fn rate_limits(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<Option<Rate>> {
     let jobs = search.model.jobs();
@@ -351,8 +351,9 @@ struct Contenders {
     guaranteed: u32,
 }
 
-/// For each of these pairs of hosts, paths for the connections between two participants that are not next to each other in the ring
-/// (acknowledgements, AllToAll): those with the most left, each once before any twice; empty where none is known.
+/// Returns for each of these pairs of hosts paths for connections beside the ring (acknowledgements, AllToAll).
+/// Those are between two participants that are not next to each other in it. The paths have the most left, each once before any
+/// twice; empty where none is known.
 pub fn off_ring_paths(request: &Request<'_>, pairs: &[(HostId, HostId)], connections: u32) -> Vec<Vec<Path>> {
     let request = Request { jobs: &[], ..*request };
     let mut model = Model::new(&request);

@@ -42,9 +42,10 @@ impl Tuning {
     };
 }
 
-/// Sizes for a group: a segment lasts at most some 7.5 ms on the slowest link of the ring (in which each of n hosts sends
-/// 2(n-1)/n of it) where that is not very slow, a message is a host's share of it within 8..=256 KiB, and four to eight segments are in flight,
-/// as many, and as large, as cover twice what the longest way holds.
+/// Returns the sizes for a group of hosts.
+/// A segment lasts at most some 7.5 ms on the slowest link of the ring, where that is not very slow; each of n hosts sends
+/// 2(n-1)/n of it. A message is a host's share of it within 8..=256 KiB. Four to eight segments are in flight, as many, and as
+/// large, as cover twice what the longest way holds.
 pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
     let count = hosts.len() as u64;
     let ring: Vec<HostId> =

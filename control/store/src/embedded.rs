@@ -205,7 +205,7 @@ impl Store for Embedded {
     }
 }
 
-/// Makes an empty store under another name and gives it its own once all of it is written: a crash leaves none or a whole one,
+/// Makes an empty store under another name and gives it its own once all of it is written. A crash leaves none or a whole one,
 /// and of two processes at once one makes it.
 fn make(path: &Path) -> Result<(), StoreError> {
     let cannot = |source| StoreError::Open { path: path.to_owned(), source };

@@ -103,9 +103,10 @@ pub struct Completion {
     pub wire_bytes: u64,
     /// Receipt: bits on the wire per element, times 256 (fixed point); 0 where nothing was sent.
     pub bits_per_element_x256: u32,
-    /// Receipt: algorithm class (0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct
+    /// Receipt: the class of the algorithm.
+    /// Classes: 0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct
     /// exchange, coded, 7 direct exchange in one shot, 8 in two, 9 by an aggregator, 10 recursive doubling, 11 recursive halving, 12
-    /// binomial tree, 13 within racks and between them).
+    /// binomial tree, 13 within racks and between them.
     pub algorithm: u8,
     /// Receipt: 1 if part of the operation was run again another way, or chunks went exact though others were coded.
     pub fallback: u8,
@@ -113,7 +114,7 @@ pub struct Completion {
     pub reserved1: u16,
     /// Receipt: the most that the error (vNMSE) is, by what encoders measured, as `f32` bits; 0 for exact operations.
     pub error: u32,
-    /// Receipt: the error (vNMSE) that encoders measured, added up over all encodings, as `f32` bits: what was lost where the errors of
+    /// Receipt: the error (vNMSE) that encoders measured, added up over all encodings, as `f32` bits. What was lost where the errors of
     /// several hosts are not alike, and at most `error`; 0 for exact operations.
     pub measured_error: u32,
     /// Receipt: in which codec the tensor travelled, an index into [`CODECS`]; [`SEVERAL_CODECS`] where that was not always the same.

@@ -30,6 +30,12 @@ macro_rules! ids {
             }
         }
 
+        impl fmt::LowerHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::LowerHex::fmt(&self.0, f)
+            }
+        }
+
         impl From<$int> for $name {
             fn from(number: $int) -> Self {
                 Self(number)
@@ -47,6 +53,8 @@ macro_rules! ids {
 ids! {
     /// Identifies a communicator at every agent and at control, for good: control never gives a number twice.
     CommunicatorId(u64);
+    /// Identifies what control grants a communicator's epoch at its aggregators, drawn at random. Packets carry it in the communicator's place.
+    GrantId(u64);
     /// Numbers the plans of a communicator, from 1. Agents' messages carry it in 32 bits, protobuf in 64.
     Epoch(u32);
     /// Numbers the operations of a communicator, from 0. Where a message's number stands in its place: the messages between its two
@@ -98,7 +106,10 @@ mod tests {
 
     #[test]
     fn ids_show_their_number_and_end_at_the_largest() {
-        assert_eq!(CommunicatorId(42).to_string(), "42");
+        assert_eq!(
+            (CommunicatorId(42).to_string(), alloc::format!("{:04x}", GrantId(42))),
+            ("42".into(), "002a".into())
+        );
         assert_eq!((SlotId(3).next(), SlotId(u64::MAX).next()), (SlotId(4), SlotId(u64::MAX)));
     }
 }

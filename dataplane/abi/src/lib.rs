@@ -1,4 +1,4 @@
-//! What a tenant's process and the provider's agent share byte for byte: element types, operations, versioned
+//! What a tenant's process and the provider's agent share byte for byte. Element types, operations, versioned
 //! descriptors, status codes, and the view of tensor memory that nobody may turn into a reference.
 //!
 //! Architecture invariant: no I/O, no allocation beyond decoding a session message, no knowledge of hosts or links.
@@ -28,7 +28,8 @@ pub use congestion_control::{CongestionControl, CongestionControlError};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use element::{Bool, Complex64, Complex128, F8E4M3, F8E5M2};
 pub use ids::{
-    ChannelId, CommunicatorId, Cookie, Epoch, OperationId, SegmentId, SegmentIndex, SlotId, StepId, Token,
+    ChannelId, CommunicatorId, Cookie, Epoch, GrantId, OperationId, SegmentId, SegmentIndex, SlotId, StepId,
+    Token,
 };
 pub use mac::keyed;
 pub use p2p::{ANY_RANK, Called, Direction, P2pSignature};

@@ -1,4 +1,4 @@
-//! Messages between a tenant's process and its agent, over a Unix socket or, after a [proof](AuthRequest), over TCP: the handshake
+//! Messages between a tenant's process and its agent, over a Unix socket or, after a [proof](AuthRequest), over TCP. The handshake
 //! that opens an attachment, then joining and leaving communicators and asking why an operation failed.
 //!
 //! A message is a little-endian `u32` length (of what follows, at most [`MAX_MESSAGE`]) and a postcard encoding. The

@@ -60,7 +60,7 @@ struct Attachment {
     /// Whether its tensors are mapped here.
     mapped: bool,
     /// Handle to communicator and rank.
-    joined: HashMap<u32, (u64, Rank)>,
+    joined: HashMap<u32, (CommunicatorId, Rank)>,
     next_handle: u32,
 }
 
@@ -114,19 +114,19 @@ pub struct Agent {
     pending_regions: HashMap<(u64, u64), RegionReply>,
     pending_joins: BTreeMap<u64, PendingJoin>,
     next_request: u64,
-    communicators: HashMap<u64, Communicator>,
+    communicators: HashMap<CommunicatorId, Communicator>,
     /// The engine knows tenants by their places here.
     tenants: Vec<String>,
     questions: Questions,
     verified: VerifiedPlans,
-    /// Communicator and epoch of the recipe that is being checked.
-    checking: Option<(u64, u64)>,
+    /// Communicator and epoch of the recipe that is being checked, the latter as control gave it.
+    checking: Option<(CommunicatorId, u64)>,
     start: Instant,
     errors: u64,
     recent: Vec<String>,
     stopping: bool,
     /// Communicators that control has ended, kept a moment for the reason that peers give.
-    dissolving: Vec<(Instant, u64, Failure, String)>,
+    dissolving: Vec<(Instant, CommunicatorId, Failure, String)>,
 }
 
 impl Agent {
@@ -199,7 +199,7 @@ impl Agent {
     }
 
     /// Gives the thread of a communicator a command about it; of one that the agent does not know, no thread has anything.
-    fn command_of(&mut self, communicator: u64, command: Command) {
+    fn command_of(&mut self, communicator: CommunicatorId, command: Command) {
         if let Some(thread) = self.communicators.get(&communicator).map(|known| known.thread) {
             self.try_command(thread, command);
         }
@@ -325,8 +325,12 @@ impl Agent {
                     return refuse(reply, JoinRefusal::Unavailable, Vec::new(), FORGOTTEN);
                 };
                 let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-                let regroup =
-                    Some(v1::Regroup { communicator, previous_rank: member, key, min_ranks: least });
+                let regroup = Some(v1::Regroup {
+                    communicator: communicator.0,
+                    previous_rank: member,
+                    key,
+                    min_ranks: least,
+                });
                 let join =
                     v1::Join { tenant, communicator: name, timeout_ns, regroup, ..v1::Join::default() };
                 self.join(attachment, join, reply);
@@ -337,7 +341,7 @@ impl Agent {
                     return refuse(reply, JoinRefusal::Over, Vec::new(), FORGOTTEN);
                 };
                 let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-                let split = Some(v1::Split { communicator, rank, color, key });
+                let split = Some(v1::Split { communicator: communicator.0, rank, color, key });
                 let join = v1::Join { tenant, communicator: name, timeout_ns, split, ..v1::Join::default() };
                 self.join(attachment, join, reply);
             }
@@ -380,10 +384,14 @@ impl Agent {
     }
 
     /// Who regroups, in control's words: the tenant, its name for the communicator, and of a member which one it is of and its rank there.
-    fn regrouping(&self, attachment: AttachmentId, who: Regrouping) -> Option<(String, String, u64, u32)> {
+    fn regrouping(
+        &self,
+        attachment: AttachmentId,
+        who: Regrouping,
+    ) -> Option<(String, String, CommunicatorId, u32)> {
         let attached = self.attachments.get(&attachment)?;
         match who {
-            Regrouping::Newcomer { name } => Some((attached.tenant.clone(), name, 0, 0)),
+            Regrouping::Newcomer { name } => Some((attached.tenant.clone(), name, CommunicatorId(0), 0)),
             Regrouping::Member { communicator } => {
                 let (id, Rank(rank)) = *attached.joined.get(&communicator)?;
                 let name = self.communicators.get(&id)?.recipe.name.clone();
@@ -394,7 +402,7 @@ impl Agent {
 
     fn set_budget(&mut self, attachment: AttachmentId, handle: u32, budget: &Budget) {
         let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
-        let Some((communicator, Rank(rank))) = joined else { return };
+        let Some((CommunicatorId(communicator), Rank(rank))) = joined else { return };
         let budget = coding::to_control(budget);
         self.send_to_control(from_agent::Message::SetBudget(v1::SetBudget { communicator, rank, budget }));
     }
@@ -407,7 +415,7 @@ impl Agent {
         }
     }
 
-    fn leave(&mut self, id: u64, rank: Rank) {
+    fn leave(&mut self, id: CommunicatorId, rank: Rank) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         communicator.members.retain(|member| member.rank != rank);
         let (over, empty) = (communicator.ended.is_some(), communicator.members.is_empty());
@@ -415,10 +423,10 @@ impl Agent {
         if over && empty {
             self.communicators.remove(&id);
         }
-        self.try_command(thread, Command::Leave { communicator: CommunicatorId(id), rank });
+        self.try_command(thread, Command::Leave { communicator: id, rank });
         // Control wants to know even if it is over: the rank is not expected to go on with the others.
         self.send_to_control(from_agent::Message::Leave(v1::Leave {
-            communicator: id,
+            communicator: id.0,
             rank: rank.0,
             request: 0,
         }));
@@ -433,7 +441,7 @@ impl Agent {
                 .log(|| tracing::info!(communicator = %format_args!("{id:016x}"), %rank, "aborted"));
         }
         let failure = Failure::Aborted { rank };
-        self.command_of(id, Command::Dissolve { communicator: CommunicatorId(id), failure });
+        self.command_of(id, Command::Dissolve { communicator: id, failure });
     }
 
     fn detail(&mut self, attachment: AttachmentId, handle: u32, reply: DetailReply) {
@@ -490,8 +498,8 @@ impl Agent {
             Event::Abandon(abandon) => {
                 if let Ok(epoch) = Epoch::from_wire(abandon.epoch) {
                     let communicator = CommunicatorId(abandon.communicator);
-                    self.command_of(abandon.communicator, Command::Abandon { communicator, epoch });
-                    self.keep_one_epoch(abandon.communicator);
+                    self.command_of(communicator, Command::Abandon { communicator, epoch });
+                    self.keep_one_epoch(communicator);
                 }
             }
             Event::JoinRefused(refused) => {
@@ -518,15 +526,14 @@ impl Agent {
             Event::Turns(told) => {
                 let (communicator, interleaving) =
                     (CommunicatorId(told.communicator), read_interleaving(&told));
-                self.command_of(told.communicator, Command::Interleave { communicator, interleaving });
+                self.command_of(communicator, Command::Interleave { communicator, interleaving });
             }
             Event::TurnGiven(v1::GrantSlot { communicator, slot: turn }) => {
-                let granted =
-                    Command::SlotGranted { communicator: CommunicatorId(communicator), slot: SlotId(turn) };
-                self.command_of(communicator, granted);
+                let communicator = CommunicatorId(communicator);
+                self.command_of(communicator, Command::SlotGranted { communicator, slot: SlotId(turn) });
             }
             // Control asks these of aggregators alone, and sessions are not the agent's.
-            Event::GrantAggregation(_) | Event::RevokeAggregation { .. } | Event::ServeTenants(_) => {}
+            Event::GrantAggregation(_) | Event::RevokeAggregation(_) | Event::ServeTenants(_) => {}
             Event::Answered(answer) => self.questions.answer(answer),
             Event::Connected(welcome) => {
                 self.questions.session(true, welcome.cancels_reads);
@@ -541,9 +548,8 @@ impl Agent {
             Event::Disconnected { reason, .. } => {
                 self.questions.session(false, false);
                 // Whoever gives turns next knows nothing of those that were.
-                for id in self.communicators.keys().copied().collect::<Vec<_>>() {
-                    let communicator = CommunicatorId(id);
-                    self.command_of(id, Command::Interleave { communicator, interleaving: None });
+                for communicator in self.communicators.keys().copied().collect::<Vec<_>>() {
+                    self.command_of(communicator, Command::Interleave { communicator, interleaving: None });
                 }
                 self.telemetry.report_every(None);
                 self.note(format!("no session with control: {reason}"));
@@ -561,7 +567,7 @@ impl Agent {
     }
 
     fn dissolve(&mut self, dissolved: &v1::Dissolved) {
-        let id = dissolved.communicator;
+        let id = CommunicatorId(dissolved.communicator);
         if !self.communicators.contains_key(&id) {
             return;
         }
@@ -575,8 +581,8 @@ impl Agent {
         self.end(id, failure, &dissolved.reason);
     }
 
-    fn end(&mut self, id: u64, failure: Failure, reason: &str) {
-        let dissolve = Command::Dissolve { communicator: CommunicatorId(id), failure: failure.clone() };
+    fn end(&mut self, id: CommunicatorId, failure: Failure, reason: &str) {
+        let dissolve = Command::Dissolve { communicator: id, failure: failure.clone() };
         self.command_of(id, dissolve);
         // If the engine never had it, or has let it go, nobody else will say that it is over.
         self.finish(id, &failure, reason);
@@ -587,21 +593,26 @@ impl Agent {
         match notice {
             Notice::Prepared { communicator, epoch, flows } => {
                 tracing::debug!(communicator = communicator.0, %epoch, "links are up");
-                self.report_links(communicator.0, epoch.into(), &flows);
+                self.report_links(communicator, epoch, &flows);
                 let (communicator, epoch) = (communicator.0, epoch.into());
                 self.send_to_control(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
             }
             Notice::PrepareFailed { communicator, epoch, reason } => {
-                self.prepare_failed(communicator.0, epoch.into(), reason);
+                self.prepare_failed(communicator, epoch.into(), reason);
             }
             Notice::Switched { communicator, epoch, segment } => {
-                let (communicator, epoch) = (communicator.0, u64::from(epoch));
-                tracing::debug!(communicator, epoch, segment = segment.0, "the epoch before is done");
+                let epoch = u64::from(epoch);
+                tracing::debug!(
+                    communicator = communicator.0,
+                    epoch,
+                    segment = segment.0,
+                    "the epoch before is done"
+                );
                 if let Some(known) = self.communicators.get_mut(&communicator) {
                     known.recipe.epoch = epoch;
                 }
                 self.keep_one_epoch(communicator);
-                let switched = v1::Switched { communicator, epoch, first_segment: segment.0 };
+                let switched = v1::Switched { communicator: communicator.0, epoch, first_segment: segment.0 };
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
             Notice::SlotRequested { communicator: CommunicatorId(communicator), slot: SlotId(turn) } => {
@@ -616,11 +627,10 @@ impl Agent {
                     slot: turn,
                 }));
             }
-            Notice::Ended { communicator, failure, detail } => {
-                let id = communicator.0;
+            Notice::Ended { communicator: id, failure, detail } => {
                 let limits = self.communicators.get(&id).and_then(|known| known.limits.clone());
                 self.note_of(limits.as_ref(), format!("communicator {id:016x} ended: {failure}; {detail}"));
-                self.telemetry.ended(id);
+                self.telemetry.ended(id.0);
                 self.send_to_control(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
                 self.finish(id, &failure, &detail);
             }
@@ -636,7 +646,7 @@ impl Agent {
                 self.send_to_control(from_agent::Message::Closed(v1::Closed {
                     communicator: communicator.0,
                 }));
-                self.communicators.remove(&communicator.0);
+                self.communicators.remove(&communicator);
             }
             Notice::Detached { attachment, reason } => {
                 let attached = self.attachments.get(&AttachmentId(attachment.0));
@@ -662,29 +672,29 @@ impl Agent {
     }
 
     /// An epoch's links are up: telemetry hears whose flows they are.
-    fn report_links(&self, id: u64, epoch: u32, flows: &[(Participant, Flow)]) {
+    fn report_links(&self, id: CommunicatorId, epoch: Epoch, flows: &[(Participant, Flow)]) {
         let Some(known) = self.communicators.get(&id) else { return };
         self.telemetry.formed(telemetry::EpochLinks {
-            communicator: id,
+            communicator: id.0,
             tenant: known.recipe.tenant.clone(),
             name: known.recipe.name.clone(),
             ranks: known.recipe.local_ranks.iter().map(|local| local.rank).collect(),
             size: known.recipe.participants.iter().map(|one| one.ranks.len() as u32).sum(),
-            epoch,
+            epoch: epoch.0,
             participant: known.recipe.me,
             flows: flows.iter().map(|(peer, flow)| (peer.0, *flow)).collect(),
         });
     }
 
     /// Of two epochs of a communicator one has no links any more: gives back what they had.
-    fn keep_one_epoch(&mut self, id: u64) {
+    fn keep_one_epoch(&mut self, id: CommunicatorId) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
         let needs = known.needs;
         known.granted.iter_mut().for_each(|granted| granted.shrink_to(needs));
     }
 
     /// A communicator has ended; whoever waits or asks is told, in terms of ranks.
-    fn finish(&mut self, id: u64, failure: &Failure, detail: &str) {
+    fn finish(&mut self, id: CommunicatorId, failure: &Failure, detail: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let told = communicator.ended.get_or_insert_with(|| report::detail(failure, detail)).clone();
         communicator.granted = None;
@@ -711,7 +721,7 @@ impl Agent {
             self.communicators.remove(&id);
         }
         for rank in refused {
-            self.try_command(thread, Command::Leave { communicator: CommunicatorId(id), rank });
+            self.try_command(thread, Command::Leave { communicator: id, rank });
         }
     }
 

@@ -193,9 +193,9 @@ async fn handle_event(thread: &Thread, upwards: ParentConfig, event: Event) -> O
             let answer = v1::AggregationGranted { communicator: id, refused };
             Some(from_agent::Message::AggregationGranted(answer))
         }
-        Event::RevokeAggregation { communicator } => {
-            tracing::info!(communicator = communicator_text(communicator), "withdrawn");
-            thread.revoke(communicator).await;
+        Event::RevokeAggregation(grant) => {
+            tracing::info!(communicator = communicator_text(grant.0), "withdrawn");
+            thread.revoke(grant).await;
             None
         }
         Event::Connected(welcome) => {

@@ -6,6 +6,7 @@
 mod ledger;
 
 use crate::telemetry::Answers;
+use harmonaize_abi::{CommunicatorId, Epoch, GrantId};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use harmonaize_identity::{CONTROL, Dial, Protection, Remote};
@@ -109,9 +110,9 @@ pub enum Event {
     /// Every participant has prepared the epoch. May come again after control restarted.
     Ready {
         /// Which.
-        communicator: u64,
+        communicator: CommunicatorId,
         /// Its epoch.
-        epoch: u64,
+        epoch: Epoch,
     },
     /// An epoch that was prepared will not be used.
     Abandon(v1::Abandon),
@@ -129,11 +130,8 @@ pub enum Event {
     TurnGiven(v1::GrantSlot),
     /// Serve a communicator: answer with `AggregationGranted`.
     GrantAggregation(v1::GrantAggregation),
-    /// Serve it no longer.
-    RevokeAggregation {
-        /// Which.
-        communicator: u64,
-    },
+    /// Serve this grant no longer.
+    RevokeAggregation(GrantId),
     /// Serve these tenants beside those of the configuration, and no others: answer with `TenantsServed`.
     ServeTenants(Vec<v1::AddedTenant>),
     /// Answer to what a tenant asked.

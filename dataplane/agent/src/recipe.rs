@@ -2,7 +2,7 @@
 
 use crate::aggregation::{self, InvalidAggregation};
 use crate::staging::{StagingBytes, StagingNeeds};
-use harmonaize_abi::{Collective, Epoch, Rank};
+use harmonaize_abi::{Collective, CommunicatorId, Epoch, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
 use harmonaize_core::EpochPlan;
@@ -34,7 +34,8 @@ pub struct ExpandedRecipe {
 #[derive(Debug, thiserror::Error)]
 #[error("recipe for communicator {communicator:016x}, epoch {epoch}: {invalid}")]
 pub struct RecipeError {
-    communicator: u64,
+    communicator: CommunicatorId,
+    /// As control gave it, however large.
     epoch: u64,
     invalid: InvalidRecipe,
 }
@@ -129,6 +130,7 @@ impl VerifiedPlans {
 /// If anything in it does not fit together.
 pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRecipe, RecipeError> {
     let Recipe { communicator, epoch, .. } = *recipe;
+    let communicator = CommunicatorId(communicator);
     expand_valid(recipe, proved).map_err(|invalid| RecipeError { communicator, epoch, invalid })
 }
 

@@ -1,7 +1,7 @@
 //! The same facts in the words of control, of the engine, and of tenants.
 
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::{FailureDetail, JoinRefusal};
+use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1;
 use harmonaize_core::{Failure, Nanos};
 use harmonaize_disclose as disclose;
@@ -49,7 +49,7 @@ pub(crate) fn failure_from(dissolved: &v1::Dissolved) -> Failure {
 }
 
 /// Why a communicator ended here, for control.
-pub(crate) fn failed(communicator: u64, failure: &Failure, detail: &str) -> v1::Failed {
+pub(crate) fn failed(communicator: CommunicatorId, failure: &Failure, detail: &str) -> v1::Failed {
     let (kind, ranks) = match failure {
         Failure::Timeout { missing, .. } => (v1::FailureKind::Timeout, numbers(missing)),
         Failure::P2pTimeout { missing, .. } => (v1::FailureKind::Timeout, numbers(missing)),
@@ -66,7 +66,7 @@ pub(crate) fn failed(communicator: u64, failure: &Failure, detail: &str) -> v1::
         Failure::Internal { ranks } => (v1::FailureKind::Internal, numbers(ranks)),
     };
     let detail = if detail.is_empty() { failure.to_string() } else { format!("{failure}; {detail}") };
-    v1::Failed { communicator, kind: kind.into(), ranks, detail }
+    v1::Failed { communicator: communicator.0, kind: kind.into(), ranks, detail }
 }
 
 /// Why a communicator ended, for its tenant: what disclosure lets through.

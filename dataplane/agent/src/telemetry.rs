@@ -1,4 +1,4 @@
-//! What crosses this host's interfaces: measured by programs in the kernel, brought together with the engine's marks, and
+//! What crosses this host's interfaces. Measured by programs in the kernel, brought together with the engine's marks, and
 //! analysed, all by one thread that is no part of any operation's path.
 //!
 //! The thread sleeps on the programs' ring of events. It looks at flows under way at short intervals and at all of them

@@ -3,7 +3,7 @@
 
 mod settings;
 
-use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
+use harmonaize_abi::{Dtype, Epoch, GrantId, ReduceOp, SegmentIndex};
 use harmonaize_agent::aggregator::{self, AggregatorConfig, ParentConfig};
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_aggregator::packet::HEADER_BYTES;
@@ -112,7 +112,7 @@ fn sum(recipes: &[v1::Recipe], session: u64) {
             let told = recipe.aggregation.as_ref().expect("an aggregator");
             let bytes = HEADER_BYTES + 4 * told.chunk_elements as usize;
             let config = WorkerConfig {
-                communicator: told.communicator,
+                communicator: GrantId(told.communicator),
                 worker: told.worker as u16,
                 key: Key::new(&told.key.as_slice().try_into().unwrap()),
                 format: PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
@@ -211,7 +211,7 @@ async fn what_control_grants_is_summed_and_a_new_start_is_told_again() {
     for agent in &mut agents {
         let recipe = loop {
             match next(agent).await {
-                Event::Ready { epoch: 1, .. } => {}
+                Event::Ready { epoch: Epoch(1), .. } => {}
                 Event::Change(recipe) => break recipe,
                 other => panic!("no other epoch but {other:?}"),
             }

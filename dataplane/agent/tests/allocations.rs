@@ -1,4 +1,4 @@
-//! Once a communicator is up and has run each kind of operation, no poll loop allocates: two whole agents with control over
+//! Once a communicator is up and has run each kind of operation, no poll loop allocates. Two whole agents with control over
 //! TCP in one process, tenants mapped and remote, every allocation of the engines' threads counted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 

@@ -3,6 +3,7 @@
 
 mod settings;
 
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
@@ -103,7 +104,10 @@ async fn formed(agents: &mut [Control; 2]) -> u64 {
         ids.push(recipe.communicator);
     }
     for agent in agents {
-        assert_eq!(next_event(agent).await, Event::Ready { communicator: ids[0], epoch: 1 });
+        assert_eq!(
+            next_event(agent).await,
+            Event::Ready { communicator: CommunicatorId(ids[0]), epoch: Epoch(1) }
+        );
     }
     ids[0]
 }
@@ -152,7 +156,10 @@ async fn outlives_a_restart_of_control() {
     let control = Server0::start(address).await;
     // Both come back with the communicator: it is whole again, and can be changed.
     for agent in &mut agents {
-        assert_eq!(next_event(agent).await, Event::Ready { communicator: id, epoch: 1 });
+        assert_eq!(
+            next_event(agent).await,
+            Event::Ready { communicator: CommunicatorId(id), epoch: Epoch(1) }
+        );
     }
     let mut operator = ProviderClient::connect(format!("http://{address}")).await.unwrap();
     let hosts = vec!["h1".to_owned(), "h0".to_owned()];
@@ -225,7 +232,7 @@ async fn a_cut_of_the_way_to_control_ends_nothing() {
     way.open.send(true).unwrap();
     timeout(LIMIT, async { while phase().await != v1::Phase::Running {} }).await.expect("it comes back");
     // Neither was told of an end; the second may use what it used.
-    let ready = Event::Ready { communicator: id, epoch: 1 };
+    let ready = Event::Ready { communicator: CommunicatorId(id), epoch: Epoch(1) };
     while next_event(&mut agents[1]).await != ready {}
     let hosts = vec!["h1".to_owned(), "h0".to_owned()];
     operator.reorder(v1::ReorderRequest { communicator: id, hosts }).await.unwrap();

@@ -1,4 +1,4 @@
-//! One world in virtual time: tenants' rings, engines, agents' tasks and sessions, and control, all of them the real ones; what carries
+//! One world in virtual time. Tenants' rings, engines, agents' tasks and sessions, and control, all of them the real ones; what carries
 //! bytes between hosts, and to control and its disk, is the world's. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 //!
 //! A seed has a process of its own, so that nothing of the process's is left over from another.

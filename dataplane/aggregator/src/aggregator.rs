@@ -3,6 +3,7 @@
 use crate::communicator::{Communicator, ParentSession};
 use crate::packet::{Header, Kind, MAX_WORKERS, PacketError, Sealed};
 use crate::{Key, PayloadFormat, Pool, PoolError, Share};
+use harmonaize_abi::GrantId;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -12,14 +13,14 @@ pub enum Recipient {
     /// A worker of a communicator.
     Worker {
         /// The communicator.
-        communicator: u64,
+        communicator: GrantId,
         /// Which of its workers.
         worker: u16,
     },
     /// The aggregator above this one.
     Parent {
         /// For which communicator.
-        communicator: u64,
+        communicator: GrantId,
     },
 }
 
@@ -56,7 +57,7 @@ pub struct Parent {
 #[derive(Clone, Debug)]
 pub struct Grant {
     /// Its number, drawn at random.
-    pub communicator: u64,
+    pub communicator: GrantId,
     /// Of which the workers' keys are derived ([`Key::derive`]).
     pub secret: [u8; 32],
     /// Its workers here, 1 to [`MAX_WORKERS`].
@@ -151,7 +152,7 @@ pub struct Unrecognized {
 pub struct Aggregator {
     incarnation: u64,
     pool: Pool,
-    communicators: BTreeMap<u64, Communicator>,
+    communicators: BTreeMap<GrantId, Communicator>,
     unrecognized: Unrecognized,
 }
 
@@ -190,7 +191,7 @@ impl Aggregator {
     }
 
     /// Ends a communicator; its memory is free again.
-    pub fn revoke(&mut self, communicator: u64) {
+    pub fn revoke(&mut self, communicator: GrantId) {
         if let Some(mut ended) = self.communicators.remove(&communicator) {
             ended.clear(&mut self.pool);
             self.pool.dismiss(communicator);
@@ -265,7 +266,7 @@ impl Aggregator {
     }
 
     /// What happened to a communicator's packets.
-    pub fn counters(&self, communicator: u64) -> Option<Counters> {
+    pub fn counters(&self, communicator: GrantId) -> Option<Counters> {
         self.communicators.get(&communicator).map(|communicator| communicator.counters)
     }
 

@@ -4,7 +4,7 @@
 //! is in `docs/protocol.md`.
 
 use crate::PayloadFormat;
-use harmonaize_abi::{Dtype, ReduceOp, keyed};
+use harmonaize_abi::{Dtype, GrantId, ReduceOp, keyed};
 use harmonaize_kernels::polyval::Polyval;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -150,8 +150,8 @@ pub struct Header {
     pub worker: u16,
     /// Workers of hosts whose parts are in the payload.
     pub count: u16,
-    /// The communicator's number, drawn at random by control.
-    pub communicator: u64,
+    /// The communicator, by its grant.
+    pub communicator: GrantId,
     /// The session, which all workers agreed on; later ones have greater numbers.
     pub session: u64,
     /// The aggregator's incarnation, drawn at random when it starts; 0 in what is sent before it is known.
@@ -208,7 +208,7 @@ impl std::fmt::Debug for Key {
 impl Key {
     /// The key of worker `worker` of communicator `communicator`, of which `secret` is the aggregator's alone: a worker is told its
     /// key, and cannot make another's.
-    pub fn derive(secret: &[u8; 32], communicator: u64, worker: u16) -> Self {
+    pub fn derive(secret: &[u8; 32], communicator: GrantId, worker: u16) -> Self {
         Self::new(&worker_key(secret, communicator, worker))
     }
 
@@ -230,10 +230,10 @@ impl Key {
 }
 
 /// The bytes of the key of [`Key::derive`], as a worker is told them.
-pub fn worker_key(secret: &[u8; 32], communicator: u64, worker: u16) -> [u8; 32] {
+pub fn worker_key(secret: &[u8; 32], communicator: GrantId, worker: u16) -> [u8; 32] {
     let mut mac = keyed(secret);
     mac.update(b"harmonaize aggregation");
-    mac.update(&communicator.to_le_bytes());
+    mac.update(&communicator.0.to_le_bytes());
     mac.update(&worker.to_le_bytes());
     mac.finalize().into_bytes().into()
 }
@@ -259,7 +259,7 @@ pub fn seal(header: &Header, key: &Key, packet: &mut [u8]) {
         kind: header.kind as u8,
         worker: header.worker.into(),
         count: header.count.into(),
-        communicator: header.communicator.into(),
+        communicator: header.communicator.0.into(),
         session: header.session.into(),
         incarnation: header.incarnation.into(),
         sequence: header.sequence.into(),
@@ -324,8 +324,8 @@ impl<'a> Sealed<'a> {
     }
 
     /// The communicator that it names.
-    pub fn communicator(&self) -> u64 {
-        self.wire.communicator.get()
+    pub fn communicator(&self) -> GrantId {
+        GrantId(self.wire.communicator.get())
     }
 
     /// The worker that it names.
@@ -347,7 +347,7 @@ impl<'a> Sealed<'a> {
             kind: self.kind,
             worker: wire.worker.get(),
             count: wire.count.get(),
-            communicator: wire.communicator.get(),
+            communicator: GrantId(wire.communicator.get()),
             session: wire.session.get(),
             incarnation: wire.incarnation.get(),
             sequence: wire.sequence.get(),

@@ -1,7 +1,8 @@
-//! The aggregator's memory, cut into units, and who may use how many: what is guaranteed is never lent, the rest is divided
+//! The aggregator's memory, cut into units, and who may use how many. What is guaranteed is never lent, the rest is divided
 //! max-min between the tenants that want it, by their weights.
 
 use crate::packet::{HEADER_BYTES, MAX_PAYLOAD};
+use harmonaize_abi::GrantId;
 use std::collections::BTreeMap;
 use std::mem;
 
@@ -34,7 +35,7 @@ pub enum PoolError {
     Share(Share),
     /// The communicator is there already.
     #[error("communicator {0:#x} has been admitted before")]
-    Duplicate(u64),
+    Duplicate(GrantId),
 }
 
 struct Holding {
@@ -53,7 +54,7 @@ pub struct Pool {
     units: Vec<Box<[u8]>>,
     unit_bytes: usize,
     free: Vec<u32>,
-    holdings: BTreeMap<u64, Holding>,
+    holdings: BTreeMap<GrantId, Holding>,
     /// Whether a holding differs from its quota.
     rebalancing: bool,
     /// Whether there was a division that holders have not been told of.
@@ -106,7 +107,7 @@ impl Pool {
     ///
     /// # Errors
     /// See [`PoolError`].
-    pub fn admit(&mut self, communicator: u64, share: Share, grain: u32) -> Result<(), PoolError> {
+    pub fn admit(&mut self, communicator: GrantId, share: Share, grain: u32) -> Result<(), PoolError> {
         // Two sets of at least one slot.
         if share.guaranteed < grain.saturating_mul(2)
             || grain == 0
@@ -129,13 +130,13 @@ impl Pool {
     }
 
     /// Takes back what a communicator has; its units were given back before.
-    pub fn dismiss(&mut self, communicator: u64) {
+    pub fn dismiss(&mut self, communicator: GrantId) {
         self.holdings.remove(&communicator);
         self.divide();
     }
 
     /// Says whether a communicator wants more than what it is guaranteed.
-    pub fn set_active(&mut self, communicator: u64, active: bool) {
+    pub fn set_active(&mut self, communicator: GrantId, active: bool) {
         let holding = self.holdings.get_mut(&communicator);
         if holding.is_some_and(|holding| mem::replace(&mut holding.active, active) != active) {
             self.divide();
@@ -143,13 +144,13 @@ impl Pool {
     }
 
     /// What a communicator may hold by the last division, units.
-    pub fn quota(&self, communicator: u64) -> u32 {
+    pub fn quota(&self, communicator: GrantId) -> u32 {
         self.holdings.get(&communicator).map_or(0, |holding| holding.quota)
     }
 
     /// What a communicator has for itself now, units: more than its quota until it has emptied what is above it, less until
     /// others have.
-    pub fn owned(&self, communicator: u64) -> u32 {
+    pub fn owned(&self, communicator: GrantId) -> u32 {
         self.holdings.get(&communicator).map_or(0, |holding| holding.owned)
     }
 
@@ -189,7 +190,7 @@ impl Pool {
     }
 
     /// A communicator has nothing above its quota any more.
-    pub(crate) fn drained(&mut self, communicator: u64) {
+    pub(crate) fn drained(&mut self, communicator: GrantId) {
         let Some(holding) = self.holdings.get_mut(&communicator) else { return };
         if holding.owned > holding.quota {
             holding.owned = holding.quota;
@@ -221,7 +222,7 @@ impl Pool {
     }
 
     /// A unit for a communicator, if it owns one more than it uses.
-    pub(crate) fn take(&mut self, communicator: u64) -> Option<u32> {
+    pub(crate) fn take(&mut self, communicator: GrantId) -> Option<u32> {
         let holding = self.holdings.get_mut(&communicator)?;
         if holding.used >= holding.owned {
             return None;
@@ -232,7 +233,7 @@ impl Pool {
     }
 
     /// Takes a unit back.
-    pub(crate) fn give_back(&mut self, communicator: u64, unit: u32) {
+    pub(crate) fn give_back(&mut self, communicator: GrantId, unit: u32) {
         if let Some(holding) = self.holdings.get_mut(&communicator) {
             holding.used = holding.used.saturating_sub(1);
         }
@@ -335,13 +336,13 @@ mod tests {
         let mut pool = Pool::new(1024, 64);
         for tenant in 0..8 {
             for number in 0..=tenant {
-                let communicator = u64::from(tenant * 100 + number);
+                let communicator = GrantId(u64::from(tenant * 100 + number));
                 pool.admit(communicator, share(tenant, 2, 4096), 1).unwrap();
                 pool.set_active(communicator, true);
             }
         }
         let of = |tenant: u32| {
-            (0..=tenant).map(|number| f64::from(pool.quota(u64::from(tenant * 100 + number)))).sum()
+            (0..=tenant).map(|number| f64::from(pool.quota(GrantId(u64::from(tenant * 100 + number))))).sum()
         };
         let totals: Vec<f64> = (0..8).map(of).collect();
         // A promise counts beside the division: 2 units a communicator.
@@ -352,41 +353,51 @@ mod tests {
     #[test]
     fn a_hog_takes_no_reserved_unit_and_gives_back_what_it_borrowed() {
         let mut pool = Pool::new(100, 64);
-        pool.admit(1, share(1, 20, 1000), 1).unwrap();
-        pool.admit(2, share(2, 30, 1000), 1).unwrap();
-        pool.set_active(1, true);
-        let units: Vec<u32> = std::iter::from_fn(|| pool.take(1)).collect();
+        pool.admit(GrantId(1), share(1, 20, 1000), 1).unwrap();
+        pool.admit(GrantId(2), share(2, 30, 1000), 1).unwrap();
+        pool.set_active(GrantId(1), true);
+        let units: Vec<u32> = std::iter::from_fn(|| pool.take(GrantId(1))).collect();
         assert_eq!(units.len(), 70, "all but what the other is guaranteed");
-        let reserved: Vec<u32> = std::iter::from_fn(|| pool.take(2)).collect();
+        let reserved: Vec<u32> = std::iter::from_fn(|| pool.take(GrantId(2))).collect();
         assert_eq!(reserved.len(), 30);
-        assert!(pool.take(1).is_none());
-        pool.set_active(2, true);
-        assert_eq!((pool.quota(1), pool.quota(2)), (45, 55));
-        assert!(pool.take(2).is_none(), "what the hog still holds is not there yet");
-        units.iter().for_each(|unit| pool.give_back(1, *unit));
-        assert_eq!(pool.owned(1), 70, "until it has emptied what is above its quota");
-        pool.drained(1);
-        assert_eq!((pool.owned(1), pool.owned(2)), (45, 55));
-        pool.set_active(1, false);
-        pool.drained(1);
-        assert_eq!((pool.owned(1), pool.owned(2)), (20, 80));
+        assert!(pool.take(GrantId(1)).is_none());
+        pool.set_active(GrantId(2), true);
+        assert_eq!((pool.quota(GrantId(1)), pool.quota(GrantId(2))), (45, 55));
+        assert!(pool.take(GrantId(2)).is_none(), "what the hog still holds is not there yet");
+        units.iter().for_each(|unit| pool.give_back(GrantId(1), *unit));
+        assert_eq!(pool.owned(GrantId(1)), 70, "until it has emptied what is above its quota");
+        pool.drained(GrantId(1));
+        assert_eq!((pool.owned(GrantId(1)), pool.owned(GrantId(2))), (45, 55));
+        pool.set_active(GrantId(1), false);
+        pool.drained(GrantId(1));
+        assert_eq!((pool.owned(GrantId(1)), pool.owned(GrantId(2))), (20, 80));
     }
 
     #[test]
     fn promises_are_kept_or_not_made() {
         let mut pool = Pool::new(10, 64);
-        pool.admit(1, share(1, 6, 10), 1).unwrap();
-        assert_eq!(pool.admit(2, share(2, 6, 6), 1), Err(PoolError::Promised { requested: 6, free: 4 }));
-        assert_eq!(pool.admit(1, share(2, 2, 6), 1), Err(PoolError::Duplicate(1)));
-        assert!(matches!(pool.admit(3, share(2, 3, 6), 2), Err(PoolError::Share(_))));
-        assert!(matches!(pool.admit(3, Share { weight: 0, ..share(2, 4, 6) }, 1), Err(PoolError::Share(_))));
-        pool.set_active(1, true);
-        assert_eq!(pool.owned(1), 10);
-        pool.admit(2, share(2, 4, 4), 1).unwrap();
-        assert_eq!((pool.quota(1), pool.owned(2)), (6, 0), "the promise waits for what is lent");
-        pool.drained(1);
-        assert_eq!((pool.owned(1), pool.owned(2)), (6, 4));
-        pool.dismiss(2);
-        assert_eq!(pool.owned(1), 10);
+        pool.admit(GrantId(1), share(1, 6, 10), 1).unwrap();
+        assert_eq!(
+            pool.admit(GrantId(2), share(2, 6, 6), 1),
+            Err(PoolError::Promised { requested: 6, free: 4 })
+        );
+        assert_eq!(pool.admit(GrantId(1), share(2, 2, 6), 1), Err(PoolError::Duplicate(GrantId(1))));
+        assert!(matches!(pool.admit(GrantId(3), share(2, 3, 6), 2), Err(PoolError::Share(_))));
+        assert!(matches!(
+            pool.admit(GrantId(3), Share { weight: 0, ..share(2, 4, 6) }, 1),
+            Err(PoolError::Share(_))
+        ));
+        pool.set_active(GrantId(1), true);
+        assert_eq!(pool.owned(GrantId(1)), 10);
+        pool.admit(GrantId(2), share(2, 4, 4), 1).unwrap();
+        assert_eq!(
+            (pool.quota(GrantId(1)), pool.owned(GrantId(2))),
+            (6, 0),
+            "the promise waits for what is lent"
+        );
+        pool.drained(GrantId(1));
+        assert_eq!((pool.owned(GrantId(1)), pool.owned(GrantId(2))), (6, 4));
+        pool.dismiss(GrantId(2));
+        assert_eq!(pool.owned(GrantId(1)), 10);
     }
 }

@@ -1,4 +1,4 @@
-//! How long a sum takes, and after how long a chunk is asked for (RFC 6298, with other bounds): where sums come steadily, one that takes a
+//! How long a sum takes, and after how long a chunk is asked for (RFC 6298, with other bounds). Where sums come steadily, one that takes a
 //! little longer is not lost.
 
 use std::time::Duration;

@@ -267,7 +267,7 @@ impl Controller {
         }
     }
 
-    /// In what chunks go that lose too much by the codec that was chosen: what is as unbiased, is thought to keep the bound whatever the tensor, sends
+    /// In what chunks go that lose too much by the codec that was chosen. What is as unbiased, is thought to keep the bound whatever the tensor, sends
     /// the fewest bytes of such, though no fewer than that codec, and is faster than exact.
     pub fn finer(
         &self,

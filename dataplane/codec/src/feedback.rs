@@ -4,7 +4,7 @@ use crate::{CodecError, Coded, Squares, Store, decode};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use harmonaize_kernels::{copy, reduce, sum_scaled};
 
-/// One participant's account of a part of a tensor: what it owes to sums of this part, and room for what it owes after the next; f32,
+/// One participant's account of a part of a tensor. What it owes to sums of this part, and room for what it owes after the next; f32,
 /// as many as the part has elements, in memory apart.
 ///
 /// Whoever contributes owes what its chunk left out, whoever owns the part what the chunk of the sum left out (Seide et al., 1-bit

@@ -1,5 +1,6 @@
-//! Compressed tensors: chunks that say of themselves how to read them, what each lost, what an encoder left out kept for the
-//! next step, a compressed AllReduce's arithmetic, and the choice of the codec that makes an operation end soonest within its tenant's budget.
+//! Compressed tensors: chunks that say of themselves how to read them, and what each lost.
+//! What an encoder left out is kept for the next step. A compressed AllReduce's arithmetic is here, and the choice of the codec
+//! that makes an operation end soonest within its tenant's budget.
 //!
 //! A chunk is a [`Header`] and a payload. [`encode`] writes one into a caller's buffer, whose size [`Codec::max_bytes`] tells
 //! beforehand; [`decode`] reads one from bytes that may be anything, and gives values or a [`CodecError`]. Neither allocates.

@@ -1,6 +1,6 @@
-//! Damaged chunks, and damaged codes that add: whatever bytes come, they decode or are refused with an error, nothing outside the tensor is
-//! written, and nothing in it where they are refused; a coded AllReduce takes them or does not, and all instruction sets make the same of
-//! them. `HARMONAIZE_SEED` and `HARMONAIZE_RUNS` choose seeds, and `cargo xtask soak --suite codec` goes on for as long as asked.
+//! Damaged chunks, and damaged codes that add, decode or are refused with an error, whatever bytes come.
+//! Nothing outside the tensor is written, and nothing in it where they are refused. A coded AllReduce takes them or does not, and all
+//! instruction sets make the same of them. `HARMONAIZE_SEED` and `HARMONAIZE_RUNS` choose seeds, and `cargo xtask soak --suite codec` goes on for as long as asked.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{View, ViewMut};

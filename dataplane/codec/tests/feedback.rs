@@ -1,4 +1,4 @@
-//! Error feedback over compressed AllReduces: what was sent over all steps is what was given, less what is owed at the end, whatever
+//! Error feedback over compressed AllReduces. What was sent over all steps is what was given, less what is owed at the end, whatever
 //! codecs, owners and ranks; nothing of what is no number is owed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 

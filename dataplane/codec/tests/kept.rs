@@ -1,4 +1,4 @@
-//! The budget is kept by every operation: the controller chooses a codec by rates that come and go and by what encoders told it, a compressed
+//! The budget is kept by every operation. The controller chooses a codec by rates that come and go and by what encoders told it, a compressed
 //! AllReduce runs on tensors that change by the minute, and what it lost is found against the exact sum.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // tests alone
 

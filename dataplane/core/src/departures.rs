@@ -42,8 +42,9 @@ impl Departures {
         }
     }
 
-    /// Ends the communicator if a peer is gone whose ranks have not left, if an operation or a message was called that ranks that have
-    /// left cannot take part in, or if one of the `begun` segments cannot be acknowledged any more.
+    /// Ends the communicator if what it has begun cannot end well any more.
+    /// A peer may be gone whose ranks have not left, or an operation or a message be called that ranks that have left cannot take
+    /// part in. Or one of the `begun` segments cannot be acknowledged any more.
     pub(crate) fn refuse_impossible(&self, shared: &mut Shared, p2p: &P2p, begun: SegmentId) {
         if shared.has_failed() {
             return;

@@ -1,4 +1,4 @@
-//! Where nothing moves, everyone is asked who has called what: soon, and again ever more rarely, since ranks that called
+//! Where nothing moves, everyone is asked who has called what. Soon, and again ever more rarely, since ranks that called
 //! different things wait for each other; and before a time-out is declared, so that the error can name the missing.
 
 use crate::failure::Failure;

@@ -1,4 +1,4 @@
-//! Communicators in virtual time: participants with real memory, a network with every delay that a seed can think of, and
+//! Communicators in virtual time. Participants with real memory, a network with every delay that a seed can think of, and
 //! what can go wrong, each with what must be told of it. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -393,8 +393,8 @@ fn cut() {
     assert!(sum.cut > 0 && sum.switches > 0, "nothing was cut, or nothing switched");
 }
 
-/// Between the commit and the end of the old epoch: the end of one participant, told on a new link that is broken; and an old link
-/// that breaks while a third plan takes over, with segments left that need it.
+/// The end of one participant between the commit and the end of the old epoch, told on a new link that is broken.
+/// And an old link that breaks while a third plan takes over, with segments left that need it.
 #[test]
 fn cut_while_two_plans_are_in_force() {
     for seed in [1267, 2005] {

@@ -48,7 +48,7 @@ pub struct Aggregator {
     /// Its address over RDMA, and the key that datagrams carry; none unless it and all participants have RDMA. Their links are not handed over.
     #[serde(skip)]
     pub rdma: Option<(RdmaAddress, u32)>,
-    /// Its number for the communicator's epoch.
+    /// The number of its grant for the communicator's epoch ([`harmonaize_abi::GrantId`]); a hand-over's layout keeps the integer.
     pub communicator: u64,
     /// The participant's number among its workers; another than its own where several aggregators serve the epoch.
     pub worker: u16,

@@ -176,7 +176,7 @@ impl Shared {
     }
 }
 
-/// Passes with pieces to take: whose they are takes from the front and others from the back, so that what one core has touched it touches
+/// Passes with pieces to take. Whose they are takes from the front and others from the back, so that what one core has touched it touches
 /// again in the next operation on the same tensors.
 #[derive(Debug, Default)]
 struct Offer {

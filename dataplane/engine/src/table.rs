@@ -1,4 +1,4 @@
-//! A table of things with stable keys; a key is never valid for a later thing in the same place, for a place is given up before its
+//! A table of things with stable keys. A key is never valid for a later thing in the same place, for a place is given up before its
 //! keys come again.
 
 /// Names an entry: its place and how often the place was reused.

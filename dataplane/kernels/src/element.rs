@@ -202,7 +202,7 @@ complex_lanes! {
     Complex128;
 }
 
-/// The bits of a byte, each a number of 0 or 1: a product is "and", so is the lesser; the greater is "or"; a sum, without its carry,
+/// The bits of a byte, each a number of 0 or 1. A product is "and", so is the lesser; the greater is "or"; a sum, without its carry,
 /// "exclusive or". They are neither divided nor scaled.
 #[derive(Clone, Copy)]
 #[repr(transparent)]

@@ -50,8 +50,8 @@ use pass::Pass;
 /// Most sources that one pass reads.
 pub const MAX_SOURCES: usize = 8;
 
-/// An operation that writes at least this many bytes, to all destinations together, writes past the caches where the CPU can:
-/// twice the caches of a core and more, little of it would still be there for whoever reads it next, and memory is spared
+/// Bytes to all destinations together from which on an operation writes past the caches, where the CPU can.
+/// They are twice the caches of a core and more: little of it would still be there for whoever reads it next. Memory is spared
 /// reading each line before it is written. On a server of 2 MiB a core and 260 MiB shared, streaming two sources of 8 MiB
 /// into one destination is 1.4 times as fast, of 64 MiB 1.8 times.
 pub const STREAM_FROM: usize = 8 << 20;
@@ -69,7 +69,7 @@ impl PassOptions {
         Self { isa, whole: 0 }
     }
 
-    /// As a part of tensors that have `whole` bytes each, of which one part is passed over after the other: whether they pay to be
+    /// As a part of tensors that have `whole` bytes each, of which one part is passed over after the other. Whether they pay to be
     /// written past the caches is a question of them, not of a part.
     pub fn part_of(whole: usize) -> Self {
         Self { whole, ..Self::default() }

@@ -93,7 +93,7 @@ impl AlgorithmTable {
         table
     }
 
-    /// What goes straight between participants: in one shot up to a size, and of more up to another in two; AllGathers and
+    /// What goes straight between participants. In one shot up to a size, and of more up to another in two; AllGathers and
     /// ReduceScatters, each of which is half of an AllReduce in two, in one shot up to the larger. Barriers have no bytes: they go in one
     /// shot unless that size is 0.
     pub fn direct(one_shot: u64, two_shot: u64) -> Self {

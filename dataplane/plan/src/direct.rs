@@ -1,4 +1,4 @@
-//! AllReduce by direct exchange, in two shots: every participant sends its contribution to each part of the segment straight to
+//! AllReduce by direct exchange, in two shots. Every participant sends its contribution to each part of the segment straight to
 //! the part's owner, which reduces them and sends the result straight to everybody.
 //!
 //! What is sent is coded. Each element is so encoded twice on its way, whatever the number of participants: as a contribution, and

@@ -352,8 +352,8 @@ pub fn edges(program: &Program) -> Edges {
     edges
 }
 
-/// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
-/// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two, 10 recursive doubling, 11
+/// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]).
+/// The classes: 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two, 10 recursive doubling, 11
 /// recursive halving, 12 binomial tree, 13 hierarchical.
 pub fn algorithm_code(participants: u32, request: Request) -> u8 {
     let coded = request.codes();

@@ -1,5 +1,6 @@
-//! ReduceScatter: every block goes once round the ring, from the participant after its owner to its owner, and gathers contributions on the
-//! way, one pass for the first rank of each participant, one for the second, and so on; or in one shot, from everybody straight to
+//! ReduceScatter along the ring, or in one shot.
+//! Every block goes once round the ring, from the participant after its owner to its owner, and gathers contributions on the
+//! way: one pass for the first rank of each participant, one for the second, and so on. In one shot it goes from everybody straight to
 //! its owner. Either way each participant sends as many bytes. Sources: those of AllReduce, whose first half this is.
 //!
 //! Along the ring a block is added up in the ring's order, beginning after its owner; in one shot in the order of participants, as AllReduce in

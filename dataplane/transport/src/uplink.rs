@@ -4,6 +4,7 @@
 //! and has as large a share as it has connections. So a link that has more to send than it can is paced: the port's queue stays
 //! short, and the shares are the tenants'. A link that never has a backlog is never bounded.
 
+use harmonaize_abi::CommunicatorId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ pub struct Owner {
     /// The tenant's weight, at least 1.
     pub weight: u32,
     /// The tenant's communicator.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
 }
 
 /// What a link has sent of late.
@@ -176,6 +177,7 @@ mod tests {
     use super::*;
 
     fn usage(tenant: u32, weight: u32, communicator: u64, rate: u64, backlog: bool) -> Usage {
+        let communicator = CommunicatorId(communicator);
         Usage { owner: Owner { tenant, weight, communicator }, rate, backlog }
     }
 

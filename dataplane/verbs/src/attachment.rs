@@ -1,4 +1,4 @@
-//! An attachment over RDMA: agent and tenant share no memory, and perhaps no machine, but a network that RDMA crosses: that of
+//! An attachment over RDMA. Agent and tenant share no memory, and perhaps no machine, but a network that RDMA crosses: that of
 //! a host's function and its offload unit, or of two functions of one device.
 //!
 //! One reliable queue pair joins them. Descriptors and completions are written, with immediate, into mailboxes (`channel`); the

@@ -89,7 +89,7 @@ impl Cable {
         });
     }
 
-    /// Packets and bytes, in and out, that the kernel has counted on the near end, less those of the programs: the same at
+    /// Packets and bytes, in and out, that the kernel has counted on the near end, less those of the programs. The same at
     /// all times, where both were read while nothing passed.
     fn difference(&self, collector: &Programs, index: u32) -> [u64; 4] {
         let counted = || {

@@ -3,7 +3,7 @@
 
 use harmonaize_schemas::{Schema, Sources, check};
 
-/// Enums of the tenants' interface that may have variants of their own in later releases: an agent reads those of requests, and gives
+/// Enums of the tenants' interface that may have variants of their own in later releases. An agent reads those of requests, and gives
 /// an answer to none but such a request, and a process passes over events that it does not know. A process of an earlier release would
 /// not read what else is new.
 const OPEN: &[&str] = &["session::Answer", "session::Request", "event::EventKind"];

@@ -1,4 +1,4 @@
-//! Links with delays for kernels without netem: a thread that takes frames from one end of a link and lets them go at the other, each so
+//! Links with delays for kernels without netem. A thread that takes frames from one end of a link and lets them go at the other, each so
 //! much later, and no faster than the link's rate. The shaping before it lets a bucket of bytes through at once, which are more than all
 //! of a small operation.
 //!
@@ -135,7 +135,7 @@ struct Direction<'a> {
 struct Pacer {
     delay: Duration,
     rate: u64,
-    /// Of a buffer of segments so many bytes have to be at the other end before any goes on: a host takes it in whole, a switch sends its first
+    /// Of a buffer of segments so many bytes have to be at the other end before any goes on. A host takes it in whole, a switch sends its first
     /// frame while it takes in the second.
     most: usize,
     /// When all that came so far is on its way.

@@ -1,4 +1,4 @@
-//! An elastic training on a deployment while things happen to it: its ranks, a process each on a host of its own, the folder that they
+//! An elastic training on a deployment while things happen to it. Its ranks, a process each on a host of its own, the folder that they
 //! share, and what its first rank prints. `bench` has the program.
 
 pub mod disturbances;

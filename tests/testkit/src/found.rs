@@ -135,28 +135,25 @@ pub fn period_error(truth: &Truth, found: &[Span], from: usize) -> Option<f64> {
 /// quarter of it in each, is no false alarm.
 pub fn errors(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
     let phases = truth.phases();
-    let found = straggler_findings(truth, found);
+    let verdicts = straggler_findings(truth, found);
     let borne_out = |one: &StragglerFinding| is_confirmed(truth, &phases, one, within);
     let mut wrong = Vec::new();
-    let mut expected = Vec::new();
     for injection in &truth.injections {
-        let (rank, kind, since_ns, last) = match *injection {
+        let (rank, kind, since_ns) = begun(truth, injection);
+        let last = match *injection {
             Injection::Compute { rank, from, by_ns } => {
                 let mut late = (from..phases.len()).filter(|at| is_late(truth, rank, *at, by_ns));
-                let last = late.nth(within.saturating_sub(1)).map_or(phases.len(), |at| at + 1);
-                let began = truth.ranks.get(rank).and_then(|log| log.get(from));
-                (rank, Kind::Compute, began.map_or(u64::MAX, |iteration| iteration.began_ns), last)
+                late.nth(within.saturating_sub(1)).map_or(phases.len(), |at| at + 1)
             }
-            Injection::Network { rank, from, at_ns, .. } => (rank, Kind::Network, at_ns, from + within),
+            Injection::Network { from, .. } => from + within,
         };
-        expected.push((rank, kind, since_ns));
         // In time: before the iteration after the last that it may take communicates.
         let deadline = phases.get(last).or(phases.last()).map_or(u64::MAX, |span| span.began_ns);
         let tells = |one: &&StragglerFinding| {
             let stands = || one.until_ns > since_ns && borne_out(one);
             one.names(rank, kind) && (one.found_ns >= since_ns || stands())
         };
-        match found.iter().find(tells) {
+        match verdicts.iter().find(tells) {
             None => wrong.push(format!("{kind:?} at rank {rank} was not found")),
             Some(one) if one.found_ns > deadline => {
                 let late = (one.found_ns - deadline) as f64 / 1e6;
@@ -167,11 +164,31 @@ pub fn errors(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
             Some(_) => {}
         }
     }
-    for one in found {
+    wrong.extend(false_alarms(truth, found, within));
+    wrong
+}
+
+/// Whom an injection slows down, how, and since when.
+fn begun(truth: &Truth, injection: &Injection) -> (usize, Kind, u64) {
+    match *injection {
+        Injection::Compute { rank, from, .. } => {
+            let began = truth.ranks.get(rank).and_then(|log| log.get(from));
+            (rank, Kind::Compute, began.map_or(u64::MAX, |iteration| iteration.began_ns))
+        }
+        Injection::Network { rank, at_ns, .. } => (rank, Kind::Network, at_ns),
+    }
+}
+
+/// The false alarms among the verdicts on a training's ranks, as [`errors`] tells them.
+pub fn false_alarms(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
+    let phases = truth.phases();
+    let expected: Vec<_> = truth.injections.iter().map(|injection| begun(truth, injection)).collect();
+    let mut wrong = Vec::new();
+    for one in straggler_findings(truth, found) {
         let tells = |(rank, kind, since_ns): &(usize, Kind, u64)| {
             one.names(*rank, *kind) && one.found_ns >= *since_ns
         };
-        if expected.iter().any(tells) || borne_out(&one) {
+        if expected.iter().any(tells) || is_confirmed(truth, &phases, &one, within) {
             continue;
         }
         let lately = iterations(&phases, &one, within);
@@ -321,7 +338,9 @@ mod tests {
         let said = errors(&truth, std::slice::from_ref(&early), 3);
         assert!(said.len() == 2 && said[0].contains("was not found"), "{said:?}");
         let later = straggler(2, Kind::Compute, 680);
-        assert_eq!(errors(&truth, &[early.clone(), later.clone()], 3).len(), 1);
+        let both = [early.clone(), later.clone()];
+        assert_eq!((errors(&truth, &both, 3).len(), false_alarms(&truth, &both, 3).len()), (1, 1));
+        assert_eq!(false_alarms(&truth, &both[1..], 3), Vec::<String>::new());
         // By its own log it was late then: what stands until the injection tells of it, what does not does not.
         for iteration in &mut truth.ranks[1][1..4] {
             iteration.began_ns -= 9;

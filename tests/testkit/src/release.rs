@@ -33,6 +33,20 @@ impl Release {
         Ok(Self { version, commit })
     }
 
+    /// Whether agents of this release and of this tree hand over to each other: their schemas of it have one version.
+    ///
+    /// # Errors
+    /// If the commit is not in this clone.
+    pub fn hands_over(&self) -> Result<bool> {
+        let mut list = Command::new("git");
+        list.current_dir(workspace::root()).args(["ls-tree", "--name-only", &self.commit]);
+        let listed = list.arg("tests/schemas/released/").output().context("cannot start git")?;
+        ensure!(listed.status.success(), "commit {} is not in this clone: git fetch it", self.commit);
+        let listed = String::from_utf8(listed.stdout)?;
+        let mut schemas = listed.lines().filter(|path| path.contains("/handover."));
+        Ok(schemas.any(|path| workspace::root().join(path).exists()))
+    }
+
     fn folder(&self) -> PathBuf {
         workspace::target().join("release-programs").join(&self.commit)
     }

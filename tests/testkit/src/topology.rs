@@ -44,8 +44,9 @@ pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
     text
 }
 
-/// Racks of `hosts` hosts each whose leaves hang on one spine, links of hosts of `rate` and those of leaves of `uplink`, in Mbit/s; an
-/// aggregator at each leaf, agg0, agg1, ..., and the last at the spine, each with a link that is as wide as those of all whom it may serve.
+/// Racks of `hosts` hosts each whose leaves hang on one spine, with aggregators.
+/// Links of hosts are of `rate` and those of leaves of `uplink`, in Mbit/s. An aggregator is at each leaf, agg0, agg1, ..., and the
+/// last at the spine. Each has a link that is as wide as those of all whom it may serve.
 pub fn racks_with_aggregators(racks: usize, hosts: usize, rate: u64, uplink: u64) -> String {
     let mut text = "[[switch]]\nname = \"spine0\"\nkind = \"spine\"\n".to_owned();
     let aggregator = |at: usize, switch: &str, wide: u64| {

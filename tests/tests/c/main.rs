@@ -1,4 +1,4 @@
-//! The C library end to end: its symbols, the example of docs/tenants.md as it stands there, and programs in C that try every
+//! The C library end to end. Its symbols, the example of docs/tenants.md as it stands there, and programs in C that try every
 //! function and every mistake, under sanitizers of addresses, leaks and undefined behaviour.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 

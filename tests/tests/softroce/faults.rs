@@ -23,7 +23,7 @@ fn until_a_rank_is_lost(worker: &Worker) -> Result<()> {
     bail!("no error in {} s", PATIENCE.as_secs())
 }
 
-/// The kernel takes the device of an agent away under a running collective: every rank of that communicator gets a typed
+/// The kernel takes the device of an agent away under a running collective. Every rank of that communicator gets a typed
 /// error, the communicator on the other hosts goes on, the agents let go of the device, and use it again once it is back.
 #[test]
 fn a_removed_device_ends_its_communicators_only() {
@@ -63,7 +63,7 @@ fn a_removed_device_ends_its_communicators_only() {
     succeeded(ranks(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
 
-/// An agent without the privilege to pin what it likes, and a low limit: joining fails on all ranks, the agent's log says
+/// An agent without the privilege to pin what it likes, and a low limit. Joining fails on all ranks, the agent's log says
 /// which limit and how to raise it, and the other hosts' communicators form.
 #[test]
 fn a_low_memlock_limit_names_the_setting() {

@@ -1,4 +1,4 @@
-//! A port that goes down and up again under a running collective: results stay right where the devices' retries bridge it, and else
+//! A port that goes down and up again under a running collective. Results stay right where the devices' retries bridge it, and else
 //! every rank has a typed error, after which the agents serve new communicators.
 
 use crate::host::{Host, PATIENCE, may_break, until};

@@ -1,4 +1,4 @@
-//! Faults of real devices under links between two agents' transports: each ends in an error that says which and what to
+//! Faults of real devices under links between two agents' transports. Each ends in an error that says which and what to
 //! do, in time, and what works again is used again.
 
 use crate::alone;
@@ -157,7 +157,7 @@ fn assert_mentions(reason: &impl std::fmt::Display, words: &[&str]) {
     assert!(words.iter().all(|word| text.contains(word)), "{text} has not all of {words:?}");
 }
 
-/// An index without an entry is refused when the agent starts, with those that there are; one of another network when the
+/// An index without an entry is refused when the agent starts, with those that there are. One of another network when the
 /// link is made, at both ends, before anything is sent.
 #[test]
 fn a_wrong_gid_index_is_named() {
@@ -179,7 +179,7 @@ fn a_wrong_gid_index_is_named() {
     }
 }
 
-/// An MTU that no packet can have, and one that the port has not, are refused when the agent starts; one that a switch on
+/// An MTU that no packet can have, and one that the port has not, are refused when the agent starts. One that a switch on
 /// the way drops ends the link with an error that says so.
 #[test]
 fn a_wrong_mtu_is_named() {
@@ -209,7 +209,7 @@ fn a_wrong_mtu_is_named() {
     dropping.mend();
 }
 
-/// Under frames in flight a port goes down: both ends know it in time; while it is down, a new link is refused with the
+/// Under frames in flight a port goes down. Both ends know it in time; while it is down, a new link is refused with the
 /// reason; once it is back, the same endpoints work again.
 #[test]
 fn a_port_serves_again_after_going_down() {

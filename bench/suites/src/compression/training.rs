@@ -1,4 +1,4 @@
-//! Trainings of two models whose gradients travel in fewer bits, on links so slow that steps wait for them: how long until a
+//! Trainings of two models whose gradients travel in fewer bits, on links so slow that steps wait for them. How long until a
 //! model tells so many of the test images, and how many it tells in the end.
 
 use super::super::lab::Lab;

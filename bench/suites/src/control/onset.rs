@@ -1,4 +1,4 @@
-//! Cross traffic takes half of the spine that a job crosses: how long until all participants are on a better plan, what that plan
+//! Cross traffic takes half of the spine that a job crosses. How long until all participants are on a better plan, what that plan
 //! is worth, and what is left when the flow has ended.
 
 use super::job::{Running, bytes_for};

@@ -1,4 +1,4 @@
-//! Small operations with a target for their time, beside a tenant that fills the links: as two parts, fifty drawn cases against control in
+//! Small operations with a target for their time, beside a tenant that fills the links. As two parts, fifty drawn cases against control in
 //! virtual time, an experiment of control's own tests, and a handful on the fabric.
 
 use super::{BULK_TENANT, Suite, case, experiment};

@@ -1,4 +1,4 @@
-//! A thousand tenants who read events through one agent: how long after the moment at which an event is made it is there, and what
+//! A thousand tenants who read events through one agent. How long after the moment at which an event is made it is there, and what
 //! agent and control keep in memory for them.
 
 use super::Suite;

@@ -3,11 +3,12 @@
 use super::training::{self, Course, Narrow, Slow};
 use super::{HOSTS, Suite, Telemetry};
 use crate::figures::{magnitudes, percentile, summary};
+use crate::findings;
 use crate::peers::Gloo;
 use crate::row::{Better, Case, Row};
 use anyhow::Result;
 use harmonaize_testkit::fabric::Fabric;
-use harmonaize_testkit::found::{compare, errors, period_error, phases, replay};
+use harmonaize_testkit::found::{compare, errors, false_alarms, period_error, phases, replay};
 use harmonaize_testkit::python::Environment;
 use harmonaize_testkit::strict;
 use harmonaize_testkit::truth::{Span, Truth};
@@ -168,6 +169,15 @@ fn course(number: usize, iterations: usize) -> Course {
     }
 }
 
+/// What became of a library's trainings.
+#[derive(Debug, Default)]
+struct Tally {
+    trainings: usize,
+    right: usize,
+    alarms: usize,
+    seconds: f64,
+}
+
 /// Real trainings, ours and Gloo's in turn, with and without injected delays: how many verdicts are right and in time.
 pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
     const ITERATIONS: usize = 40;
@@ -185,35 +195,37 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
         });
     }
     let fabric = lab.end()?;
-    let mut right = [0usize; 2];
+    let mut tallies = ["ours", "torch + Gloo"].map(|name| (name, Tally::default()));
     for (number, truth) in truths.iter().enumerate() {
-        let wrong = errors(truth, &replay(&program, &traces(&fabric), window(truth))?, WITHIN);
+        let span = window(truth);
+        let found = replay(&program, &traces(&fabric), span)?;
+        let wrong = errors(truth, &found, WITHIN);
         let what = &truth.injections;
         eprintln!(
             "training {number}, {:?}, {what:?}: {}",
             truth.library,
             if wrong.is_empty() { "right".to_owned() } else { wrong.join("; ") }
         );
-        if let Some(right) = right.get_mut(number % 2) {
-            *right += usize::from(wrong.is_empty());
+        if let Some((_, tally)) = tallies.get_mut(number % 2) {
+            tally.trainings += 1;
+            tally.right += usize::from(wrong.is_empty());
+            tally.alarms += false_alarms(truth, &found, WITHIN).len();
+            tally.seconds += span.ended_ns.saturating_sub(span.began_ns) as f64 / 1e9;
         }
         if let Some(folder) = suite.request.wrong.as_ref().filter(|_| !wrong.is_empty()) {
             keep(&program, &fabric, truth, &folder.join(format!("{number}")))?;
         }
     }
-    let of = |library: usize| truths.len().div_ceil(2) - library * (truths.len() % 2);
-    let row = |(library, name): (usize, &str)| {
-        let all = of(library);
-        let right = right.get(library).copied().unwrap_or_default();
+    let rows = |(name, tally): (&str, Tally)| {
+        let runs = tally.trainings;
         let what = format!("stragglers, {name}: trainings with the right verdict within {WITHIN} iterations");
-        let case = Case { better: Better::More, ..case(what, HOSTS) };
-        Row { runs: all, ..case.compare(&[right as f64], &[all as f64], "all trainings") }
+        let found = Case { better: Better::More, ..case(what, HOSTS) };
+        let found = found.compare(&[tally.right as f64], &[runs as f64], "all trainings");
+        let alarmed = case(format!("stragglers, {name}"), HOSTS);
+        let alarmed = findings::false_alarms(alarmed, tally.alarms, tally.seconds, None);
+        [found, alarmed].map(|row| Row { runs, ..row })
     };
-    Ok([(0, "ours"), (1, "torch + Gloo")]
-        .into_iter()
-        .filter(|(library, _)| of(*library) > 0)
-        .map(row)
-        .collect())
+    Ok(tallies.into_iter().filter(|(_, tally)| tally.trainings > 0).flat_map(rows).collect())
 }
 
 #[cfg(test)]

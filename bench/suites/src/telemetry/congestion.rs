@@ -38,23 +38,22 @@ pub(super) fn idle(suite: &Suite) -> Result<Vec<Row>> {
     let bursts = bursts(&mut lab, suite.budget.bursts.div_ceil(HOSTS))?;
     let (live, seconds) = followed.end(&mut lab)?;
     let fabric = lab.end()?;
-    let mut replayed = Vec::new();
+    let (mut replayed, mut replayed_seconds) = (Vec::new(), 0.0);
     for (bursts, trace) in bursts.iter().zip(traces(&fabric)) {
         let (Some(first), Some(last)) = (bursts.first(), bursts.last()) else { bail!("no burst") };
         let began_ns = first.began_ns.saturating_sub(2 * BEFORE_NS);
         let span = Span { began_ns, ended_ns: last.handed_over_ns + AFTER_NS };
+        replayed_seconds += span.ended_ns.saturating_sub(span.began_ns) as f64 / 1e9 / HOSTS as f64;
         replayed
             .push(replay(&program, &[trace], span)?.iter().filter_map(CongestionFinding::replayed).collect());
     }
     let not_own = |verdict: &CongestionFinding| verdict.cause.as_deref() != Some("own");
+    let of_replay = "idle links, a replay of what the agents recorded";
     Ok(vec![
         row("idle links, told by the agents", &delays(&bursts, &live, not_own), IDLE_MS),
         false_alarms(("idle links", None), &bursts, &live, not_own, seconds),
-        row(
-            "idle links, a replay of what the agents recorded",
-            &delays(&bursts, &replayed, not_own),
-            IDLE_MS,
-        ),
+        row(of_replay, &delays(&bursts, &replayed, not_own), IDLE_MS),
+        false_alarms((of_replay, None), &bursts, &replayed, not_own, replayed_seconds),
     ])
 }
 

@@ -1,5 +1,5 @@
 //! Gavel's largest sum of throughputs (Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads",
-//! OSDI 2020): a linear program says which part of the time each job should have each kind, and rounds give it that.
+//! OSDI 2020). A linear program says which part of the time each job should have each kind, and rounds give it that.
 
 use super::tuned::{Pool, steps_per_second};
 use super::{Candidate, Policy, PolicyError, Round};

@@ -300,7 +300,7 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
 }
 
 proptest! {
-    /// Whoever reads along has every event once, in order; the last that was told of each subject is what holds; and a tick has no
+    /// Whoever reads along has every event once, in order. The last that was told of each subject is what holds; and a tick has no
     /// more events than it may, nor two of one kind and communicator.
     #[test]
     fn last_event_matches_current_state(moves in moves(), burst in 1_usize..5) {

@@ -91,7 +91,7 @@ impl Workload {
         valid.then_some(Self { ports, coflows })
     }
 
-    /// Reads the text of the Coflow-Benchmark: ports and coflows; then for each coflow a number, its arrival in milliseconds, how many
+    /// Reads the text of the Coflow-Benchmark. Ports and coflows; then for each coflow a number, its arrival in milliseconds, how many
     /// ports send, which, how many receive, and which with its megabytes of 2^20 bytes. All senders send a receiver alike.
     ///
     /// # Errors

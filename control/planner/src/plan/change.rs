@@ -1,4 +1,4 @@
-//! What of a better plan is worth a change: each communicator that would change must gain more than a change costs, for itself or
+//! What of a better plan is worth a change. Each communicator that would change must gain more than a change costs, for itself or
 //! for others; the rest stays as it is.
 
 use super::model::Ring;

@@ -1,4 +1,4 @@
-//! What connections are held to: along a ring to what the plan says, and those to other participants so that all of them together leave
+//! What connections are held to. Along a ring to what the plan says, and those to other participants so that all of them together leave
 //! others what they are promised, for exchanges use these alike and no plan counts them.
 
 use crate::plan::RingEdge;

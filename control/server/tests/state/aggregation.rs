@@ -2,7 +2,7 @@
 
 use super::topology;
 use super::world::{SECOND, World, hello, join_of, running, settings_of};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, GrantId};
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
@@ -91,7 +91,7 @@ fn each_worker_has_its_own_key() {
         let told = recipe.aggregation.clone().unwrap();
         assert_eq!((told.address.as_str(), told.communicator), ("10.0.0.99:7400", grant.communicator));
         assert_eq!((told.worker, told.workers), (index as u32, 4));
-        assert_eq!(told.key, worker_key(&secret, grant.communicator, index as u16));
+        assert_eq!(told.key, worker_key(&secret, GrantId(grant.communicator), index as u16));
         assert!(
             told.min_bytes >= 1024 && told.window >= 16 && 8 * told.window <= grant.max_units,
             "{told:?}"

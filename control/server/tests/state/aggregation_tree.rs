@@ -3,6 +3,7 @@
 use super::aggregation::{able, aggregator, answer, grants, plan, revoked};
 use super::topology;
 use super::world::{SECOND, World, join_of, running, settings_of};
+use harmonaize_abi::GrantId;
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::v1;
 use harmonaize_server::state::{SessionId, Settings};
@@ -56,7 +57,7 @@ fn each_aggregator_has_its_grant_and_its_parent() {
         let parent = (at != ABOVE).then(|| v1::ParentAggregator {
             address: "10.0.0.92:7400".to_owned(),
             worker: at as u32,
-            key: worker_key(&secrets[ABOVE], number, at as u16).to_vec(),
+            key: worker_key(&secrets[ABOVE], GrantId(number), at as u16).to_vec(),
         });
         assert_eq!(grant.parent, parent);
     }
@@ -66,7 +67,7 @@ fn each_aggregator_has_its_grant_and_its_parent() {
         assert_eq!((heard.address, heard.communicator), (format!("10.0.0.9{rack}:7400"), number));
         assert_eq!((heard.worker, heard.workers), (host as u32, 4), "of the whole");
         assert_eq!(heard.branch, Some(v1::Branch { worker: place as u32, workers: 2 }));
-        assert_eq!(heard.key, worker_key(&secrets[rack], number, place as u16));
+        assert_eq!(heard.key, worker_key(&secrets[rack], GrantId(number), place as u16));
         assert!(heard.small_operations && !heard.barriers && heard.broadcast_max_bytes == 0);
     }
     let id = recipes[0].communicator;

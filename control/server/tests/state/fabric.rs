@@ -1,4 +1,4 @@
-//! A fabric and its agents in virtual time: switches that hash, strangers' flows, agents that trace, probe, prepare, switch and
+//! A fabric and its agents in virtual time. Switches that hash, strangers' flows, agents that trace, probe, prepare, switch and
 //! tell what holds them up, each after a while of its own.
 
 use super::topology::leaf_spine;

@@ -210,7 +210,7 @@ fn children_have_the_parents_budget_and_no_ranks_but_theirs() {
     }
 }
 
-/// 64 groups of 8 ranks, of one communicator of 64 hosts with 8 ranks each: all call, each agent prepares what it
+/// 64 groups of 8 ranks, of one communicator of 64 hosts with 8 ranks each. All call, each agent prepares what it
 /// hears of, and the clock stops once the last group is ready. Prints what control itself takes, in real time.
 #[test]
 fn many_groups_form_of_one_split() {

@@ -1,4 +1,4 @@
-//! Small operations with a target for their time, beside a tenant that fills the links: what drawn proposals come to, whether what was
+//! Small operations with a target for their time, beside a tenant that fills the links. What drawn proposals come to, whether what was
 //! promised is kept or its breach told, and how many of those that an exact planner could keep are promised.
 //!
 //! Control runs as it is, in virtual time; what operations take is a model's: connections share links alike (max-min) within what

@@ -3,8 +3,8 @@
 use super::{Agent, Attachment, Communicator, LocalMember};
 use crate::engines::Thread;
 use crate::session::{AttachmentId, LinkNeeds, TenantLimits};
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::FailureDetail;
+use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_engine::{Command, InheritedEpoch};
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -75,10 +75,10 @@ impl Agent {
             attachment: *id,
             tenant: attached.tenant.clone(),
             thread: attached.thread,
-            joined: attached.joined.iter().map(|(handle, (id, rank))| (*handle, *id, *rank)).collect(),
+            joined: attached.joined.iter().map(|(handle, (id, rank))| (*handle, id.0, *rank)).collect(),
             next_handle: attached.next_handle,
         };
-        let communicator = |(id, known): (&u64, &Communicator)| {
+        let communicator = |(id, known): (&CommunicatorId, &Communicator)| {
             let member = |member: &LocalMember| (member.attachment, member.rank, member.handle);
             let image = CommunicatorImage {
                 recipe: known.recipe.encode_to_vec(),
@@ -88,7 +88,7 @@ impl Agent {
                 granted: known.granted.as_ref().map(|granted| granted.needs()),
                 needs: known.needs,
             };
-            (*id, image)
+            (id.0, image)
         };
         AgentImage {
             attachments: self.attachments.iter().map(attached).collect(),
@@ -114,7 +114,8 @@ impl Agent {
         for AttachedImage { attachment, tenant, thread, joined, next_handle } in attachments {
             let limits = limits.get(&attachment).ok_or("an attachment without a session")?.clone();
             self.engines.place_on(&tenant, thread);
-            let joined = joined.into_iter().map(|(handle, id, rank)| (handle, (id, rank))).collect();
+            let joined =
+                joined.into_iter().map(|(handle, id, rank)| (handle, (CommunicatorId(id), rank))).collect();
             // Others are not handed over.
             let mapped = true;
             let attached = Attachment { tenant, limits, thread, mapped, joined, next_handle };
@@ -132,7 +133,7 @@ impl Agent {
             let detail_requests = Vec::new();
             let known =
                 Communicator { recipe, thread, members, ended, limits, granted, needs, detail_requests };
-            self.communicators.insert(id, known);
+            self.communicators.insert(CommunicatorId(id), known);
         }
         Ok(())
     }
@@ -140,7 +141,7 @@ impl Agent {
     /// Telemetry hears whose flows those are that were taken over.
     pub fn report_inherited(&self, epochs: &[InheritedEpoch]) {
         for (id, epoch, flows) in epochs {
-            self.report_links(id.0, (*epoch).into(), flows);
+            self.report_links(*id, *epoch, flows);
         }
     }
 }

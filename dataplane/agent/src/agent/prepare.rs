@@ -53,7 +53,7 @@ fn millis(since: Instant) -> u64 {
 impl Agent {
     /// Has a recipe of a communicator that forms, or changes its plan, checked.
     pub(super) fn check(&mut self, recipe: v1::Recipe, forms: bool) -> Check {
-        self.checking = Some((recipe.communicator, recipe.epoch));
+        self.checking = Some((CommunicatorId(recipe.communicator), recipe.epoch));
         Check { recipe, forms, verified: std::mem::take(&mut self.verified) }
     }
 
@@ -77,7 +77,7 @@ impl Agent {
     }
 
     fn form(&mut self, recipe: v1::Recipe, expanded: ExpandedRecipe) {
-        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
+        let (communicator, epoch) = (CommunicatorId(recipe.communicator), recipe.epoch);
         let (mut members, mut tenant, mut thread) = (Vec::new(), 0, Thread::default());
         let mut limits = None;
         for local in &recipe.local_ranks {
@@ -102,7 +102,7 @@ impl Agent {
             handle: member.handle,
         });
         let formation = Formation {
-            communicator: CommunicatorId(communicator),
+            communicator,
             tenant,
             weight: recipe.weight.max(1),
             me: expanded.me,
@@ -148,18 +148,19 @@ impl Agent {
         }
     }
 
-    pub(super) fn prepare_failed(&mut self, communicator: u64, epoch: u64, reason: String) {
+    /// Tells control that an epoch cannot be prepared; its number is the one that control gave, however large.
+    pub(super) fn prepare_failed(&mut self, communicator: CommunicatorId, epoch: u64, reason: String) {
         self.keep_one_epoch(communicator);
         let limits = self.communicators.get(&communicator).and_then(|known| known.limits.clone());
         self.note_of(limits.as_ref(), format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
         self.send_to_control(from_agent::Message::PrepareFailed(v1::PrepareFailed {
-            communicator,
+            communicator: communicator.0,
             epoch,
             reason,
         }));
     }
 
-    fn change(&mut self, communicator: u64, epoch: u64, expanded: ExpandedRecipe) {
+    fn change(&mut self, communicator: CommunicatorId, epoch: u64, expanded: ExpandedRecipe) {
         let mapped = self.communicators.get(&communicator).is_some_and(|of| self.are_mapped(&of.members));
         let Some(known) = self.communicators.get_mut(&communicator) else {
             return self.prepare_failed(communicator, epoch, "no such communicator".into());
@@ -176,7 +177,7 @@ impl Agent {
             }
         }
         let change = Command::Change {
-            communicator: CommunicatorId(communicator),
+            communicator,
             plan: Box::new(expanded.plan),
             peers: expanded.peers,
             aggregator: expanded.aggregator.map(Box::new),
@@ -186,11 +187,8 @@ impl Agent {
         }
     }
 
-    pub(super) fn handle_ready(&mut self, communicator: u64, epoch: u64) {
-        if let Ok(epoch) = Epoch::from_wire(epoch) {
-            let ready = Command::AllPrepared { communicator: CommunicatorId(communicator), epoch };
-            self.command_of(communicator, ready);
-        }
+    pub(super) fn handle_ready(&mut self, communicator: CommunicatorId, epoch: Epoch) {
+        self.command_of(communicator, Command::AllPrepared { communicator, epoch });
         let Some(Communicator { recipe, members, .. }) = self.communicators.get_mut(&communicator) else {
             return;
         };
@@ -522,9 +520,10 @@ mod tests {
         let check = agent.handle_control(Event::Change(v1::Recipe { epoch: 2, ..recipe(4, 1) }));
         agent.handle_checked(Some(check.unwrap().run()));
         assert!(messages.try_recv().is_err(), "both are within the quota");
-        let granted = |agent: &Agent| agent.communicators[&7].granted.as_ref().unwrap().needs();
+        let granted =
+            |agent: &Agent| agent.communicators[&CommunicatorId(7)].granted.as_ref().unwrap().needs();
         assert_eq!((granted(&agent).landing_bytes, granted(&agent).staging_bytes), (2 * links, staging));
-        agent.keep_one_epoch(7);
+        agent.keep_one_epoch(CommunicatorId(7));
         assert_eq!((granted(&agent).landing_bytes, granted(&agent).staging_bytes), (links, staging));
         agent.stop();
         thread.join().unwrap();

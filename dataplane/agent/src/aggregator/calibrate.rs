@@ -1,6 +1,6 @@
 //! What one core of this machine does as an aggregator: packets taken, believed, added, and as many sent.
 
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, GrantId, ReduceOp};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, seal};
 use harmonaize_aggregator::{Aggregator, Grant, Key, PayloadFormat, Pool, Recipient, Share};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 const WORKERS: u16 = 4;
 /// Chunks of a round, all of one window.
 const CHUNKS: u64 = 16;
+const GRANT: GrantId = GrantId(1);
 const SECRET: [u8; 32] = [1; 32];
 
 /// Time of a packet in and a packet out, on one core.
@@ -77,7 +78,7 @@ fn packet(kind: Kind, worker: u16, session: u64, chunk: u64, payload: &[u8]) -> 
         kind,
         worker,
         count: 1,
-        communicator: 1,
+        communicator: GRANT,
         session,
         incarnation: 7,
         sequence: chunk + 1,
@@ -86,7 +87,7 @@ fn packet(kind: Kind, worker: u16, session: u64, chunk: u64, payload: &[u8]) -> 
         window: 0,
         note: 0,
     };
-    seal(&header, &Key::derive(&SECRET, 1, worker), &mut packet);
+    seal(&header, &Key::derive(&SECRET, GRANT, worker), &mut packet);
     packet
 }
 
@@ -94,7 +95,7 @@ fn own(bytes: usize, time: Duration) -> Option<Duration> {
     let units = 2 * CHUNKS as u32;
     let mut aggregator = Aggregator::new(7, Pool::new(units, bytes));
     let grant = Grant {
-        communicator: 1,
+        communicator: GRANT,
         secret: SECRET,
         workers: WORKERS,
         format: PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },

@@ -1,6 +1,7 @@
 //! A grant as control tells it, read with care.
 
 use crate::aggregation::{UnknownFormat, parse_format};
+use harmonaize_abi::GrantId;
 use harmonaize_aggregator::packet::MAX_WORKERS;
 use harmonaize_aggregator::{Grant, Key, Parent, Share};
 use harmonaize_api::v1;
@@ -51,7 +52,7 @@ pub(super) fn read(told: &v1::GrantAggregation, upwards: ParentConfig) -> Result
     let (parent, address) = told.parent.as_ref().map(|told| read_parent(told, upwards)).transpose()?.unzip();
     let form = told.form.as_ref().and_then(|form| form.form.as_ref());
     let grant = Grant {
-        communicator: told.communicator,
+        communicator: GrantId(told.communicator),
         secret: told.secret.as_slice().try_into().map_err(|_| InvalidGrant::Secret)?,
         workers: u16::try_from(told.workers).map_err(|_| InvalidGrant::Workers(told.workers))?,
         format: parse_format(form.ok_or(UnknownFormat::Missing)?)?,

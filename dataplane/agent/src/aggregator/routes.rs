@@ -3,6 +3,7 @@
 //! A worker is where the latest of its packets came from: of the latest session, and in it of the greatest sequence, both of which its tag
 //! covers. So who has another address goes on with its session, and what is repeated, from wherever, moves nobody's sums.
 
+use harmonaize_abi::GrantId;
 use harmonaize_aggregator::Recipient;
 use harmonaize_aggregator::packet::Header;
 use harmonaize_transport::datagram::Address;
@@ -25,17 +26,17 @@ struct CommunicatorRoutes {
 
 /// The workers of each communicator, and the aggregator above.
 #[derive(Debug, Default)]
-pub(super) struct Routes(BTreeMap<u64, CommunicatorRoutes>);
+pub(super) struct Routes(BTreeMap<GrantId, CommunicatorRoutes>);
 
 impl Routes {
     /// A communicator has been granted. All that it needs is allocated here.
-    pub(super) fn add(&mut self, communicator: u64, workers: u16, parent: Option<SocketAddr>) {
+    pub(super) fn add(&mut self, communicator: GrantId, workers: u16, parent: Option<SocketAddr>) {
         let workers = vec![None; usize::from(workers)].into_boxed_slice();
         self.0.insert(communicator, CommunicatorRoutes { workers, parent });
     }
 
     /// It has been withdrawn.
-    pub(super) fn remove(&mut self, communicator: u64) {
+    pub(super) fn remove(&mut self, communicator: GrantId) {
         self.0.remove(&communicator);
     }
 
@@ -71,7 +72,7 @@ mod tests {
             kind: Kind::Contribution,
             worker,
             count: 1,
-            communicator: 7,
+            communicator: GrantId(7),
             session,
             incarnation: 1,
             sequence,
@@ -93,8 +94,8 @@ mod tests {
     #[test]
     fn the_latest_packet_says_where_a_worker_is_and_nothing_earlier_moves_it() {
         let mut routes = Routes::default();
-        routes.add(7, 2, Some(route_to(9)));
-        let to = |worker| Recipient::Worker { communicator: 7, worker };
+        routes.add(GrantId(7), 2, Some(route_to(9)));
+        let to = |worker| Recipient::Worker { communicator: GrantId(7), worker };
         assert_eq!(routes.find(to(0)), None, "nobody is known yet");
         for (port, session, sequence, now) in [
             (1, 4, 10, 1),
@@ -114,8 +115,8 @@ mod tests {
         assert_eq!(routes.find(to(1)), None, "another worker's");
         routes.learn(at(6), &packet(2, 5, 1));
         assert_eq!(routes.find(to(2)), None, "there is none");
-        assert_eq!(routes.find(Recipient::Parent { communicator: 7 }), Some(at(9)));
-        routes.remove(7);
+        assert_eq!(routes.find(Recipient::Parent { communicator: GrantId(7) }), Some(at(9)));
+        routes.remove(GrantId(7));
         routes.learn(at(1), &packet(0, 9, 9));
         assert_eq!(routes.find(to(0)), None);
     }

@@ -4,6 +4,7 @@ use super::grant::TenantGrant;
 use super::metrics::{Reading, add};
 use super::routes::Routes;
 use anyhow::Context;
+use harmonaize_abi::GrantId;
 use harmonaize_aggregator::packet::Header;
 use harmonaize_aggregator::{Aggregator, Counters, GrantError, Outbox, PoolError, Recipient};
 use harmonaize_transport::datagram::{Address, DatagramCounters, Endpoint};
@@ -31,7 +32,7 @@ const MAX_TENANTS: usize = 64;
 /// What the thread is asked.
 enum Command {
     Grant(Box<TenantGrant>, oneshot::Sender<Result<(), String>>),
-    Revoke(u64),
+    Revoke(GrantId),
     Read(oneshot::Sender<Reading>),
 }
 
@@ -136,7 +137,7 @@ pub(super) struct Server {
     receive_buffer: ReceiveBuffer,
     routes: Routes,
     spin: Duration,
-    served: BTreeMap<u64, ServedCommunicator>,
+    served: BTreeMap<GrantId, ServedCommunicator>,
     /// Tenants' numbers in the pool.
     tenants: BTreeMap<String, u32>,
     next_tenant: u32,
@@ -285,7 +286,7 @@ impl Server {
     }
 
     /// Serves a communicator no longer.
-    pub(super) fn revoke(&mut self, communicator: u64) {
+    pub(super) fn revoke(&mut self, communicator: GrantId) {
         let Some(served) = self.served.remove(&communicator) else { return };
         if let Some(counters) = self.aggregator.counters(communicator) {
             let known = self.ended.contains_key(&served.tenant) || self.ended.len() < MAX_TENANTS;
@@ -367,7 +368,7 @@ impl Commands {
         answered.await.unwrap_or_else(|_| Err("the aggregator's thread has ended".to_owned()))
     }
 
-    async fn revoke(&self, communicator: u64) {
+    async fn revoke(&self, communicator: GrantId) {
         self.send(Command::Revoke(communicator)).await;
     }
 
@@ -402,7 +403,7 @@ impl Thread {
         self.commands.grant(told).await
     }
 
-    pub(super) async fn revoke(&self, communicator: u64) {
+    pub(super) async fn revoke(&self, communicator: GrantId) {
         self.commands.revoke(communicator).await;
     }
 

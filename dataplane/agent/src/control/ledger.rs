@@ -1,6 +1,7 @@
 //! What the agent and control have agreed on, so that a new session can take up where the last one ended.
 
 use super::{ControlAnswer, Event, Settings};
+use harmonaize_abi::{CommunicatorId, Epoch, GrantId};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_disclose::{JoinFailure, disclose_join};
@@ -298,10 +299,11 @@ impl Ledger {
                 Some(Event::Change(recipe))
             }
             Message::Ready(v1::Ready { communicator, epoch }) => {
+                let epoch = Epoch::from_wire(epoch).ok()?;
                 if let Some(running) = self.running.get_mut(&communicator) {
                     running.ready = true;
                 }
-                Some(Event::Ready { communicator, epoch })
+                Some(Event::Ready { communicator: CommunicatorId(communicator), epoch })
             }
             Message::Abandon(abandon) => {
                 let running = self.running.get_mut(&abandon.communicator)?;
@@ -330,7 +332,7 @@ impl Ledger {
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 self.granted.remove(&communicator);
-                Some(Event::RevokeAggregation { communicator })
+                Some(Event::RevokeAggregation(GrantId(communicator)))
             }
         }
     }
@@ -448,7 +450,7 @@ mod tests {
         ledger.disconnected(now);
         let revoked = v1::RevokeAggregation { communicator: 1 };
         let event = ledger.incoming(to_agent::Message::RevokeAggregation(revoked));
-        assert_eq!(event, Some(Event::RevokeAggregation { communicator: 1 }));
+        assert_eq!(event, Some(Event::RevokeAggregation(GrantId(1))));
         assert_eq!(granted(&ledger), Some(vec![3]));
     }
 

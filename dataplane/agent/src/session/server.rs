@@ -128,7 +128,7 @@ pub struct SessionServer {
     tasks: JoinSet<()>,
 }
 
-/// What another process of the agent's handed over of an attachment: what its memory is lent on by offset, and its session, to be
+/// What another process of the agent's handed over of an attachment. What its memory is lent on by offset, and its session, to be
 /// served once the other process is gone.
 pub struct Inherited {
     /// What tenant it is of.
@@ -212,7 +212,7 @@ impl SessionServer {
         self.network.as_ref().map(|(address, ..)| *address)
     }
 
-    /// Serves these tenants, each by these rules, and no others: sockets of new ones are there when it returns, in place of
+    /// Serves these tenants, each by these rules, and no others. Sockets of new ones are there when it returns, in place of
     /// stale ones that a dead agent left, and those of others are gone, whose attachments end. What a tenant holds beyond a
     /// quota that shrinks stays, and so do attachments of a user that may attach no longer.
     ///

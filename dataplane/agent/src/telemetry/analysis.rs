@@ -61,7 +61,7 @@ impl Default for Analysis {
 }
 
 impl Analysis {
-    /// Takes in a record, after what follows from those before it where it is of a later millisecond: whoever takes many in at once finds what
+    /// Takes in a record, after what follows from those before it where it is of a later millisecond. Whoever takes many in at once finds what
     /// it would have found as they came.
     pub(crate) fn take(&mut self, record: &Record) {
         let time = record.time();

@@ -135,7 +135,7 @@ impl Running {
     }
 }
 
-/// Begins to take in the engine's marks, and to measure this host's traffic where `config` asks for it; where that cannot be had,
+/// Begins to take in the engine's marks, and to measure this host's traffic where `config` asks for it. Where that cannot be had,
 /// says why, and goes on with the marks alone. `links` is the address that other agents connect to.
 ///
 /// # Errors

@@ -5,8 +5,9 @@ use crate::telemetry::cpu_pressure::CpuPressure;
 use harmonaize_abi::Nanos;
 use std::time::Duration;
 
-/// Shares of a core, as one part in so many: samples of flows that move much, samples of all active flows, reads of all
-/// flows, reads of RDMA ports, wake-ups for events, fast samples, and late round trips. Together 1.8%: what this thread takes, operations wait
+/// Shares of a core, as one part in so many. Samples of flows that move much, samples of all active flows, reads of all
+/// flows, reads of RDMA ports, wake-ups for events, fast samples, and late round trips. Together 1.8%: what this thread takes,
+/// operations wait
 /// for, where all cores are busy. Beside it comes what taking in marks and events costs, which nobody can choose.
 const SAMPLE_SHARE: u32 = 166;
 const FULL_SAMPLE_SHARE: u32 = 1000;

@@ -1,7 +1,7 @@
 //! What a worker is told, what it tells, and the memory that it reads and writes.
 
 use crate::{Key, PayloadFormat};
-use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
+use harmonaize_abi::{Dtype, GrantId, ReduceOp, SegmentIndex};
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
@@ -64,8 +64,8 @@ pub enum Task {
 /// What a worker is told when the communicator forms.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// The communicator.
-    pub communicator: u64,
+    /// The communicator, by its grant.
+    pub communicator: GrantId,
     /// Which of the aggregator's workers this is.
     pub worker: u16,
     /// The key of this worker.

@@ -2,7 +2,7 @@
 //! the same time, so that a communicator's rate is its window's.
 
 use crate::{SECRET, Zeros, config, grant};
-use harmonaize_abi::SegmentIndex;
+use harmonaize_abi::{GrantId, SegmentIndex};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Aggregator, Grant, Key, Pool, Recipient, Share, Task, Worker, WorkerConfig};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,14 +12,14 @@ const WORKERS: u16 = 2;
 const DELAY: Duration = Duration::from_micros(10);
 
 /// A packet to a worker, or to the aggregator.
-type Flying = (Option<(u64, u16)>, Vec<u8>);
+type Flying = (Option<(GrantId, u16)>, Vec<u8>);
 
 /// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`. A host has at most
 /// `window` chunks of a tenant under way.
 fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, until: Duration) -> Vec<u64> {
     let mut aggregator = Aggregator::new(7, Pool::new(units, 4));
-    let mut workers: BTreeMap<(u64, u16), Worker> = BTreeMap::new();
-    for (id, (share, _)) in (1..).zip(shares) {
+    let mut workers: BTreeMap<(GrantId, u16), Worker> = BTreeMap::new();
+    for (id, (share, _)) in (1..).map(GrantId).zip(shares) {
         let grant = Grant { communicator: id, workers: WORKERS, elements: 1, share: *share, ..grant() };
         aggregator.grant(grant).unwrap();
         for worker in 0..WORKERS {
@@ -45,7 +45,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
     let mut flying: BTreeMap<Duration, Vec<Flying>> = BTreeMap::new();
     let (mut now, mut begun, mut before) = (Duration::ZERO, BTreeSet::new(), vec![0; shares.len()]);
     while now < until {
-        let count = |id: u64| aggregator.counters(id).unwrap().sums;
+        let count = |id: u64| aggregator.counters(GrantId(id)).unwrap().sums;
         if now <= from {
             before = (1..=shares.len() as u64).map(count).collect();
         }
@@ -61,7 +61,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
         }
         let mut packet = [0; HEADER_BYTES + 4];
         for ((id, number), worker) in &mut workers {
-            if now >= shares[*id as usize - 1].1 {
+            if now >= shares[id.0 as usize - 1].1 {
                 if begun.insert((*id, *number)) {
                     worker.begin(now, 1);
                     assert!(worker.submit(SegmentIndex(0), Task::Sum(1 << 40)));
@@ -77,7 +77,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
     (1..)
         .zip(before)
         .take(shares.len())
-        .map(|(id, before)| aggregator.counters(id).unwrap().sums - before)
+        .map(|(id, before)| aggregator.counters(GrantId(id)).unwrap().sums - before)
         .collect()
 }
 

@@ -1,7 +1,7 @@
 //! Workers and aggregators, packet by packet in virtual time.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
+use harmonaize_abi::{Dtype, GrantId, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::{
     Aggregator, Codes, Grant, Key, PayloadFormat, Recipient, Share, Tensors, WorkerConfig,
 };
@@ -20,7 +20,7 @@ mod others;
 #[cfg(test)]
 mod tree;
 
-const COMMUNICATOR: u64 = 0x0102_0304_0506_0708;
+const COMMUNICATOR: GrantId = GrantId(0x0102_0304_0506_0708);
 const SECRET: [u8; 32] = [9; 32];
 const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 

@@ -2,6 +2,7 @@
 
 use super::roles::key_of;
 use super::world::{COMMUNICATOR, Place, World};
+use harmonaize_abi::GrantId;
 use harmonaize_aggregator::Key;
 use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, MAX_PAYLOAD, seal};
 use rand::RngExt;
@@ -14,7 +15,7 @@ pub(crate) fn sealed(header: &Header, key: &Key, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn header(kind: Kind, communicator: u64, worker: u16, session: u64) -> Header {
+fn header(kind: Kind, communicator: GrantId, worker: u16, session: u64) -> Header {
     Header {
         kind,
         worker,
@@ -30,7 +31,7 @@ fn header(kind: Kind, communicator: u64, worker: u16, session: u64) -> Header {
     }
 }
 
-pub(crate) fn begin(communicator: u64, worker: u16, session: u64, key: &Key) -> Vec<u8> {
+pub(crate) fn begin(communicator: GrantId, worker: u16, session: u64, key: &Key) -> Vec<u8> {
     sealed(&header(Kind::Begin, communicator, worker, session), key, &[])
 }
 

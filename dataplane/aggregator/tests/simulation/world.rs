@@ -4,7 +4,7 @@ use super::coded;
 use super::node::{Memory, Node};
 use super::roles::{ROOT_SECRET, above, aggregator, grant, new_leader, new_worker, workers_of};
 use super::scenario::{Incident, Kind as Act, MICROSECOND, Scenario};
-use harmonaize_abi::{SegmentId, SegmentIndex};
+use harmonaize_abi::{GrantId, SegmentId, SegmentIndex};
 use harmonaize_aggregator::packet::Kind;
 use harmonaize_aggregator::{
     Aggregator, Agreement, Audience, Event, Key, Leader, Recipient, Share, Summation,
@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
-pub(crate) const COMMUNICATOR: u64 = 0x5eed_c0de;
+pub(crate) const COMMUNICATOR: GrantId = GrantId(0x5eed_c0de);
 /// Nothing takes longer.
 pub(crate) const BOUND: Duration = Duration::from_secs(4);
 
@@ -232,14 +232,14 @@ impl World {
                 Incident::Squeeze => {
                     let grain = if self.scenario.ordered { self.scenario.workers as u32 } else { 1 };
                     let share = Share { tenant: 2, weight: 5, guaranteed: 0, most: 1 << 20 };
-                    let mut other = grant(&self.scenario, 0);
-                    (other.communicator, other.parent, other.ordered) = (2, None, false);
+                    let (other_id, mut other) = (GrantId(2), grant(&self.scenario, 0));
+                    (other.communicator, other.parent, other.ordered) = (other_id, None, false);
                     other.share = Share { guaranteed: 2.min(self.scenario.units - 2 * grain), ..share };
                     if let Some(aggregator) = &mut self.aggregators[0] {
                         // Where nothing is left to be guaranteed, nobody is admitted.
                         if aggregator.grant(other).is_ok() {
-                            let key = Key::derive(&ROOT_SECRET, 2, 0);
-                            let begin = super::hostile::begin(2, 0, 1, &key);
+                            let key = Key::derive(&ROOT_SECRET, other_id, 0);
+                            let begin = super::hostile::begin(other_id, 0, 1, &key);
                             aggregator.receive(self.now, &begin, &mut |_: Recipient, _: &[u8]| ());
                         }
                     }

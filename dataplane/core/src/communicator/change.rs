@@ -1,4 +1,4 @@
-//! Changing the plan under way: all prepare, the leader proposes (or somebody else reports that all have prepared), each promises how
+//! Changing the plan under way. All prepare, the leader proposes (or somebody else reports that all have prepared), each promises how
 //! far it will go, the leader commits to the maximum. Nobody stops unless the commit takes longer than the promised segments last.
 
 use super::Communicator;
@@ -110,7 +110,7 @@ impl Communicator {
         }
     }
 
-    /// Somebody who need not be trusted reports that all participants have prepared a plan: promises are made without waiting for
+    /// Somebody who need not be trusted reports that all participants have prepared a plan. Promises are made without waiting for
     /// the leader to learn so over links that may be slow. If it is wrong, the leader misses a promise, and nothing is switched.
     pub fn handle_all_prepared(&mut self, epoch: Epoch) {
         let ready = self.shared.epochs.switch_to(epoch).is_some_and(|switch| switch.ready);

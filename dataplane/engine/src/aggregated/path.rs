@@ -3,7 +3,7 @@
 use super::endpoint::{Reconnect, endpoint};
 use crate::command::Aggregator;
 use crate::wake::watch;
-use harmonaize_abi::Epoch;
+use harmonaize_abi::{Epoch, GrantId};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Codes, Key, PayloadFormat, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
@@ -96,7 +96,7 @@ impl AggregatorPath {
         };
         let coder = Coder { rules, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
         let config = WorkerConfig {
-            communicator: aggregator.communicator,
+            communicator: GrantId(aggregator.communicator),
             worker: aggregator.worker,
             key: Key::new(&aggregator.key),
             format: form,

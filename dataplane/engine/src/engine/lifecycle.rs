@@ -181,7 +181,7 @@ impl Engine {
 
     pub(crate) fn enter_links(&mut self, key: Key, epoch: Epoch, links: &[Option<LinkId>]) {
         let Some(member) = self.communicators.get(key) else { return };
-        let owner = Owner { tenant: member.tenant, weight: member.weight, communicator: member.id.0 };
+        let owner = Owner { tenant: member.tenant, weight: member.weight, communicator: member.id };
         let class = member.class;
         for (peer, link) in links.iter().enumerate() {
             if let Some(link) = link {

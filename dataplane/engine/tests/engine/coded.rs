@@ -1,4 +1,4 @@
-//! Coded AllReduces through engines, rings and transports: within their budgets, the same bits everywhere, right across changes
+//! Coded AllReduces through engines, rings and transports. Within their budgets, the same bits everywhere, right across changes
 //! of codec; a peer that sends no chunk ends the communicator and is named.
 
 use crate::common::{SMALL, World, call, loopback, reduce, tcp};

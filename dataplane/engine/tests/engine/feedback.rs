@@ -1,4 +1,4 @@
-//! Error feedback through engines and rings: over all steps, what was received is what was given less what is owed at the end,
+//! Error feedback through engines and rings. Over all steps, what was received is what was given less what is owed at the end,
 //! across changes of codec, exact operations and several ranks a host.
 
 use crate::coded::{change, coding};

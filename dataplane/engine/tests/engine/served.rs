@@ -1,7 +1,7 @@
 //! An aggregator behind a socket of its own, and engines that are told of it.
 
 use crate::common::World;
-use harmonaize_abi::{Completion, Dtype, ReduceOp};
+use harmonaize_abi::{Completion, Dtype, GrantId, ReduceOp};
 use harmonaize_aggregator::{
     Aggregator as Machine, Grant, Outbox, PayloadFormat, Pool, Recipient, Share, worker_key,
 };
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::time::Instant;
 
-pub(crate) const COMMUNICATOR: u64 = 0x5eed;
+pub(crate) const COMMUNICATOR: GrantId = GrantId(0x5eed);
 pub(crate) const SECRET: [u8; 32] = [9; 32];
 pub(crate) const CHUNK: u32 = 256;
 pub(crate) const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
@@ -110,7 +110,7 @@ impl Served {
         let aggregator = |worker: u32| Aggregator {
             address: self.address,
             rdma: None,
-            communicator: COMMUNICATOR,
+            communicator: COMMUNICATOR.0,
             worker: worker as u16,
             key: worker_key(&SECRET, COMMUNICATOR, worker as u16),
             chunk_elements: CHUNK,

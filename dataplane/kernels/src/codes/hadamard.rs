@@ -1,4 +1,4 @@
-//! The randomised Hadamard rotation of a block: random signs, then the transform, after which every element holds something of
+//! The randomised Hadamard rotation of a block. Random signs, then the transform, after which every element holds something of
 //! all, and they are spread nearly as normal ones are, whatever they were.
 
 use super::memory::Source;

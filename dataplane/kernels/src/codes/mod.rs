@@ -58,7 +58,7 @@ pub enum Code {
     Bf16,
     /// IEEE 754 binary16: as above.
     F16,
-    /// Blocks of `block` elements (a power of two in [`BLOCK`], the last may be shorter): a scale in f32, the block's greatest
+    /// Blocks of `block` elements (a power of two in [`BLOCK`], the last may be shorter). A scale in f32, the block's greatest
     /// magnitude over the grid's, then the codes in rows of 16 (the last one padded with zeros). A row of codes of `b` bits has
     /// `2 b` bytes: of 8 bits one after another; of 4 bits byte `i` holds code `i`, and above it code `i + 8`.
     ///
@@ -71,11 +71,11 @@ pub enum Code {
         /// How they are rounded.
         rounding: Rounding,
     },
-    /// Blocks of `block` elements (a power of two in [`ROTATED`]; the last is padded with zeros to a power of two, 16 at least),
-    /// rotated at random by the seed, then each element as the nearest of `2^bits` centroids (`bits` 1 to 4): a scale in f32,
-    /// then codes in rows, as above; of 2 bits byte `i` holds the codes `i`, `i + 4`, `i + 8` and `i + 12` from its lowest bits
-    /// on, of 1 bit byte `i` the codes `i`, `i + 2` and so on, of 3 bits 4 bytes hold the lower 2 of each and 2 bytes the upper.
-    /// The top bit of a code is the sign. In the manner of DRIVE (NeurIPS 2021) and EDEN (ICML 2022): over random seeds the mean
+    /// Blocks rotated at random by the seed, then each element as the nearest of `2^bits` centroids (`bits` 1 to 4).
+    /// A block has `block` elements, a power of two in [`ROTATED`]. The last is padded with zeros to a power of two, 16 at
+    /// least. It has a scale in f32, then codes in rows, as above. Of 2 bits byte `i` holds the codes `i`, `i + 4`, `i + 8` and
+    /// `i + 12` from its lowest bits on; of 1 bit byte `i` the codes `i`, `i + 2` and so on. Of 3 bits 4 bytes hold the lower 2
+    /// of each and 2 bytes the upper. The top bit of a code is the sign. In the manner of DRIVE (NeurIPS 2021) and EDEN (ICML 2022): over random seeds the mean
     /// of the values is the elements. What is NaN or 0 is as with blocks; a block whose norm is above 2^112 becomes NaN too.
     Rotated {
         /// Bits of an element, 1 to 4.
@@ -83,7 +83,7 @@ pub enum Code {
         /// Elements that are rotated together and share a scale.
         block: usize,
     },
-    /// Rotated as above, then rounded at random to a uniform grid whose range all ranks share, so that codes add: a range in f32
+    /// Rotated as above, then rounded at random to a uniform grid whose range all ranks share, so that codes add. A range in f32
     /// and codes in rows, of `bits` bits (1 to 4) of one rank, of several of 6 bits or, where they can exceed 63, of 8, or 255, of 16.
     /// A row of 6-bit codes holds the lower 4 bits of each in 8 bytes, then the upper 2 in 4.
     /// Encoded by [`encode_shared`], added by [`add_shared`]. Rounding is unbiased, and independent between ranks; what lies beyond
@@ -210,7 +210,7 @@ pub fn decode(
     decode_part(isa, code, seed, from, store, to, to.bytes())
 }
 
-/// [`decode`] where `to` is a part of a tensor of `whole` bytes, that is decoded part after part: values that are set go past the caches
+/// [`decode`] where `to` is a part of a tensor of `whole` bytes, that is decoded part after part. Values that are set go past the caches
 /// where the whole is so large that it pays ([`STREAM_FROM`](crate::STREAM_FROM)).
 ///
 /// # Errors

@@ -269,7 +269,7 @@ impl Outbox {
         }
     }
 
-    /// What is to be written still when the link closes: the rest of a frame that the peer has a part of, and the frames
+    /// What is to be written still when the link closes. The rest of a frame that the peer has a part of, and the frames
     /// without payload, then what is `behind` them; on a protected path as records. Allocates; no payload is held on to.
     pub(super) fn take_pending(&mut self, behind: &[u8]) -> Vec<u8> {
         if self.closed {

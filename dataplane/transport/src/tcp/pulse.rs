@@ -14,8 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 const IDLE_AFTER: u32 = 20;
 /// One at rest gives a sign of life at one beat of so many, while a peer is gone after a silence of eight or more.
 const IDLE_BEATS: u32 = 3;
-/// A peer from which so much comes between two of the longest beats may have a shorter time-out than this end, and no path to it is at rest:
-/// it gives signs of life oftener the less long it waits for ours.
+/// Signs of life between two of the longest beats from which on a peer may have a shorter time-out than this end.
+/// It gives signs of life oftener the less long it waits for ours, so no path to it is at rest.
 const QUICK: u32 = 3;
 
 /// A connection with the frames that are not yet with the kernel.

@@ -375,6 +375,7 @@ impl Shared {
 mod tests {
     use crate::tcp::{Config, LinkProtection, TcpTransport};
     use crate::{Event, Introduction, Landing, LinkId, Owner, Ring, Transport};
+    use harmonaize_abi::CommunicatorId;
     use harmonaize_shm::{Memory, Span};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -482,6 +483,7 @@ mod tests {
     fn another_owner_sends_without_the_sender() {
         let ([mut a, mut b], links) = linked(LinkProtection::Authenticated, 3);
         for (link, communicator) in links.iter().zip([1, 1, 2]) {
+            let communicator = CommunicatorId(communicator);
             a.set_owner(*link, Owner { tenant: 0, weight: 1, communicator });
         }
         let memory = source();

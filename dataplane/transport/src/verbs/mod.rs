@@ -42,8 +42,8 @@ const GRACE: Duration = Duration::from_millis(200);
 /// How often memory is looked for that nobody uses any more.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// While frames flow, or while there is nothing to do, the TCP links are looked after once in so many rounds and frames: that
-/// takes system calls, which would come between a poll loop and the message that it waits for.
+/// Rounds and frames, while frames flow or there is nothing to do, after which the TCP links are looked after.
+/// That takes system calls, which would come between a poll loop and the message that it waits for.
 const ROUNDS: usize = 256;
 
 /// Frames that the TCP link of each link queues, at least: parameters of all paths, and last words.
@@ -79,7 +79,7 @@ impl Config {
     }
 }
 
-/// How long a device may take at most to send a message or give up: a try may take four times its time-out, which is endless where it is 0
+/// How long a device may take at most to send a message or give up. A try may take four times its time-out, which is endless where it is 0
 /// (InfiniBand Architecture Specification, volume 1, 9.7.6.1.3).
 fn settled_within(options: &PortOptions) -> Duration {
     if options.timeout == 0 {

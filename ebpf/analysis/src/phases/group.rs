@@ -50,7 +50,7 @@ pub(super) struct DetectedJob {
 const CERTAIN_PERIODS: u32 = 14;
 
 impl DetectedJob {
-    /// The same of a job that is found, which began when groups of bursts did: of one part in so many of its bytes, parted by its gap; of
+    /// The same of a job that is found, which began when groups of bursts did. Of one part in so many of its bytes, parted by its gap; of
     /// sends by an eighth of the period at most, as those of pipelines fill the rest.
     fn found(&self, sends: bool) -> FoundJob {
         let IterationPattern { period, bytes, gap, .. } = self.pattern;

@@ -1,5 +1,6 @@
-//! What late round trips that are told at once are worth, to an agent that looks at flows 14 ms apart, and each millisecond while a path may be
-//! starved: by how much sooner it says so of an own connection that fills a link of which a foreign flow takes half.
+//! What late round trips that are told at once are worth: how much sooner an agent finds a starved connection.
+//! The agent looks at flows 14 ms apart, and each millisecond while a path may be starved. An own connection fills a link of which a
+//! foreign flow takes half.
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use super::seeds;

@@ -1,5 +1,5 @@
-//! A ring of eight hosts whose hop between racks lost half of a spine to a foreign flow, thrice, as two of its hosts saw it: the one that sends
-//! over the spine, and one that only had less to do meanwhile.
+//! A ring of eight hosts whose hop between racks lost half of a spine to a foreign flow, thrice.
+//! Two of its hosts saw it: the one that sends over the spine, and one that only had less to do meanwhile.
 
 use super::link::MS;
 use harmonaize_analysis::Nanos;

@@ -1,4 +1,4 @@
-//! Whatever a packet claims, it is counted in the one class that it belongs to, and for its flow: random, truncated and
+//! Whatever a packet claims, it is counted in the one class that it belongs to, and for its flow. Random, truncated and
 //! hostile packets run through the programs in the kernel.
 
 use crate::support::model::{self, Kind};

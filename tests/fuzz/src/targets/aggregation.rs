@@ -1,14 +1,14 @@
 //! Packets of aggregation. The fuzzer's are sealed with the right key, for a wrong one ends all there is to find.
 
 use crate::input::Input;
-use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
+use harmonaize_abi::{Dtype, GrantId, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, MAX_PAYLOAD, Sealed, seal};
 use harmonaize_aggregator::{
     Aggregator, Codes, Grant, Key, PayloadFormat, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use std::time::Duration;
 
-const COMMUNICATOR: u64 = 7;
+const COMMUNICATOR: GrantId = GrantId(7);
 const SECRET: [u8; 32] = [9; 32];
 const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 const WORKERS: u16 = 3;

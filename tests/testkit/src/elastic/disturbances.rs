@@ -1,4 +1,4 @@
-//! What happens to an elastic training, each when so much of its work is done, whoever trains: cross traffic on both spines, a host that
+//! What happens to an elastic training, each when so much of its work is done, whoever trains. Cross traffic on both spines, a host that
 //! is drained and then taken away, a host that is lost.
 
 use crate::clock::realtime_ns;

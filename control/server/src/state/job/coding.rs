@@ -107,7 +107,7 @@ pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
     Some(CodecOutcome { level: *level, loss: coded.error, ratio })
 }
 
-/// An agent told of an operation, and how many zeros are in its tensors: by that the next choice goes, until
+/// An agent told of an operation, and how many zeros are in its tensors. By that the next choice goes, until
 /// operations in blocks that are not zeros tell what was saved. Of a dense tensor nothing is learned.
 pub(crate) fn zeros_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<CodecOutcome> {
     let inputs = told.ranks.iter().map(|rank| rank.zero_input);

@@ -7,7 +7,7 @@ use crate::state::job::communicator::Communicator;
 use crate::state::job::datagrams::packets;
 use crate::state::job::reduction::{AggregationChoice, Place, ReductionPolicy, Sender};
 use crate::state::world::aggregators::{Aggregators, Granted, PARTS, SentGrant, There};
-use harmonaize_abi::{CommunicatorId, Dtype, ReduceOp};
+use harmonaize_abi::{CommunicatorId, Dtype, GrantId, ReduceOp};
 use harmonaize_aggregator::{MAX_WINDOWS_AHEAD, PayloadFormat};
 use harmonaize_api::SECRET_BYTES;
 use harmonaize_api::v1::{self, aggregation_form, to_agent};
@@ -81,8 +81,9 @@ fn grant(
         .map(|(at, there)| share(window, grain, there.units, aggregators.free_units(*at, there)))
         .collect();
     let addresses: Vec<_> = there.iter().map(|there| there.address).collect();
-    let number = std::iter::repeat_with(|| random.next_u64()).take(16);
-    let number = number.into_iter().find(|number| *number != 0 && !aggregators.is_granted(*number))?;
+    let number = std::iter::repeat_with(|| GrantId(random.next_u64())).take(16);
+    let number =
+        number.into_iter().find(|number| *number != GrantId(0) && !aggregators.is_granted(*number))?;
     let (counts, workers) = numbered(best, participants)?;
     let mut places = Vec::with_capacity(all.len());
     for ((aggregator, address), workers) in all.iter().zip(addresses).zip(counts) {
@@ -94,7 +95,7 @@ fn grant(
     let mut granted = Granted { of: Some(id), ..Granted::default() };
     for (place, (most, guaranteed)) in places.iter().zip(shares) {
         let grant = v1::GrantAggregation {
-            communicator: number,
+            communicator: number.0,
             secret: place.secret.to_vec(),
             workers: place.workers.into(),
             form: form.clone(),
@@ -114,7 +115,7 @@ fn grant(
     }
     aggregators.grant(number, granted);
     let base = v1::Aggregation {
-        communicator: number,
+        communicator: number.0,
         workers: participants as u32,
         chunk_elements,
         window,
@@ -141,7 +142,7 @@ fn recipe(best: &AggregationPlan, coding: &CodecChoice, base: v1::Aggregation) -
     }
 }
 
-/// Returns how many chunks of so many bytes are in flight: who comes later gets as large a window as who came
+/// Returns how many chunks of so many bytes are in flight. Who comes later gets as large a window as who came
 /// first, for who shares a link has of it what its window is of all.
 fn window(best: &AggregationPlan, bytes: u32) -> u32 {
     // A turn of each program on the way.
@@ -182,7 +183,7 @@ fn numbered(best: &AggregationPlan, participants: usize) -> Option<(Vec<u16>, Ve
 }
 
 /// What an aggregator is told of the one above it.
-fn above(places: &[Place], place: &Place, number: u64) -> Option<v1::ParentAggregator> {
+fn above(places: &[Place], place: &Place, number: GrantId) -> Option<v1::ParentAggregator> {
     let (root, leaves) = places.split_first()?;
     let leaf = leaves.iter().position(|leaf| leaf.aggregator == place.aggregator)?;
     let first = usize::from(root.workers).checked_sub(leaves.len())?;

@@ -1,5 +1,6 @@
 //! What tenants want of their sums, and how an epoch's large operations are summed.
 
+use harmonaize_abi::GrantId;
 use harmonaize_abi::session::Constraints;
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::SECRET_BYTES;
@@ -36,7 +37,7 @@ impl ReductionPolicy {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AggregationChoice {
     /// The grant; none: by the hosts.
-    pub grant: Option<u64>,
+    pub grant: Option<GrantId>,
     /// Why.
     pub reason: AggregationReason,
     /// What its tenant wanted of sums; none where an earlier control chose.
@@ -63,15 +64,15 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn key(&self, number: u64, worker: u16) -> Vec<u8> {
-        worker_key(&self.secret, number, worker).to_vec()
+    pub(crate) fn key(&self, grant: GrantId, worker: u16) -> Vec<u8> {
+        worker_key(&self.secret, grant, worker).to_vec()
     }
 }
 
 impl AggregationChoice {
     /// Because an agent says so after a restart of control.
     pub(crate) fn from_recipe(recipe: &v1::Recipe) -> Self {
-        let grant = recipe.aggregation.as_ref().map(|told| told.communicator);
+        let grant = recipe.aggregation.as_ref().map(|told| GrantId(told.communicator));
         let reason = match grant {
             Some(_) => AggregationReason::Recovered,
             None => AggregationReason::Undecided,
@@ -106,7 +107,7 @@ impl AggregationChoice {
         let told = self.recipe.clone()?;
         let (place, number) = *self.workers.get(usize::try_from(participant).ok()?)?;
         let place = self.places.get(place)?;
-        let key = place.key(told.communicator, number);
+        let key = place.key(GrantId(told.communicator), number);
         let (worker, workers) = (number.into(), place.workers.into());
         let branch = (self.places.len() > 1).then_some(v1::Branch { worker, workers });
         let address = place.address.to_string();

@@ -214,7 +214,7 @@ fn as_all_reduce(sequence: &[Expected]) -> u64 {
     total(sequence, reduced).saturating_add(total(sequence, others) / 2)
 }
 
-/// For how long an AllReduce of so many bytes is hidden behind computing: where the iteration waits for none,
+/// For how long an AllReduce of so many bytes is hidden behind computing. Where the iteration waits for none,
 /// all share what the rest of the iteration leaves of its period, by their bytes. `alone`: how long so many
 /// bytes take alone.
 fn overlapped_time(hints: &Hints, bytes: f64, alone: impl Fn(Bytes) -> Nanos) -> Duration {

@@ -264,7 +264,7 @@ impl Regroups {
             || ctx.communicators.values().any(forms)
     }
 
-    /// Whether the first who wants to go on under a name needs no room for one more communicator: the one
+    /// Whether the first who wants to go on under a name needs no room for one more communicator. The one
     /// before is kept for its members, or runs and will be left. Who does not leave it has no such place the
     /// next time.
     fn has_place(&self, ctx: &Ctx<'_>, joins: &Joins, key: &Key) -> bool {

@@ -12,7 +12,7 @@ use crate::state::job::datagrams;
 use crate::state::job::decisions::Trigger;
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::output::{Fact, SessionId};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, GrantId};
 use harmonaize_aggregator::packet::MAX_PAYLOAD;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
@@ -82,7 +82,7 @@ impl SentGrant {
 pub(crate) struct Aggregators {
     there: BTreeMap<AggregatorId, There>,
     sessions: BTreeMap<SessionId, AggregatorId>,
-    grants: BTreeMap<u64, Granted>,
+    grants: BTreeMap<GrantId, Granted>,
 }
 
 /// That an aggregator does not serve what it was granted.
@@ -90,8 +90,8 @@ pub(crate) struct Aggregators {
 pub(crate) struct GrantRefusal {
     /// The aggregator.
     pub by: AggregatorId,
-    /// The number of the grant.
-    pub grant: u64,
+    /// The grant.
+    pub grant: GrantId,
     /// The communicator.
     pub of: Option<CommunicatorId>,
     /// Why, for operators.
@@ -105,7 +105,7 @@ impl Aggregators {
     }
 
     /// Takes note of a grant under a number that no other has.
-    pub(crate) fn grant(&mut self, number: u64, granted: Granted) {
+    pub(crate) fn grant(&mut self, number: GrantId, granted: Granted) {
         debug_assert!(!self.grants.contains_key(&number), "grant {number} is there already");
         self.grants.insert(number, granted);
         let full = |(at, there): (&AggregatorId, &There)| self.guaranteed(*at) > there.units;
@@ -173,7 +173,7 @@ impl Aggregators {
         Some(id)
     }
 
-    /// Lays the grants that an aggregator says it has beside those that it should have: it is told those that
+    /// Lays the grants that an aggregator says it has beside those that it should have. It is told those that
     /// it lacks, and those that its workers would not find there are void.
     fn take_up_grants(
         &mut self,
@@ -184,14 +184,14 @@ impl Aggregators {
     ) {
         let from = there.session;
         let until = ctx.now.saturating_add(ctx.settings.lease);
-        for number in granted {
+        let served: BTreeSet<GrantId> = granted.iter().copied().map(GrantId).collect();
+        for number in &served {
             // Whoever it is for may name it yet; else it is withdrawn.
             let unknown = || Granted { until: Some(until), ..Granted::default() };
             let granted = self.grants.entry(*number).or_insert_with(unknown);
             granted.at.entry(id).or_insert(None);
             granted.unclaimed = None;
         }
-        let served: BTreeSet<u64> = granted.iter().copied().collect();
         let (mut again, mut void) = (Vec::new(), Vec::new());
         let live = self.grants.iter().filter(|(_, granted)| granted.until.is_none());
         for (number, granted) in live {
@@ -230,7 +230,8 @@ impl Aggregators {
         let Some(id) = self.sessions.get(&from).copied() else { return Ok(None) };
         match message {
             from_agent::Message::AggregationGranted(answer) => {
-                let granted = self.grants.get(&answer.communicator);
+                let grant = GrantId(answer.communicator);
+                let granted = self.grants.get(&grant);
                 let Some(granted) = granted.filter(|granted| granted.at.contains_key(&id)) else {
                     return Ok(None);
                 };
@@ -241,13 +242,13 @@ impl Aggregators {
                     answer.refused.chars().filter(|c| !c.is_control()).take(MAX_REASON_CHARS).collect();
                 let of = granted.of;
                 // Those above and below it are of no use alone.
-                self.revoke(effects, answer.communicator, Some(id));
+                self.revoke(effects, grant, Some(id));
                 let name = aggregator_name(&ctx.settings.topology, id);
                 let reason = format!("{name} refused: {why}");
                 effects.fact(Fact::GrantRefused { name, communicator: of.unwrap_or_default(), why });
                 // Who runs by it is told that there is none.
                 effects.want_plan(Trigger::Aggregators);
-                return Ok(Some(GrantRefusal { by: id, grant: answer.communicator, of, reason }));
+                return Ok(Some(GrantRefusal { by: id, grant, of, reason }));
             }
             from_agent::Message::Aggregator(mut report) => {
                 report.tenants.truncate(MOST_TENANTS);
@@ -310,7 +311,7 @@ impl Aggregators {
     }
 
     /// An agent says, after a restart of control, that its communicator has this grant.
-    pub(crate) fn recover(&mut self, ctx: &Ctx<'_>, id: CommunicatorId, grant: Option<u64>) {
+    pub(crate) fn recover(&mut self, ctx: &Ctx<'_>, id: CommunicatorId, grant: Option<GrantId>) {
         let Some(number) = grant else { return };
         let unclaimed = Some(ctx.now.saturating_add(ctx.settings.lease));
         let unknown = || Granted { unclaimed, ..Granted::default() };
@@ -329,25 +330,26 @@ impl Aggregators {
         let past = |at: Option<Duration>| at.is_some_and(|at| at <= ctx.now);
         let due = |granted: &Granted| past(granted.until) || past(granted.unclaimed);
         let grants = self.grants.iter();
-        let over: Vec<u64> = grants.filter(|(_, granted)| due(granted)).map(|(number, _)| *number).collect();
+        let over: Vec<GrantId> =
+            grants.filter(|(_, granted)| due(granted)).map(|(number, _)| *number).collect();
         let some = !over.is_empty();
         over.into_iter().for_each(|number| self.revoke(effects, number, None));
         some
     }
 
     /// Has nobody serve this grant any more; who refused it needs no word.
-    fn revoke(&mut self, effects: &mut Effects, communicator: u64, refused: Option<AggregatorId>) {
-        let Some(granted) = self.grants.remove(&communicator) else { return };
+    fn revoke(&mut self, effects: &mut Effects, grant: GrantId, refused: Option<AggregatorId>) {
+        let Some(granted) = self.grants.remove(&grant) else { return };
         for at in granted.at.into_keys().filter(|at| Some(*at) != refused) {
             if let Some(session) = self.there.get(&at).map(|there| there.session) {
-                let revoke = v1::RevokeAggregation { communicator };
+                let revoke = v1::RevokeAggregation { communicator: grant.0 };
                 effects.send(session, to_agent::Message::RevokeAggregation(revoke));
             }
         }
     }
 
     /// Whether a grant is in effect.
-    pub(crate) fn is_granted(&self, grant: u64) -> bool {
+    pub(crate) fn is_granted(&self, grant: GrantId) -> bool {
         self.grants.contains_key(&grant)
     }
 

@@ -1,4 +1,4 @@
-//! From numbers for each two ranks to a guess of who stands with whom: logistic regression, learnt where the truth is known (the
+//! From numbers for each two ranks to a guess of who stands with whom. Logistic regression, learnt where the truth is known (the
 //! adversary can run the provider's software itself), then average linkage by log odds.
 
 /// Steps of Newton's method, and the ridge.

@@ -18,7 +18,7 @@ const FORM: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: Reduc
 
 fn told(communicator: u64, tenant: &str, secret: u8) -> TenantGrant {
     let grant = Grant {
-        communicator,
+        communicator: GrantId(communicator),
         secret: [secret; 32],
         workers: WORKERS,
         format: FORM,
@@ -81,6 +81,7 @@ struct Host {
 }
 
 fn host(communicator: u64, worker: u16, secret: u8) -> Host {
+    let communicator = GrantId(communicator);
     let config = WorkerConfig {
         communicator,
         worker,
@@ -233,7 +234,7 @@ fn sums_go_on_to_an_aggregator_above_and_come_down_to_who_sent_the_parts() {
     let mut told_below = told(1, "a", 2);
     let parent = Parent {
         worker: 1,
-        key: Key::derive(&[1; 32], 1, 1),
+        key: Key::derive(&[1; 32], GrantId(1), 1),
         timeout: Duration::from_secs(60),
         retry_after: Duration::from_millis(2),
     };
@@ -293,12 +294,12 @@ fn grants_are_answered_again_or_refused_and_what_ended_is_still_counted() {
     server.grant(told(3, "b", 1)).unwrap();
     served(&mut server);
     let before = server.read();
-    server.revoke(1);
-    server.revoke(99);
+    server.revoke(GrantId(1));
+    server.revoke(GrantId(99));
     let after = server.read();
     assert_eq!((after.tenants["a"].0, after.tenants["b"].0), (0, 1));
     assert_eq!(after.tenants["a"].1.sums, before.tenants["a"].1.sums);
-    assert_eq!(server.routes.find(Recipient::Worker { communicator: 1, worker: 0 }), None);
+    assert_eq!(server.routes.find(Recipient::Worker { communicator: GrantId(1), worker: 0 }), None);
     server.grant(told(1, "c", 3)).unwrap();
     assert_eq!(server.read().tenants["c"].0, 1);
 }
@@ -341,7 +342,7 @@ async fn what_control_grants_and_withdraws_waits_for_room_and_is_not_lost() {
     let mut server = server(1);
     server.grant(told(7, "a", 1)).unwrap();
     let said = async {
-        commands.revoke(7).await;
+        commands.revoke(GrantId(7)).await;
         commands.grant(told(8, "a", 1)).await
     };
     let served = async {
@@ -355,7 +356,7 @@ async fn what_control_grants_and_withdraws_waits_for_room_and_is_not_lost() {
     };
     let (said, ()) = tokio::join!(said, served);
     said.unwrap();
-    assert_eq!(server.served.keys().copied().collect::<Vec<_>>(), [8]);
+    assert_eq!(server.served.keys().copied().collect::<Vec<_>>(), [GrantId(8)]);
     drop(queue);
     assert!(commands.grant(told(9, "a", 1)).await.is_err(), "nobody is there");
 }

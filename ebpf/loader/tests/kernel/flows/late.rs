@@ -26,7 +26,7 @@ struct Before {
     ended: u32,
 }
 
-/// So many quick and slow round trips of one flow, by `pass` and its argument, whether to wait; what was measured says what must be told, however slow
+/// So many quick and slow round trips of one flow, by `pass` and its argument, whether to wait. What was measured says what must be told, however slow
 /// this machine is.
 fn late_rtts(
     line: &mut Line,

@@ -45,7 +45,7 @@ const UNUSED: Trains = Trains { bytes: 384 << 10, most: 3, spread: 0 };
 /// Over a path that is in use: shorter, for more buckets are empty there.
 const USED: Trains = Trains { bytes: 256 << 10, most: 3, spread: 0 };
 
-/// Over a path of which the agent says that little passes and a queue stands: with that fewer are enough, one
+/// Over a path of which the agent says that little passes and a queue stands. With that fewer are enough, one
 /// where all of it is spread, and if one was not, others follow as long as it is said.
 const STARVED: Trains = Trains { most: 2, spread: 80, ..USED };
 

@@ -75,7 +75,7 @@ impl Merging {
         self.found.iter().max_by_key(|found| found.delay_ns)
     }
 
-    /// Takes one agent's word on an operation, which was checked; returns verdicts that are new or over, and
+    /// Takes one agent's word on an operation, which was checked. Returns verdicts that are new or over, and
     /// of an operation of which all have told its bytes and nanoseconds from the last rank's call.
     pub(crate) fn take(
         &mut self,

@@ -199,7 +199,7 @@ impl LinkState {
     }
 }
 
-/// When a path of a pair is to be looked at again, and by which of its ports: one that a connection has,
+/// When a path of a pair is to be looked at again, and by which of its ports. One that a connection has,
 /// where there is one, and of those the one that was looked at longest ago.
 fn stalest(
     ports: &Ports,
