@@ -158,7 +158,7 @@ impl Header {
             let [first, end] = entry.data_offsets;
             let bytes = elements.checked_mul(dtype.size() as u64)?;
             let fits = first.checked_add(bytes) == Some(end) && end <= image.bytes() - begin;
-            fits.then_some((name, Place { dtype, elements, begin: begin + first }))
+            fits.then(|| (name, Place { dtype, elements, begin: begin + first }))
         };
         let places: Option<_> = entries.into_iter().map(place).collect();
         let places =
