@@ -293,6 +293,11 @@ impl Communicator {
         &self.membership.name
     }
 
+    /// Where its tensors lie.
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
     /// Where it goes on from another ([`Communicator::regroup`]): by rank, the rank there, and nothing for newcomers. Empty where it does
     /// not, and where it has more than 1,024 ranks.
     pub fn before(&self) -> &[Option<Rank>] {

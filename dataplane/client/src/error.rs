@@ -245,6 +245,9 @@ pub enum Error {
     /// The call is on a [group](crate::Group) that has ended.
     #[error("the group of this call has ended")]
     GroupEnded,
+    /// State was not protected, sealed or restored.
+    #[error(transparent)]
+    Protection(#[from] ProtectionError),
     /// An operation failed.
     #[error("{called}, operation {operation}, failed: {status}{}", explained(detail.as_deref()))]
     Operation {
@@ -256,6 +259,71 @@ pub enum Error {
         called: Called,
         /// What the agent knows: ranks that never arrived or were lost, who called what.
         detail: Option<Box<FailureDetail>>,
+    },
+}
+
+/// Why state is not [protected](crate::Protection), sealed or restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtectionError {
+    /// The ranks are in too few failure domains.
+    #[error("{replicas} replicas of each rank's state take {} failure domains; the ranks are in {domains}", u64::from(*replicas) + 1)]
+    TooFewDomains {
+        /// Replicas beside a rank's own state.
+        replicas: u32,
+        /// Failure domains of the ranks.
+        domains: u32,
+    },
+    /// No rank that is left knows of a step that all ranks had whole.
+    #[error("no step was sealed by all ranks before")]
+    NothingSealed,
+    /// States are lost with all their replicas.
+    #[error("too many ranks are lost{}", listed("; nobody has the state of ranks ", ranks))]
+    TooManyLost {
+        /// Whose states, by the ranks of then.
+        ranks: Vec<Rank>,
+    },
+    /// The state of a rank that there was not.
+    #[error("the state of rank {rank} is asked for; {ranks} ranks were protected")]
+    NoRank {
+        /// Which, by the ranks of then.
+        rank: Rank,
+        /// How many there were.
+        ranks: u32,
+    },
+    /// A tensor is not as it was when it was protected.
+    #[error(
+        "the tensor \"{name}\" has {} elements of {}; {}",
+        found.1, found.0,
+        protected.map_or("none was protected".into(), |(dtype, elements)| format!("protected were {elements} of {dtype}"))
+    )]
+    Changed {
+        /// Its name.
+        name: String,
+        /// Type and elements of what was protected by that name, if anything was.
+        protected: Option<(Dtype, u64)>,
+        /// Type and elements of the tensor.
+        found: (Dtype, u64),
+    },
+    /// Ranks did not call alike.
+    #[error("the ranks do not call alike: {0}")]
+    Differ(String),
+    /// Other ranks have failed, and have errors of their own.
+    #[error("other ranks cannot go on{}", listed(": ranks ", ranks))]
+    Peers {
+        /// Which.
+        ranks: Vec<Rank>,
+    },
+    /// A state that another rank sent cannot be read.
+    #[error("a state from another rank is damaged: {0}")]
+    Damaged(String),
+    /// A state was not written.
+    #[error("cannot write {}: {source}", path.display())]
+    File {
+        /// Where to.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
     },
 }
 

@@ -27,7 +27,8 @@
 //! Variables of the environment ask for a log, metrics, and a line for each operation: `HARMONAIZE_DEBUG`, `HARMONAIZE_METRICS` and
 //! `HARMONAIZE_OPERATIONS`. A thread writes them; where none is set, an operation costs a branch more.
 //!
-//! Architecture invariant: knows ranks and its agent's socket or address; no host, link or other tenant.
+//! Architecture invariant: knows ranks, its agent's socket or address, and whether ranks are on one machine (by the kernel's boot id); no
+//! host's place, link or other tenant.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -47,6 +48,7 @@ mod journal;
 mod noise;
 mod operation;
 mod pool;
+mod protection;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod region;
@@ -60,7 +62,7 @@ pub use communicator::{Communicator, JoinOptions, OperationOptions, RegroupOptio
 pub use completions::Completions;
 pub use element::Element;
 pub use environment::{Place, job_from_env};
-pub use error::Error;
+pub use error::{Error, ProtectionError};
 #[cfg(feature = "async")]
 pub use events::EventStream;
 pub use events::Events;
@@ -82,6 +84,7 @@ pub use harmonaize_verbs::{Devices, VerbsError};
 pub use journal::{DebugLevel, ForeignCommunicator, ForeignOperation};
 pub use noise::GradientNoise;
 pub use operation::{Algorithm, Operation, Receipt};
+pub use protection::{ProtectOptions, Protection, RankState, Restored};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;
 pub use region::Region;
@@ -104,6 +107,8 @@ mod tests {
         any_thread::<Region>();
         any_thread::<Events>();
         any_thread::<Receipt>();
+        any_thread::<Protection>();
+        any_thread::<RankState>();
         any_thread::<Error>();
     }
 }

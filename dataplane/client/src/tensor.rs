@@ -4,10 +4,13 @@ use crate::pool::{Piece, Pool};
 use crate::region::Registration;
 use crate::{Element, Error};
 use harmonaize_abi::{Dtype, Region, View, ViewMut};
-use harmonaize_shm::{Memory, Pin};
+use harmonaize_shm::{Memory, Pin, check_range};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
+
+/// Bytes that are copied from tensor to tensor at once: few enough for the processor's cache.
+pub(crate) const COPY_BYTES: usize = 256 << 10;
 
 /// Elements of one type in a piece of the attachment's memory: 64-byte aligned in the arena, or wherever the program put it in a
 /// [region](crate::Region). The piece is free again when the tensor
@@ -188,6 +191,38 @@ impl Tensor {
     pub fn read<E: Element>(&self, offset: u64, into: &mut [E]) -> Result<(), Error> {
         let (memory, start) = self.elements_at::<E>(offset, into.len())?;
         Ok(memory.read(start, into.as_mut_bytes())?)
+    }
+
+    /// The mapping, and where in it these bytes of the tensor lie.
+    fn bytes_at(&self, offset: u64, bytes: u64) -> Result<(&Memory, u64), Error> {
+        check_range(offset, bytes, self.bytes())?;
+        let (memory, start) = self.memory()?;
+        Ok((memory, start + offset))
+    }
+
+    /// Copies bytes in, from this byte of the tensor on.
+    pub(crate) fn write_bytes(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        let (memory, start) = self.bytes_at(offset, from.len() as u64)?;
+        Ok(memory.write(start, from)?)
+    }
+
+    /// Copies bytes out, from this byte of the tensor on.
+    pub(crate) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        let (memory, start) = self.bytes_at(offset, into.len() as u64)?;
+        Ok(memory.read(start, into)?)
+    }
+
+    /// Copies bytes of another tensor in, from these bytes of both on. Costs one pass, and one through the cache.
+    pub(crate) fn copy_from(&self, into: u64, other: &Self, from: u64, bytes: u64) -> Result<(), Error> {
+        check_range(into, bytes, self.bytes())?;
+        check_range(from, bytes, other.bytes())?;
+        let mut buffer = vec![0; bytes.min(COPY_BYTES as u64) as usize];
+        for at in (0..bytes).step_by(COPY_BYTES) {
+            buffer.truncate((bytes - at).min(COPY_BYTES as u64) as usize);
+            other.read_bytes(from + at, &mut buffer)?;
+            self.write_bytes(into + at, &buffer)?;
+        }
+        Ok(())
     }
 
     /// A hold on the mapping that the tensor lies in, for a device that is to reach it.

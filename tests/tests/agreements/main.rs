@@ -22,10 +22,10 @@ fn lines(text: &str) -> Vec<&str> {
 #[test]
 fn the_tutorial_quotes_its_program() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    // What is said of slices, waiting and splits is run beside the tests of splits; of messages and of memory, beside theirs. The first
-    // program is the client's example.
+    // What is said of slices, waiting and splits is run beside the tests of splits; of messages, memory and protected state, beside
+    // theirs. The first program is the client's example.
     let example = "../../dataplane/client/examples/hello.rs";
-    let programs = ["agreements/tutorial.rs", "splits.rs", "p2p.rs", "memory.rs", example];
+    let programs = ["agreements/tutorial.rs", "splits.rs", "p2p.rs", "memory.rs", "protection.rs", example];
     let program = programs
         .map(|program| std::fs::read_to_string(root.join("tests/tests").join(program)).unwrap())
         .concat();
