@@ -406,9 +406,10 @@ impl TenantLimits {
         self.0.log(line);
     }
 
-    /// What the tenant's processes have of tensor memory now, in bytes.
-    pub(crate) fn tensor_bytes(&self) -> u64 {
-        self.0.usage().arena_bytes
+    /// What the tenant's processes have now: tensor memory, in bytes, and entries of rings.
+    pub(crate) fn held_by_processes(&self) -> (u64, u64) {
+        let held = self.0.usage();
+        (held.arena_bytes, held.operations.into())
     }
 
     /// What another process of the agent's took for links.
