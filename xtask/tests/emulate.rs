@@ -1,7 +1,8 @@
 //! `cargo xtask emulate` as a process: however it ends, no namespace and no process stays.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::io::{BufRead, BufReader};
+use harmonaize_testkit::workspace::{self, Binaries, Profile};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -46,29 +47,53 @@ fn a_wrong_file_is_refused_before_anything_is_built() {
     }
 }
 
+/// The commands of the guide for tenants' block that has these words, a line each.
+fn commands_of_guide(words: &str) -> Vec<String> {
+    let guide = std::fs::read_to_string(workspace::root().join("docs/tenants.md")).unwrap();
+    let mut blocks = guide.split("```sh\n").skip(1).filter_map(|block| block.split("```").next());
+    blocks.find(|block| block.contains(words)).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
 #[test]
-fn printed_commands_run_as_they_are() {
+fn commands_of_guide_and_output_run_as_they_are() {
     if !harmonaize_testkit::strict::can_make_namespaces() {
         return;
     }
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/two-hosts.toml");
+    let guide = commands_of_guide("--example hello");
+    let [build, emulate, hello] = guide.as_slice() else { panic!("{guide:?}") };
+    workspace::run(workspace::calling_cargo("sh").args(["-ec", build])).unwrap();
+    // This very program, for which cargo is called there.
+    let emulate = emulate.strip_prefix("cargo xtask ").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.arg("emulate").arg(&file).env("CI", "true").stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    command.args(emulate.split(' ')).current_dir(workspace::root());
+    let mut child = command.env("CI", "true").stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let printed: Vec<String> = lines.by_ref().take_while(|line| !line.starts_with("Ctrl-C")).collect();
-    let run = |word: &str| {
+    let run = |word: &str, input: &str| {
         let line = printed.iter().find(|line| line.contains(word)).cloned().unwrap_or_default();
-        let output = Command::new("sh").args(["-c", &format!("set -e; {line}")]).output().unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("set -e; {line}")]).current_dir(workspace::root());
+        shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        // A command that reads nothing may have ended.
+        let _ = shell.stdin.take().unwrap().write_all(input.as_bytes());
+        let output = shell.wait_with_output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         (output.status.success() && !line.is_empty(), String::from_utf8_lossy(&said).into_owned())
     };
-    let (status, hello) = (run(" status"), run("all_reduce"));
+    let (status, all_reduce) = (run(" status", ""), run("all_reduce", ""));
+    // The build's outputs may be elsewhere.
+    let programs = Binaries::folder_of(Profile::Dev);
+    let programs = programs.strip_prefix(workspace::root()).unwrap_or(&programs).display().to_string();
+    let hello = run("HARMONAIZE_SOCKET=", &format!("{}\n", hello.replace("target/debug", &programs)));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     lines.for_each(drop);
     assert!(child.wait().unwrap().success());
     assert!(status.0 && status.1.contains("2 of 2 agents connected"), "{}\n{printed:?}", status.1);
-    assert!(hello.0, "{}\n{printed:?}", hello.1);
+    assert!(all_reduce.0, "{}\n{printed:?}", all_reduce.1);
+    for rank in [0, 1] {
+        assert!(hello.1.contains(&format!("rank {rank} of 2: the sum is 3, ")), "{}\n{printed:?}", hello.1);
+    }
 }
 
 fn gone(name: &str) {

@@ -138,6 +138,13 @@ pub enum JoinFailure {
         /// Most that it may have, in bytes.
         max: u64,
     },
+    /// The tenant's processes have more operations in flight than they may, on all hosts together.
+    TooManyOperationsInSum {
+        /// Entries of their rings.
+        used: u64,
+        /// Most that there may be.
+        max: u32,
+    },
     /// The tenant's ranks join more often than they may, on all hosts together.
     JoinsTooOften {
         /// In the long run.
@@ -262,6 +269,12 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
             format!(
                 "the tenant's processes have {used} bytes of tensor memory on all hosts together, of {most} that it may have; \
                  detach some, or ask the provider for a larger `arena`"
+            ),
+        ),
+        JoinFailure::TooManyOperationsInSum { used, max: most } => (
+            vec![],
+            format!(
+                "the tenant's processes have rings for {used} operations in flight on all hosts together, of {most} that it may have;                  detach some or have smaller rings, or ask the provider for a larger `operations`"
             ),
         ),
         JoinFailure::JoinsTooOften { per_second, at_once, after } => (

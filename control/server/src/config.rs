@@ -186,6 +186,7 @@ struct FileTenant {
     communicators: Option<toml::Spanned<u32>>,
     ranks: Option<toml::Spanned<u32>>,
     arena: Option<toml::Spanned<Bytes>>,
+    operations: Option<toml::Spanned<u32>>,
     joins: Option<toml::Spanned<u32>>,
 }
 
@@ -358,6 +359,7 @@ impl File {
                     }
                     most => most.map(|most| most.into_inner().0),
                 },
+                operations: some("operations", tenant.operations)?,
                 joins: some("joins", tenant.joins)?,
             };
             terms.extend((own != Terms::default()).then(|| (name.clone(), own)));
@@ -807,7 +809,7 @@ name = "a"
                 format!("control.toml: line 1, column {column}: {time} must be longer than nothing");
             expect(first(&format!("{time} = \"0s\"")), &expected);
         }
-        for what in ["communicators", "ranks", "joins"] {
+        for what in ["communicators", "ranks", "operations", "joins"] {
             let column = what.len() + 4;
             let expected =
                 format!("control.toml: line 8, column {column}: {what} must be at least 1; leave it out");
@@ -822,9 +824,11 @@ name = "a"
         let terms = |lines: &str| load(&format!("{GOOD}{lines}")).unwrap().settings.terms.remove("a");
         let own = terms("aggregation = false\nweight = 3\n");
         assert_eq!(own, Some(Terms { allowed: false, weight: 3, ..Terms::default() }));
-        let own = terms("communicators = 5\nranks = 40\narena = \"2GiB\"\njoins = 7\n");
-        let (communicators, ranks, arena, joins) = (Some(5), Some(40), Some(2 << 30), Some(7));
-        assert_eq!(own, Some(Terms { communicators, ranks, arena, joins, ..Terms::default() }));
+        let own = terms("communicators = 5\nranks = 40\narena = \"2GiB\"\noperations = 6\njoins = 7\n");
+        let (communicators, ranks, arena) = (Some(5), Some(40), Some(2 << 30));
+        let (operations, joins) = (Some(6), Some(7));
+        let expected = Terms { communicators, ranks, arena, operations, joins, ..Terms::default() };
+        assert_eq!(own, Some(expected));
         assert_eq!(load(&format!("most_ranks = 1024\n{GOOD}")).unwrap().settings.most_ranks, 1024);
         let short = load(&format!("longest_regroup = \"0s\"\n{GOOD}")).unwrap().settings;
         assert_eq!((short.longest_regroup, short.most_weight), (Duration::ZERO, 8));

@@ -379,8 +379,10 @@ impl Agent {
         self.next_request += 1;
         let rank = (join.regroup.is_none() && join.split.is_none()).then_some(Rank(join.rank));
         self.pending_joins.insert(request, PendingJoin { attachment, rank, reply });
-        let tensor_bytes = self.attachments.get(&attachment).map_or(0, |at| at.limits.tensor_bytes());
-        self.send_to_control(from_agent::Message::Join(v1::Join { request, tensor_bytes, ..join }));
+        let held = self.attachments.get(&attachment).map(|at| at.limits.held_by_processes());
+        let (tensor_bytes, ring_entries) = held.unwrap_or_default();
+        let join = v1::Join { request, tensor_bytes, ring_entries, ..join };
+        self.send_to_control(from_agent::Message::Join(join));
     }
 
     /// Who regroups, in control's words: the tenant, its name for the communicator, and of a member which one it is of and its rank there.

@@ -30,6 +30,8 @@ pub enum Counted {
     DescriptorsRefused,
     /// Memory for links beyond the tenant's `landing`.
     LandingRefused,
+    /// A wait of a session, since the tenant's took more processor time than its `session_percent`.
+    SessionPaused,
     /// A line about a tenant that the log left out.
     LogLine,
 }
@@ -38,7 +40,7 @@ pub enum Counted {
 type Labelled = (Option<&'static str>, Counted);
 
 /// Name and help of each metric, the name of its label, and its counters.
-pub(crate) const METRICS: [(&str, &str, &str, &[Labelled]); 5] = [
+pub(crate) const METRICS: [(&str, &str, &str, &[Labelled]); 6] = [
     (
         "panics",
         "Panics that ended one communicator, attachment or session alone",
@@ -72,6 +74,12 @@ pub(crate) const METRICS: [(&str, &str, &str, &[Labelled]); 5] = [
             (Some("descriptors"), Counted::DescriptorsRefused),
             (Some("landing"), Counted::LandingRefused),
         ],
+    ),
+    (
+        "session_pauses",
+        "Waits of tenants' sessions, which took more processor time than `session_percent`",
+        "",
+        &[(None, Counted::SessionPaused)],
     ),
     ("log_lines_left_out", "Lines about tenants that the log left out", "", &[(None, Counted::LogLine)]),
 ];

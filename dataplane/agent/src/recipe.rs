@@ -331,6 +331,9 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use harmonaize_plan::{
+        Buffer, CODED_ROOM, Encoding, MAX_SOURCES, Stage, Step, StepKind, max_segment_bytes,
+    };
 
     fn range(collective: &str, up_to_bytes: u64, algorithm: &str) -> v1::AlgorithmRange {
         v1::AlgorithmRange { collective: collective.to_owned(), up_to_bytes, algorithm: algorithm.to_owned() }
@@ -439,6 +442,68 @@ pub(crate) mod tests {
         let mut recipe = recipe(hosts, per_host);
         recipe.coding = Some(v1::Coding { codec: "int8".into(), ..v1::Coding::default() });
         expand(&recipe, &mut VerifiedPlans(VecDeque::new())).unwrap().plan
+    }
+
+    /// Bytes of each operand in memory of a step, in a segment of so many bytes of a block. What is encoded or decoded is one, too.
+    fn in_memory(step: &Step, segment: u64) -> Vec<u64> {
+        match step.kind {
+            // Another kind is to be cut as these are, or its bytes counted here.
+            StepKind::Move | StepKind::Reduce { .. } | StepKind::Fetch | StepKind::Store => {}
+        }
+        let room = |encoding| match encoding {
+            Encoding::Exact => 0,
+            Encoding::Coded(Stage::Contribution | Stage::Result | Stage::Moved) => u64::from(CODED_ROOM),
+        };
+        let operands = step.sources.iter().chain(&step.destinations);
+        let here = operands.filter(|operand| !matches!(operand.buffer, Buffer::Peer(_)));
+        here.map(|operand| operand.part.elements(0, segment).1 + room(operand.encoding)).collect()
+    }
+
+    /// A step is not cut while it runs, so none may be long, however large the tensors are and however the operation goes.
+    #[test]
+    fn steps_are_no_larger_than_messages_however_they_go() {
+        let mut kinds = [0; 4];
+        for (hosts, per_host) in [(1, 1), (1, 3), (1, 9), (2, 1), (3, 10), (5, 3), (8, 2)] {
+            let mut plan = match hosts {
+                // Nothing is coded within a host.
+                1 => expand(&recipe(hosts, per_host), &mut VerifiedPlans::default()).unwrap().plan,
+                _ => plan(hosts, per_host),
+            };
+            if hosts > 1 {
+                plan.tuning.segment_bytes = 1 << 30;
+            }
+            let (tuning, ranks) = (plan.tuning, u64::from(hosts * per_host));
+            for me in [0, hosts - 1].map(Participant) {
+                for variant in variants(&plan, me) {
+                    let Variant { request, retention, access, scaled } = variant;
+                    let local = Local { access: &|_| access, retention, scaled };
+                    let own = program(&plan.plan, request, me, &local).unwrap();
+                    let (collective, algorithm) = (request.collective, request.algorithm);
+                    let segment = max_segment_bytes(&plan.plan, collective, algorithm, retention, &tuning);
+                    for step in &own.steps {
+                        let operands = in_memory(step, segment);
+                        let coded = step.destinations.iter().any(|to| to.encoding != Encoding::Exact);
+                        let decodes = step.sources.iter().any(|from| from.encoding != Encoding::Exact);
+                        let reduces = matches!(step.kind, StepKind::Reduce { .. });
+                        for (count, is) in kinds.iter_mut().zip([reduces, !reduces, coded, decodes]) {
+                            *count += usize::from(is && !operands.is_empty());
+                        }
+                        // A segment is read and written once, where its blocks are not as small as messages may be.
+                        let within =
+                            (2 * ranks * u64::from(tuning.message_bytes)).max(tuning.segment_bytes.into());
+                        // By recursive halving whoever goes by a neighbour has two messages in one.
+                        let piece = 2 * u64::from(tuning.chunk_bytes) + u64::from(CODED_ROOM);
+                        let most = MAX_SOURCES + per_host as usize + 1;
+                        let fits = match hosts {
+                            1 => operands.iter().sum::<u64>() <= 3 * within,
+                            _ => operands.len() <= most && operands.iter().all(|bytes| *bytes <= piece),
+                        };
+                        assert!(fits, "{hosts} hosts of {per_host}: {variant:?}: {step:?}: {operands:?}");
+                    }
+                }
+            }
+        }
+        assert!(kinds.iter().all(|count| *count > 0), "reduced, copied, encoded, decoded: {kinds:?}");
     }
 
     #[test]

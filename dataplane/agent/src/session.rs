@@ -135,11 +135,13 @@ pub struct Quota {
     pub joins: u32,
     /// Lines of the log about the tenant in a minute.
     pub log_lines: u32,
+    /// Processor time that the sessions of all attachments take in the long run, in percent of a core; a second's worth at once.
+    pub session_percent: u32,
 }
 
 impl Default for Quota {
     /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 128 communicators, 1024 ranks, 1 h, 16,384 operations, 8,192 descriptors, 8 GiB
-    /// for links, 64 attaches and 100 joins a second, 600 lines a minute.
+    /// for links, 64 attaches and 100 joins a second, 600 lines a minute, a quarter of a core for sessions.
     fn default() -> Self {
         Self {
             attachments: 64,
@@ -155,6 +157,7 @@ impl Default for Quota {
             attaches: 64,
             joins: 100,
             log_lines: 600,
+            session_percent: 25,
         }
     }
 }

@@ -45,7 +45,7 @@ pub use analysis::JobActivity;
 pub use answers::Answers;
 pub(crate) use begin::own_endpoints;
 pub use begin::{Running, Shown, begin};
-pub(crate) use clock::realtime_ns;
+pub(crate) use clock::{realtime_ns, thread_time};
 pub use finding::{Finding, Findings, Found, LocatedStraggler};
 pub use handle::Handle;
 pub use latencies::Latencies;

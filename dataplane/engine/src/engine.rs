@@ -643,15 +643,27 @@ impl Engine {
 
 /// Whether an action may take a while: it moves bytes of tensors.
 fn is_long(action: &Action) -> bool {
-    matches!(
-        action,
+    match action {
         Action::Step { .. }
-            | Action::CopyOut { .. }
-            | Action::Aggregate { .. }
-            | Action::P2pSend { .. }
-            | Action::P2pReceive { .. }
-            | Action::P2pCopy { .. }
-    )
+        | Action::CopyOut { .. }
+        | Action::Aggregate { .. }
+        | Action::P2pSend { .. }
+        | Action::P2pReceive { .. }
+        | Action::P2pCopy { .. } => true,
+        Action::Post { .. }
+        | Action::Join { .. }
+        | Action::ProbeAggregator { .. }
+        | Action::Leave { .. }
+        | Action::P2pComplete { .. }
+        | Action::Send { .. }
+        | Action::Complete { .. }
+        | Action::Fail { .. }
+        | Action::Ended(_)
+        | Action::RequestSlot { .. }
+        | Action::ReleaseSlot { .. }
+        | Action::Switched { .. }
+        | Action::Retire { .. } => false,
+    }
 }
 
 impl Work for Engine {

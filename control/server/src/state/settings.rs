@@ -104,12 +104,29 @@ pub struct Terms {
     pub ranks: Option<u32>,
     /// Most bytes of tensor memory of its processes on the hosts where it has ranks; none: no limit.
     pub arena: Option<u64>,
+    /// Most entries of the rings of its processes on those hosts, one for each operation in flight; none: no limit.
+    pub operations: Option<u32>,
     /// Most ranks that join in a second, on all hosts together; none: no limit.
     pub joins: Option<u32>,
 }
 
+impl Terms {
+    /// Whether what agents say of its processes has a limit.
+    pub(crate) fn bound_processes(&self) -> bool {
+        self.arena.is_some() || self.operations.is_some()
+    }
+}
+
 impl Default for Terms {
     fn default() -> Self {
-        Self { allowed: true, weight: 1, communicators: None, ranks: None, arena: None, joins: None }
+        Self {
+            allowed: true,
+            weight: 1,
+            communicators: None,
+            ranks: None,
+            arena: None,
+            operations: None,
+            joins: None,
+        }
     }
 }

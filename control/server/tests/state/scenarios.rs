@@ -281,6 +281,31 @@ fn tensor_memory_is_limited_over_all_hosts() {
 }
 
 #[test]
+fn operations_in_flight_are_limited_over_all_hosts() {
+    let mut world = world_with(Terms { operations: Some(128), ..Terms::default() });
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let join = |world: &mut World, (at, tenant): (usize, &str), name: &str, ring_entries| {
+        let join = v1::Join { ring_entries, ..join_of(tenant, name, 0, 1) };
+        world.send(sessions[at], from_agent::Message::Join(join));
+    };
+    join(&mut world, (0, "a"), "one", 64);
+    only!(world.received(sessions[0]), Form);
+    join(&mut world, (1, "a"), "two", 65);
+    let refused = only!(world.received(sessions[1]), JoinRefused);
+    assert_eq!(refused.kind(), JoinRefusedKind::Limit);
+    let text = refused.text;
+    assert!(
+        text.contains("for 129 operations") && text.contains("of 128") && text.contains("`operations`"),
+        "{text}"
+    );
+    // A process has gone, and the others are within the limit.
+    join(&mut world, (1, "a"), "two", 64);
+    only!(world.received(sessions[1]), Form);
+    join(&mut world, (1, "b"), "theirs", 1 << 20);
+    only!(world.received(sessions[1]), Form);
+}
+
+#[test]
 fn joins_are_limited_over_all_hosts() {
     let mut world = world_with(Terms { joins: Some(2), ..Terms::default() });
     let [first, second] = [0, 1].map(|host| world.agent(host));

@@ -38,6 +38,7 @@ pub(super) struct FileControlTenants {
     attaches: Option<u32>,
     joins: Option<u32>,
     log_lines: Option<u32>,
+    session_percent: Option<u32>,
 }
 
 const fn most_tenants() -> usize {
@@ -55,7 +56,14 @@ impl FileControlTenants {
         if self.least_uid == 0 {
             return Err("`least_uid` of [control_tenants] is 0: no process of root attaches for a tenant of control's".into());
         }
-        let budgets = [self.operations, self.descriptors, self.attaches, self.joins, self.log_lines];
+        let budgets = [
+            self.operations,
+            self.descriptors,
+            self.attaches,
+            self.joins,
+            self.log_lines,
+            self.session_percent,
+        ];
         let usual =
             with_budgets(Quota::default(), budgets).map_err(|why| format!("[control_tenants]: {why}"))?;
         Ok(ControlTenants {

@@ -10,7 +10,7 @@ use std::time::Duration;
 const MAX_NAME: usize = 15;
 /// Most interfaces that are measured.
 const MAX_INTERFACES: usize = 64;
-/// Connections in the programs' tables: fewer tell little, more fill the memory (about 1 KiB each).
+/// Connections in the programs' tables: fewer tell little, more fill the memory (about 700 bytes each).
 const FLOWS: std::ops::RangeInclusive<u32> = 64..=1 << 22;
 /// The least that recordings are bounded by.
 const MIN_RECORD_BYTES: u64 = 1 << 20;

@@ -43,23 +43,31 @@ pub(super) struct FileTenant {
     attaches: Option<u32>,
     joins: Option<u32>,
     log_lines: Option<u32>,
+    session_percent: Option<u32>,
 }
 
-/// This quota with those of `operations`, `descriptors`, `attaches`, `joins` and `log_lines` that are given, or which of them makes no sense.
-pub(super) fn with_budgets(quota: Quota, given: [Option<u32>; 5]) -> Result<Quota, String> {
-    let names = ["operations", "descriptors", "attaches", "joins", "log_lines"];
-    for ((name, value), least) in names.iter().zip(given).zip([1, ATTACHMENT_DESCRIPTORS, 1, 1, 1]) {
+/// This quota with those of `operations`, `descriptors`, `attaches`, `joins`, `log_lines` and `session_percent` that are given, or which of
+/// them makes no sense.
+pub(super) fn with_budgets(quota: Quota, given: [Option<u32>; 6]) -> Result<Quota, String> {
+    let names = ["operations", "descriptors", "attaches", "joins", "log_lines", "session_percent"];
+    for ((name, value), least) in names.iter().zip(given).zip([1, ATTACHMENT_DESCRIPTORS, 1, 1, 1, 1]) {
         if let Some(value) = value.filter(|value| *value < least) {
             return Err(format!("`{name}` is {value}; it must be at least {least}"));
         }
     }
-    let [operations, descriptors, attaches, joins, log_lines] = given;
+    let [operations, descriptors, attaches, joins, log_lines, session_percent] = given;
+    if let Some(value) = session_percent.filter(|value| *value > 100) {
+        return Err(format!(
+            "`session_percent` is {value}; sessions have one core, so it must be at most 100"
+        ));
+    }
     Ok(Quota {
         operations: operations.unwrap_or(quota.operations),
         descriptors: descriptors.unwrap_or(quota.descriptors),
         attaches: attaches.unwrap_or(quota.attaches),
         joins: joins.unwrap_or(quota.joins),
         log_lines: log_lines.unwrap_or(quota.log_lines),
+        session_percent: session_percent.unwrap_or(quota.session_percent),
         ..quota
     })
 }
@@ -135,7 +143,14 @@ impl FileTenant {
         if socket.is_none() && secret.is_none() {
             return wrong("neither `socket` nor `addresses`, nobody could attach");
         }
-        let budgets = [self.operations, self.descriptors, self.attaches, self.joins, self.log_lines];
+        let budgets = [
+            self.operations,
+            self.descriptors,
+            self.attaches,
+            self.joins,
+            self.log_lines,
+            self.session_percent,
+        ];
         let usual =
             with_budgets(Quota::default(), budgets).map_err(|why| format!("tenant `{name}`: {why}"))?;
         Ok(TenantRules {

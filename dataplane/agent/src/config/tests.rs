@@ -149,6 +149,7 @@ fn values_that_make_no_sense_are_refused() {
         ("attaches = 0", 1),
         ("joins = 0", 1),
         ("log_lines = 0", 1),
+        ("session_percent = 0", 1),
     ] {
         let (key, value) = line.split_once(" = ").unwrap();
         let why = format!("`{key}` is {value}; it must be at least {least}");
@@ -156,6 +157,8 @@ fn values_that_make_no_sense_are_refused() {
         let table = "[control_tenants]\nsockets = \"/t\"\n";
         assert_eq!(error(&format!("{GOOD}{table}{line}\n")), format!("agent.toml: [control_tenants]: {why}"));
     }
+    let said = error(&format!("{GOOD}{SOCKET}session_percent = 101\n"));
+    assert!(said.ends_with("sessions have one core, so it must be at most 100"), "{said}");
     for key in ["attachments", "communicators"] {
         let said = error(&format!("{GOOD}{SOCKET}{key} = 0\n"));
         assert!(said.starts_with(&format!("agent.toml: tenant `a`: `{key}` is 0, nobody could ")), "{said}");
@@ -208,15 +211,15 @@ fn tenants_come_in_as_the_file_says() {
 
 #[test]
 fn a_tenant_has_the_budgets_that_the_file_says() {
-    let lines =
-        "operations = 512\ndescriptors = 100\nlanding = \"1GiB\"\nattaches = 2\njoins = 3\nlog_lines = 4\n";
+    let lines = "operations = 512\ndescriptors = 100\nlanding = \"1GiB\"\nattaches = 2\njoins = 3\nlog_lines = 4\n\
+                 session_percent = 5\n";
     let usual = Quota::default();
     let budgets = |quota: Quota| {
-        let Quota { operations, descriptors, attaches, joins, log_lines, landing_bytes, .. } = quota;
-        ([operations, descriptors, attaches, joins, log_lines], landing_bytes)
+        let Quota { operations, descriptors, attaches, joins, log_lines, .. } = quota;
+        ([operations, descriptors, attaches, joins, log_lines, quota.session_percent], quota.landing_bytes)
     };
     let added = "[control_tenants]\nsockets = \"/t\"\n";
-    for (lines, expected) in [("", budgets(usual)), (lines, ([512, 100, 2, 3, 4], 1 << 30))] {
+    for (lines, expected) in [("", budgets(usual)), (lines, ([512, 100, 2, 3, 4, 5], 1 << 30))] {
         let text = format!("{GOOD}{SOCKET}{lines}{added}{lines}");
         let config = Config::parse(Path::new("agent.toml"), &text).unwrap();
         assert_eq!(budgets(config.tenants[0].quota), expected);

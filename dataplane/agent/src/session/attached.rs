@@ -3,8 +3,9 @@
 use super::handover::{FrozenSession, SessionImage};
 use super::memory::AttachedMemory;
 use super::stream::Stream;
-use super::tenant::{Life, Tenant};
+use super::tenant::{Life, Tenant, metered};
 use super::{AttachmentId, Joined, Question, SessionRequest};
+use crate::counters::Counted;
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
@@ -183,7 +184,8 @@ impl AttachedSession {
         let (answers, unsent) = mpsc::channel(MAX_ANSWERS);
         // Aborted with the set when this future is dropped.
         let mut writer = JoinSet::new();
-        writer.spawn(write_answers(Arc::clone(&stream), unsent, Arc::clone(&self.unsent)));
+        let writes = write_answers(Arc::clone(&stream), unsent, Arc::clone(&self.unsent));
+        writer.spawn(metered(Arc::clone(&self.tenant), writes));
         let (received, descriptors) = std::mem::take(&mut self.unread);
         let (tenant, paused_until) = (Arc::clone(&self.tenant), None);
         let reader = Reader { stream, received, descriptors, tenant, paused_until };
@@ -529,7 +531,8 @@ impl AttachedSession {
     ) -> oneshot::Sender<T> {
         let (reply, replied) = oneshot::channel();
         self.outstanding.push(kind);
-        self.pending.spawn(async move { (kind, answer(replied.await)) });
+        let answered = async move { (kind, answer(replied.await)) };
+        self.pending.spawn(metered(Arc::clone(&self.tenant), answered));
         reply
     }
 
@@ -683,13 +686,18 @@ struct Reader {
     /// Those of requests that have not been read whole.
     descriptors: VecDeque<OwnedFd>,
     tenant: Arc<Tenant>,
-    /// Until when nothing is looked at: the tenant's processes have said much of late.
+    /// Until when nothing is looked at: the tenant's processes have said much of late, or its sessions have taken much processor time.
     paused_until: Option<Instant>,
 }
 
 impl Reader {
     /// The next request, and the descriptor that came with it; `None` when the process is gone.
     async fn next(&mut self) -> Result<Option<(Request, Option<OwnedFd>)>, MessageError> {
+        let rests = self.tenant.rests_until();
+        if rests > self.paused_until {
+            self.paused_until = rests;
+            self.tenant.counters().add(Counted::SessionPaused);
+        }
         loop {
             if let Some(until) = self.paused_until {
                 tokio::time::sleep_until(until.into()).await;

@@ -5,7 +5,7 @@ use super::handover::SessionImage;
 use super::memory::AttachedMemory;
 use super::rdma::{Places, Rdma};
 use super::stream::{ReadError, Stream};
-use super::tenant::{Grant, Tenant};
+use super::tenant::{Grant, Tenant, metered};
 use super::{AttachmentId, SessionRequest, TenantLimits};
 use crate::counters::Counted;
 use harmonaize_abi::ABI_VERSION;
@@ -101,7 +101,7 @@ impl Connection {
         let tenant = self.tenant.name.clone();
         // A task of its own: what panics in it ends this session alone, and the agent hears of its end. Aborted with the set.
         let mut serving = JoinSet::new();
-        serving.spawn(session.serve(self.stream));
+        serving.spawn(metered(Arc::clone(&self.tenant), session.serve(self.stream)));
         match serving.join_next().await {
             Some(Ok(why)) => self.tenant.log(|| tracing::info!(tenant, %attachment, "detached: {why}")),
             Some(Err(error)) => {

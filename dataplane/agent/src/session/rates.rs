@@ -13,13 +13,16 @@ const MESSAGES: Rate = Rate { interval: Duration::from_micros(50), burst: 20_000
 /// Each so many bytes of a message count as one more.
 const MESSAGE_UNIT: usize = 256;
 
-/// The attaches, joins and messages of one tenant at this agent. Outlives attachments, so that attaching anew gains nothing.
+/// The attaches, joins and messages of one tenant at this agent, and the processor time of its sessions. Outlives attachments, so that
+/// attaching anew gains nothing.
 #[derive(Debug)]
 pub(super) struct Rates {
     begun: Instant,
     attaches: Gcra,
     joins: Gcra,
     messages: Gcra,
+    /// In microseconds.
+    processor: Gcra,
 }
 
 /// One too many.
@@ -43,8 +46,8 @@ impl TooOften {
 
 impl Default for Rates {
     fn default() -> Self {
-        let (attaches, joins, messages) = Default::default();
-        Self { begun: Instant::now(), attaches, joins, messages }
+        let (attaches, joins, messages, processor) = Default::default();
+        Self { begun: Instant::now(), attaches, joins, messages, processor }
     }
 }
 
@@ -66,6 +69,26 @@ impl Rates {
         let next = self.messages.charge_times(at, MESSAGES, units);
         (next > at).then(|| now + (next - at))
     }
+
+    /// Counts processor time that sessions have taken.
+    pub(super) fn spend(&mut self, now: Instant, took: Duration, quota: &Quota) {
+        let at = now.saturating_duration_since(self.begun);
+        let microseconds = u32::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u32::MAX);
+        self.processor.charge_times(at, processor(quota), microseconds);
+    }
+
+    /// Returns until when sessions are to take no processor time, if it is not now.
+    pub(super) fn rests_until(&self, now: Instant, quota: &Quota) -> Option<Instant> {
+        let at = now.saturating_duration_since(self.begun);
+        let next = self.processor.next(processor(quota));
+        (next > at).then(|| now + (next - at))
+    }
+}
+
+/// How fast microseconds of processor time are earned: a second's worth may be taken at once.
+fn processor(quota: &Quota) -> Rate {
+    let percent = quota.session_percent.clamp(1, 100);
+    Rate { interval: Duration::from_micros(100) / percent, burst: percent * 10_000 }
 }
 
 fn take(rate: &mut Gcra, now: Duration, per_second: u32, least_burst: u32) -> Result<(), TooOften> {
@@ -99,6 +122,26 @@ mod tests {
             bytes += MAX_MESSAGE;
         }
         assert!((50_000_000..60_000_000).contains(&bytes), "{bytes} in ten seconds");
+    }
+
+    #[test]
+    fn sessions_take_their_part_of_a_core() {
+        for percent in [1, 25, 100] {
+            let (mut rates, begin) = (Rates::default(), Instant::now());
+            let quota = Quota { session_percent: percent, ..Quota::default() };
+            let (mut now, mut taken) = (begin, Duration::ZERO);
+            while now < begin + Duration::from_secs(100) {
+                now = rates.rests_until(now, &quota).unwrap_or(now);
+                // Whoever has a turn keeps the processor for so long.
+                let took = Duration::from_micros(300);
+                now += took;
+                rates.spend(now, took, &quota);
+                taken += took;
+            }
+            // Of 100 s, and a second's worth that was saved up.
+            let share = Duration::from_secs(1) * percent;
+            assert!(taken > share * 99 / 100 && taken < share * 102 / 100, "{percent}%: {taken:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::rates::Rates;
 use super::rdma::Rdma;
 use super::request_quota::RequestQuota;
 use crate::counters::{Counted, Counters};
+use crate::telemetry::thread_time;
 use harmonaize_abi::session::{RefusalKind, Refused, RegionRefused, RequestError};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -92,7 +93,23 @@ impl Drop for Grant {
 impl Tenant {
     /// Counts a message of so many bytes that one of its processes has sent. Returns until when no other is looked at, if it is not now.
     pub(super) fn read(&self, bytes: usize) -> Option<Instant> {
-        self.rates.lock().unwrap_or_else(PoisonError::into_inner).message(Instant::now(), bytes)
+        self.rates().message(Instant::now(), bytes)
+    }
+
+    /// Counts processor time that its sessions have taken.
+    fn spend(&self, took: Duration) {
+        let quota = self.rules().quota;
+        self.rates().spend(Instant::now(), took, &quota);
+    }
+
+    /// Returns until when its sessions rest, if they have taken more processor time than they may.
+    pub(super) fn rests_until(&self) -> Option<Instant> {
+        let quota = self.rules().quota;
+        self.rates().rests_until(Instant::now(), &quota)
+    }
+
+    fn rates(&self) -> std::sync::MutexGuard<'_, Rates> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn new(
@@ -154,8 +171,7 @@ impl Tenant {
 
     /// Takes note of a join; why it is refused, if the tenant joins too often.
     pub(super) fn admit_join(&self, now: Instant) -> Result<(), String> {
-        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        rates.join(now, &self.rules().quota).map_err(|too_often| {
+        self.rates().join(now, &self.rules().quota).map_err(|too_often| {
             self.counters.add(Counted::JoinRefused);
             too_often.describe("join", "joins")
         })
@@ -169,8 +185,8 @@ impl Tenant {
 
     /// Room for a connection, or why there is none.
     pub(super) fn connection(self: &Arc<Self>, now: Instant) -> Result<Grant, Refused> {
-        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(too_often) = rates.attach(now, &self.rules().quota) {
+        let attached = self.rates().attach(now, &self.rules().quota);
+        if let Err(too_often) = attached {
             self.counters.add(Counted::AttachRefused);
             let text = too_often.describe("attach", "attaches");
             return Err(Refused { kind: RefusalKind::Attachments, text });
@@ -318,6 +334,18 @@ impl Tenant {
     }
 }
 
+/// Runs a part of a session, whose processor time counts as the tenant's.
+pub(super) async fn metered<T>(tenant: Arc<Tenant>, part: impl Future<Output = T>) -> T {
+    let mut part = std::pin::pin!(part);
+    std::future::poll_fn(|context| {
+        let begun = thread_time();
+        let polled = part.as_mut().poll(context);
+        tenant.spend(thread_time().saturating_sub(begun));
+        polled
+    })
+    .await
+}
+
 /// A tenant's limits, for those beside sessions that do something for it. Clones are of the same tenant.
 #[derive(Clone, Debug)]
 pub struct TenantLimits(pub(super) Arc<Tenant>);
@@ -378,9 +406,10 @@ impl TenantLimits {
         self.0.log(line);
     }
 
-    /// What the tenant's processes have of tensor memory now, in bytes.
-    pub(crate) fn tensor_bytes(&self) -> u64 {
-        self.0.usage().arena_bytes
+    /// What the tenant's processes have now: tensor memory, in bytes, and entries of rings.
+    pub(crate) fn held_by_processes(&self) -> (u64, u64) {
+        let held = self.0.usage();
+        (held.arena_bytes, held.operations.into())
     }
 
     /// What another process of the agent's took for links.
@@ -512,6 +541,19 @@ mod tests {
         let later = now + Duration::from_millis(500);
         let admitted = (0..1000).filter(|_| tenant.connection(later).is_ok()).count();
         assert_eq!(admitted, 50);
+    }
+
+    #[test]
+    fn processor_time_is_that_of_the_sessions_own_tenant() {
+        let (counters, quota) = (Counters::default(), Quota { session_percent: 1, ..Quota::default() });
+        let [spins, other] = [(); 2].map(|()| TenantLimits::of(quota, &counters).0);
+        let session = async {
+            let begun = thread_time();
+            while thread_time() - begun < Duration::from_millis(50) {}
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(metered(Arc::clone(&spins), session));
+        assert!(spins.rests_until().is_some() && other.rests_until().is_none());
     }
 
     #[test]

@@ -496,6 +496,7 @@ mod tests {
             "engine_commands_total{what=\"late\"} 3",
             "engine_commands_total{what=\"lost\"} 0",
             "quota_refusals_total{quota=\"joins\"} 0",
+            "session_pauses_total 0",
             "log_lines_left_out_total 1",
             "telemetry_active 1",
             "certificate_expiry_timestamp_seconds 5",

@@ -6,7 +6,7 @@ use harmonaize_abi::session::{
     decode_first, encode, encode_first,
 };
 use harmonaize_abi::{ABI_VERSION, Rank};
-use harmonaize_agent::counters::Counters;
+use harmonaize_agent::counters::{Counted, Counters};
 use harmonaize_agent::session::{BindError, SessionServer, TenantRules};
 use harmonaize_client::{
     AttachOptions, Client, Constraints, Dtype, Error, EventCursor, Hints, Knobs, ReduceOp,
@@ -190,6 +190,29 @@ fn who_asks_and_never_reads_is_held_up_alone() {
     drop(stream);
     stub.knobs.expect("detached 2");
     works(&client);
+}
+
+/// Requests without end use up the processor time of the tenant's sessions, which then rest. Other tenants are served.
+#[test]
+fn a_session_that_spins_costs_its_own_tenant_turns() {
+    let stub = Stub::start();
+    let mut spins = crate::stub::rules(stub.path.clone());
+    spins.quota.session_percent = 1;
+    let place = stub.path.with_file_name("other.sock");
+    let mut other = crate::stub::rules(place.clone());
+    (other.tenant, other.secret) = ("other".into(), None);
+    stub.apply(vec![spins, other]).unwrap();
+    let client = Client::attach(&place, stub.options(Access::Mapped)).unwrap();
+    let (mut stream, _descriptors) = attach(&stub, Access::Mapped);
+    let request = encode(&Request::Detail { id: 1, communicator: 2 }).unwrap();
+    while stub.counters.get(Counted::SessionPaused) == 0 {
+        stream.write_all(&request).unwrap();
+        next_answer(&stream);
+    }
+    works(&client);
+    // A request of the one that rests is answered in its time.
+    stream.write_all(&request).unwrap();
+    next_answer(&stream);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::output::{Fact, SessionId};
-use crate::state::world::agents::OpenJoin;
+use crate::state::world::agents::{HeldByProcesses, OpenJoin};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use std::time::Duration;
@@ -19,10 +19,11 @@ impl Controller {
             return Err("a join with the number of an open one");
         }
         // Of tenants without such a limit nothing is noted: their names are as many as a session likes.
-        if self.settings.terms(&join.tenant).arena.is_some()
+        if self.settings.terms(&join.tenant).bound_processes()
             && let Some(session) = self.sessions.get_mut(&from)
         {
-            session.tensors.insert(join.tenant.clone(), join.tensor_bytes);
+            let held = HeldByProcesses { tensors: join.tensor_bytes, operations: join.ring_entries };
+            session.processes.insert(join.tenant.clone(), held);
         }
         let ctx = &ctx!(self, now);
         if let Err(failure) = self.join_rates.take(ctx, &join.tenant) {

@@ -59,8 +59,8 @@ impl Controller {
         }
         let build = hello.build.chars().take(BUILD_BYTES).collect();
         let abilities = Abilities::new(hello.capabilities.as_ref());
-        let (joins, tenants, tensors) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let session = Session { host, listen, build, since: now, abilities, tenants, tensors, joins };
+        let (joins, tenants, processes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let session = Session { host, listen, build, since: now, abilities, tenants, processes, joins };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
         self.telemetry.forget(&ctx!(self, now), &mut self.outbox, host);

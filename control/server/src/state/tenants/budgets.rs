@@ -2,6 +2,7 @@
 
 use crate::state::ctx::Ctx;
 use crate::state::settings::Terms;
+use crate::state::world::agents::HeldByProcesses;
 use harmonaize_disclose::JoinFailure;
 use harmonaize_units::{Gcra, Quota};
 use std::collections::BTreeMap;
@@ -11,8 +12,8 @@ use std::collections::BTreeMap;
 pub(crate) struct InSum {
     pub communicators: usize,
     pub ranks: u64,
-    /// Bytes of tensor memory, as agents of hosts with ranks of the tenant said at the last join there.
-    pub tensors: u64,
+    /// What its processes have on hosts with ranks of it.
+    pub processes: HeldByProcesses,
 }
 
 impl InSum {
@@ -20,6 +21,15 @@ impl InSum {
     pub(crate) fn add(&mut self, ranks: u64) {
         self.communicators += 1;
         self.ranks = self.ranks.saturating_add(ranks);
+    }
+
+    /// Adds what processes have on one more host.
+    pub(crate) fn add_processes(&mut self, held: HeldByProcesses) {
+        let HeldByProcesses { tensors, operations } = self.processes;
+        self.processes = HeldByProcesses {
+            tensors: tensors.saturating_add(held.tensors),
+            operations: operations.saturating_add(held.operations),
+        };
     }
 
     /// Whether the tenant may have so many communicators more, of so many ranks together.
@@ -35,9 +45,13 @@ impl InSum {
         if let Some(max) = terms.ranks.filter(|max| used.saturating_add(ranks) > u64::from(*max)) {
             return Err(JoinFailure::TooManyRanksInSum { ranks, used, max });
         }
-        let used = self.tensors;
-        match terms.arena.filter(|max| used > *max) {
-            Some(max) => Err(JoinFailure::TooMuchMemoryInSum { used, max }),
+        let used = self.processes.tensors;
+        if let Some(max) = terms.arena.filter(|max| used > *max) {
+            return Err(JoinFailure::TooMuchMemoryInSum { used, max });
+        }
+        let used = self.processes.operations;
+        match terms.operations.filter(|max| used > u64::from(*max)) {
+            Some(max) => Err(JoinFailure::TooManyOperationsInSum { used, max }),
             None => Ok(()),
         }
     }

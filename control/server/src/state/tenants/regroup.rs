@@ -207,22 +207,21 @@ impl Regroups {
     /// runs, newcomers alone are counted.
     pub(crate) fn in_sum(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str, from: SessionId) -> InSum {
         let (terms, mut sum) = (ctx.settings.terms(tenant), InSum::default());
-        if (terms.communicators, terms.ranks, terms.arena) == (None, None, None) {
+        if (terms.communicators, terms.ranks) == (None, None) && !terms.bound_processes() {
             return sum;
         }
         let live = || ctx.communicators.values().filter(|known| known.tenant == tenant);
         live().for_each(|known| sum.add(known.ranks.into()));
         let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
         waiting.for_each(|(_, waiting)| sum.add(waiting.ranks.into()));
-        if terms.arena.is_some() {
+        if terms.bound_processes() {
             let members = live().flat_map(|known| known.members.iter().filter_map(|member| member.session));
             let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
             let waiting =
                 waiting.flat_map(|(_, waiting)| waiting.joined.values().map(|(session, _)| *session));
             let sessions: BTreeSet<SessionId> = members.chain(waiting).chain([from]).collect();
-            let tensors =
-                sessions.iter().filter_map(|session| ctx.sessions.get(session)?.tensors.get(tenant));
-            sum.tensors = tensors.fold(0, |all, bytes| all.saturating_add(*bytes));
+            let held = sessions.iter().filter_map(|session| ctx.sessions.get(session)?.processes.get(tenant));
+            held.for_each(|held| sum.add_processes(*held));
         }
         for ((_, name), set) in self.sets.iter().filter(|((of, _), _)| of == tenant) {
             if live().any(|known| known.name == *name) {

@@ -16,6 +16,15 @@ const MISSING_CHARS: usize = 200;
 /// Most congestion controls of an agent that are kept.
 const MOST_CONTROLS: usize = 32;
 
+/// What a tenant's processes have, as an agent said at the last join there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeldByProcesses {
+    /// Bytes of tensor memory.
+    pub tensors: u64,
+    /// Entries of rings.
+    pub operations: u64,
+}
+
 /// A session that said Hello and was welcomed.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -26,8 +35,8 @@ pub(crate) struct Session {
     pub abilities: Abilities,
     /// Tenants there: where their processes attach, or why they cannot.
     pub tenants: BTreeMap<String, (String, String)>,
-    /// By tenant: what its processes there had of tensor memory at the last join, in bytes.
-    pub tensors: BTreeMap<String, u64>,
+    /// By tenant, of those with a limit on it.
+    pub processes: BTreeMap<String, HeldByProcesses>,
     /// Open joins by the agent's number.
     pub joins: BTreeMap<u64, OpenJoin>,
 }
