@@ -12,6 +12,7 @@ use crate::state::job::datagrams;
 use crate::state::job::decisions::Trigger;
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::output::{Fact, SessionId};
+use crate::state::world::agents::own_address;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_aggregator::packet::MAX_PAYLOAD;
 use harmonaize_api::PROTOCOL_VERSION;
@@ -132,11 +133,13 @@ impl Aggregators {
             effects.refuse(from, RefusedKind::UnknownHost, text);
             return None;
         };
-        let address = hello.listen.parse::<SocketAddr>().ok();
-        let Some(address) = address.filter(|at| at.port() != 0 && !at.ip().is_unspecified()) else {
-            let text = "`listen` must be an address that workers can send to, \"ip:port\"";
-            effects.refuse(from, RefusedKind::Protocol, text.to_owned());
-            return None;
+        let known = ctx.settings.topology.aggregators().get(id.0);
+        let address = match own_address(&hello.listen, known.map_or(&[][..], |known| &known.addresses)) {
+            Ok(address) => address,
+            Err(text) => {
+                effects.refuse(from, RefusedKind::Protocol, text.to_owned());
+                return None;
+            }
         };
         if self.there.contains_key(&id) {
             let text =
