@@ -12,6 +12,7 @@ use crate::state::job::datagrams;
 use crate::state::job::decisions::Trigger;
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::output::{Fact, SessionId};
+use crate::state::timed::{Due, Timed};
 use crate::state::world::agents::own_address;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_aggregator::packet::MAX_PAYLOAD;
@@ -78,12 +79,18 @@ impl SentGrant {
     }
 }
 
+impl Due for Granted {
+    fn next_timeout(&self) -> Option<Duration> {
+        self.until.into_iter().chain(self.unclaimed).min()
+    }
+}
+
 /// All aggregators and their grants.
 #[derive(Debug, Default)]
 pub(crate) struct Aggregators {
     there: BTreeMap<AggregatorId, There>,
     sessions: BTreeMap<SessionId, AggregatorId>,
-    grants: BTreeMap<u64, Granted>,
+    grants: Timed<u64, Granted>,
 }
 
 /// That an aggregator does not serve what it was granted.
@@ -323,16 +330,12 @@ impl Aggregators {
 
     /// Returns when the next grant is to be withdrawn.
     pub(crate) fn next_timeout(&self) -> Option<Duration> {
-        let grants = self.grants.values();
-        grants.flat_map(|granted| granted.until.into_iter().chain(granted.unclaimed)).min()
+        self.grants.next_timeout()
     }
 
     /// Withdraws the grants that are due. Returns whether there were any.
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) -> bool {
-        let past = |at: Option<Duration>| at.is_some_and(|at| at <= ctx.now);
-        let due = |granted: &Granted| past(granted.until) || past(granted.unclaimed);
-        let grants = self.grants.iter();
-        let over: Vec<u64> = grants.filter(|(_, granted)| due(granted)).map(|(number, _)| *number).collect();
+        let over = self.grants.due(ctx.now);
         let some = !over.is_empty();
         over.into_iter().for_each(|number| self.revoke(effects, number, None));
         some
