@@ -17,6 +17,7 @@ mod tenants;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod time;
+mod timed;
 mod view;
 mod world;
 

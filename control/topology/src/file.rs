@@ -26,6 +26,8 @@ struct File {
 struct FileHost {
     name: Spanned<String>,
     rack: Option<String>,
+    #[serde(default)]
+    addresses: Vec<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -58,6 +60,8 @@ struct FileAggregator {
     rate: Spanned<Rate>,
     #[serde(default)]
     delay: Nanos,
+    #[serde(default)]
+    addresses: Vec<Spanned<String>>,
 }
 
 /// What is known while a file is read.
@@ -87,8 +91,20 @@ impl Reader<'_> {
         Ok(text)
     }
 
+    /// The addresses of a host or an aggregator; both may be on one machine.
+    fn addresses(&self, texts: &[Spanned<String>]) -> Result<Vec<IpAddr>, TopologyError> {
+        texts.iter().map(|text| self.address(text)).collect()
+    }
+
+    fn address(&self, text: &Spanned<String>) -> Result<IpAddr, TopologyError> {
+        let address: Option<IpAddr> = text.get_ref().parse().ok();
+        address.filter(|address| !address.is_unspecified() && !address.is_multicast()).ok_or_else(|| {
+            TopologyError::BadAddress { at: self.at(text), text: text.get_ref().chars().take(80).collect() }
+        })
+    }
+
     /// The addresses of a switch, which no other has.
-    fn addresses(
+    fn switch_addresses(
         &mut self,
         switch: &FileSwitch,
         id: SwitchId,
@@ -96,19 +112,10 @@ impl Reader<'_> {
     ) -> Result<Vec<IpAddr>, TopologyError> {
         let mut addresses = Vec::with_capacity(switch.addresses.len());
         for text in &switch.addresses {
-            let at = self.at(text);
-            let address: Option<IpAddr> = text.get_ref().parse().ok();
-            let Some(address) =
-                address.filter(|address| !address.is_unspecified() && !address.is_multicast())
-            else {
-                return Err(TopologyError::BadAddress {
-                    at,
-                    text: text.get_ref().chars().take(80).collect(),
-                });
-            };
+            let address = self.address(text)?;
             if let Some(other) = self.addresses.insert(address, id) {
                 let other = before.get(other.0).map_or(switch.name.get_ref(), |other| &other.name).clone();
-                return Err(TopologyError::DuplicateAddress { at, address, other });
+                return Err(TopologyError::DuplicateAddress { at: self.at(text), address, other });
             }
             addresses.push(address);
         }
@@ -137,7 +144,8 @@ impl Reader<'_> {
             return Err(TopologyError::ZeroRate { at: self.at(&aggregator.rate) });
         }
         let name = self.name(&aggregator.name, Node::Switch(switch))?;
-        Ok(Aggregator { name, switch, rate: *aggregator.rate.get_ref(), delay: aggregator.delay })
+        let addresses = self.addresses(&aggregator.addresses)?;
+        Ok(Aggregator { name, switch, rate: *aggregator.rate.get_ref(), delay: aggregator.delay, addresses })
     }
 
     fn link(
@@ -186,12 +194,12 @@ impl Topology {
         let mut hosts = Vec::with_capacity(file.host.len());
         for (index, host) in file.host.iter().enumerate() {
             let name = reader.name(&host.name, Node::Host(HostId(index)))?;
-            hosts.push(Host { name, rack: host.rack.clone() });
+            hosts.push(Host { name, rack: host.rack.clone(), addresses: reader.addresses(&host.addresses)? });
         }
         let mut switches = Vec::with_capacity(file.switch.len());
         for (index, switch) in file.switch.iter().enumerate() {
             let name = reader.name(&switch.name, Node::Switch(SwitchId(index)))?;
-            let addresses = reader.addresses(switch, SwitchId(index), &switches)?;
+            let addresses = reader.switch_addresses(switch, SwitchId(index), &switches)?;
             switches.push(Switch { name, kind: switch.kind, addresses });
         }
         let aggregators: Result<Vec<_>, _> =

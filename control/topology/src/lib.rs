@@ -50,6 +50,8 @@ pub struct Host {
     pub name: String,
     /// Its rack, where the provider says so; breaks ties between orders.
     pub rack: Option<String>,
+    /// The addresses at which its agent may listen; any where there are none.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// What a switch is for; routing does not depend on it.
@@ -87,6 +89,8 @@ pub struct Aggregator {
     pub rate: Rate,
     /// One way.
     pub delay: Nanos,
+    /// The addresses at which it may listen; any where there are none.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// A full-duplex link.
@@ -188,8 +192,8 @@ pub enum TopologyError {
         /// Line of the first.
         first: usize,
     },
-    /// An address that cannot be a switch's.
-    #[error("{at}: `{text}` is not an address of a switch; write one such as \"10.64.0.3\" or \"fd00::3\"")]
+    /// An address that no machine or switch can have.
+    #[error("{at}: `{text}` is not a usable address; write one such as \"10.64.0.3\" or \"fd00::3\"")]
     BadAddress {
         /// Where.
         at: Position,

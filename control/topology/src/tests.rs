@@ -35,7 +35,10 @@ delay = "1ms"
 #[test]
 fn reads_a_good_file() {
     let topology = Topology::parse(GOOD).unwrap();
-    assert_eq!(topology.hosts()[0], Host { name: "h0".to_owned(), rack: Some("r0".to_owned()) });
+    assert_eq!(
+        topology.hosts()[0],
+        Host { name: "h0".to_owned(), rack: Some("r0".to_owned()), addresses: Vec::new() }
+    );
     assert_eq!(topology.switches()[1].kind, SwitchKind::Spine);
     assert_eq!(topology.host("h1"), Some(HostId(1)));
     assert_eq!(topology.host("leaf"), None);
@@ -61,7 +64,7 @@ fn errors_have_positions() {
     let cases = [
         (
             change("name = \"h1\"", "nmae = \"h1\""),
-            "line 6, column 1: unknown field `nmae`, expected `name` or `rack`",
+            "line 6, column 1: unknown field `nmae`, expected one of `name`, `rack`, `addresses`",
         ),
         (change("[[switch]]", "[[swich]]"), "line 8, column 3: unknown field `swich`"),
         (change("name = \"h1\"", "name = \"h0\""), "line 6, column 8: `h0` is there already, from line 3"),
@@ -117,6 +120,24 @@ fn aggregators_attach_to_switches_only() {
     ] {
         let error = Topology::parse(&text).unwrap_err().to_string();
         assert!(error.contains(expected), "expected {expected}\ngot      {error}");
+    }
+}
+
+#[test]
+fn hosts_and_aggregators_have_addresses() {
+    let text = |address: &str| {
+        format!(
+            "host = [{{ name = \"a\", addresses = [\"10.0.0.1\", \"{address}\"] }}]\nswitch = [{{ name = \"s\" }}]\n\
+             aggregator = [{{ name = \"g\", switch = \"s\", rate = \"1Gbit/s\", addresses = [\"10.0.0.1\"] }}]\n"
+        )
+    };
+    let topology = Topology::parse(&text("fd00::1")).unwrap();
+    let addresses = ["10.0.0.1", "fd00::1"].map(|address| address.parse::<IpAddr>().unwrap());
+    assert_eq!(topology.hosts()[0].addresses, addresses);
+    assert_eq!(topology.aggregators()[0].addresses, addresses[..1]);
+    for address in ["here", "0.0.0.0", "224.0.0.1", "10.0.0.0/24"] {
+        let error = Topology::parse(&text(address)).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{address}` is not a usable address")), "{error}");
     }
 }
 

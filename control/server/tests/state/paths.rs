@@ -18,7 +18,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
     let abilities = v1::Capabilities {
         trace: true,
         probe: true,
-        probe_address: format!("10.0.0.{host}:5000"),
+        probe_address: format!("10.0.0.{}:5000", host + 1),
         probe_key: vec![host as u8; 32],
         rate_limit: true,
         congestion_reports: true,

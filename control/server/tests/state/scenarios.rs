@@ -1,6 +1,7 @@
 //! What control does in each case that an operator or a tenant may meet.
 
-use super::world::{SECOND, World, hello, join_of, settings};
+use super::aggregation::aggregator;
+use super::world::{SECOND, World, hello, join_of, settings, settings_of};
 use harmonaize_abi::Epoch;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
@@ -41,6 +42,32 @@ fn sessions_that_are_refused() {
     }
     world.gone(first);
     world.agent(0);
+}
+
+#[test]
+fn who_listens_elsewhere_than_the_topology_says_is_refused() {
+    let topology = "host = [{ name = \"h0\", addresses = [\"10.0.0.7\"] }, { name = \"h1\" }]\n\
+        switch = [{ name = \"s\" }]\n\
+        link = [{ from = \"h0\", to = \"s\", rate = \"1Gbit/s\" }, { from = \"h1\", to = \"s\", rate = \"1Gbit/s\" }]\n\
+        aggregator = [{ name = \"agg0\", switch = \"s\", rate = \"1Gbit/s\", addresses = [\"10.0.0.9\"] }]\n";
+    let mut world = World::new(settings_of(topology), 7);
+    let cases = [
+        (hello(0, vec![]), "10.0.0.8:4000", false),
+        (hello(0, vec![]), "[::ffff:10.0.0.7]:4000", true),
+        (hello(1, vec![]), "224.0.0.1:4000", false),
+        (hello(1, vec![]), "255.255.255.255:4000", false),
+        (hello(1, vec![]), "[ff02::1]:4000", false),
+        (hello(1, vec![]), "10.9.9.9:4000", true),
+        (aggregator(&[]), "10.0.0.8:7400", false),
+        (aggregator(&[]), "10.0.0.9:7400", true),
+    ];
+    for (hello, listen, welcome) in cases {
+        let session = world.hello(v1::Hello { listen: listen.to_owned(), ..hello });
+        match welcome {
+            true => drop(only!(world.received(session), Welcome)),
+            false => assert_eq!(refused(&mut world, session), RefusedKind::Protocol, "{listen}"),
+        }
+    }
 }
 
 #[test]

@@ -42,7 +42,13 @@ pub(crate) fn control_at(rate: &str) -> (SocketAddr, oneshot::Sender<()>) {
 
 /// On a fabric of this topology.
 pub(crate) fn control_of(topology: String) -> (SocketAddr, oneshot::Sender<()>) {
-    let mut config = settings::config(&topology, LIMIT);
+    control_with(&topology, LIMIT)
+}
+
+/// The same where a silent session lives so long.
+pub(crate) fn control_with(topology: &str, session_timeout: Duration) -> (SocketAddr, oneshot::Sender<()>) {
+    let mut config = settings::config(topology, LIMIT);
+    config.session_timeout = session_timeout;
     config.settings.paths = 2;
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {

@@ -134,6 +134,7 @@ impl Controller {
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             match before {
                 Some(before) => {
+                    self.regroups.past.next_formed(before, id);
                     self.take_over_agreement(now, before, id);
                     self.regroups.past.succeeded(before, &(tenant.clone(), name.clone()));
                 }

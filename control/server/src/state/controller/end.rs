@@ -94,6 +94,9 @@ impl Controller {
         self.hints.end(id);
         self.splits.over(&mut self.outbox, id);
         let mut communicator = self.communicators.remove(&id)?;
+        if let Some(before) = communicator.succeeds {
+            self.regroups.past.next_formed(before, id);
+        }
         for config in communicator.lifecycle.configs_mut() {
             self.aggregators.end(now, &config.aggregation);
             self.link_state.ports.release(&mut config.ports);

@@ -29,6 +29,9 @@ impl Controller {
                 ranks: known.ranks,
                 hosts: hosts.iter().map(|host| self.settings.host_name(*host)).collect(),
             });
+            if let Some(before) = known.succeeds {
+                self.regroups.past.next_forms(before, id);
+            }
             formed.push((id, known));
             planned.push((id, hosts));
         }

@@ -4,12 +4,11 @@ use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::output::{Fact, SessionId};
-use crate::state::world::agents::{Abilities, Session};
+use crate::state::world::agents::{Abilities, Session, own_address};
 use crate::state::world::link_state::congestion_reports::MOST_A_SECOND;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, to_agent};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Longest build text that is kept.
@@ -43,11 +42,13 @@ impl Controller {
             self.outbox.refuse(from, RefusedKind::UnknownHost, format!("the topology has no host `{name}`"));
             return Ok(());
         };
-        let listen = hello.listen.parse::<SocketAddr>().ok();
-        let Some(listen) = listen.filter(|listen| listen.port() != 0 && !listen.ip().is_unspecified()) else {
-            let text = "`listen` must be an address that other agents can connect to, \"ip:port\"";
-            self.outbox.refuse(from, RefusedKind::Protocol, text.to_owned());
-            return Ok(());
+        let addresses = self.settings.topology.hosts().get(host.0).map_or(&[][..], |host| &host.addresses);
+        let listen = match own_address(&hello.listen, addresses) {
+            Ok(listen) => listen,
+            Err(text) => {
+                self.outbox.refuse(from, RefusedKind::Protocol, text.to_owned());
+                return Ok(());
+            }
         };
         if self.hosts.contains_key(&host) {
             let text = format!(
@@ -58,7 +59,7 @@ impl Controller {
             return Ok(());
         }
         let build = hello.build.chars().take(BUILD_BYTES).collect();
-        let abilities = Abilities::new(hello.capabilities.as_ref());
+        let abilities = Abilities::new(hello.capabilities.as_ref(), listen.ip());
         let (joins, tenants, processes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let session = Session { host, listen, build, since: now, abilities, tenants, processes, joins };
         self.sessions.insert(from, session);

@@ -20,7 +20,7 @@ impl Controller {
             self.plan_request.next_timeout().filter(|_| self.settings.replan),
             self.aggregators.next_timeout(),
             self.events.next_timeout(&ctx),
-            self.regroups.next_timeout(&ctx),
+            self.regroups.next_timeout(),
             self.agreements.next_timeout(&self.settings),
             self.turns.deadline(),
         ];

@@ -15,6 +15,7 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::limits::TenantLimits;
+use crate::state::timed::{Due, Timed};
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason, Refusal};
 use harmonaize_abi::{Collective, CommunicatorId, Pattern};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
@@ -42,7 +43,7 @@ const MOST_GATHERED: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Agreements {
     /// By communicator.
-    promises: BTreeMap<CommunicatorId, PromiseRecord>,
+    promises: Timed<CommunicatorId, PromiseRecord>,
     /// Those that are being stored.
     pending: BTreeMap<CommunicatorId, Pending>,
     proposed: TenantLimits,
@@ -73,6 +74,12 @@ struct PromiseRecord {
     rate: Rate,
     watch: Watch,
     gathered: BTreeMap<u64, Gathered>,
+}
+
+impl Due for PromiseRecord {
+    fn next_timeout(&self) -> Option<Duration> {
+        self.watch.next_due()
+    }
 }
 
 /// An agreement that is not in effect yet.
@@ -555,14 +562,12 @@ impl Agreements {
     /// Returns when [`Agreements::expire`] has something to do.
     pub(crate) fn next_timeout(&self, settings: &Settings) -> Option<Duration> {
         let stored = (!self.stored.is_empty()).then_some(settings.lease);
-        self.promises.values().filter_map(|kept| kept.watch.next_due()).chain(stored).min()
+        self.promises.next_timeout().into_iter().chain(stored).min()
     }
 
     /// Judges what has become old, and forgets what was promised to those that did not come back.
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
-        let due = |kept: &PromiseRecord| kept.watch.next_due().is_some_and(|at| at <= ctx.now);
-        let due = self.promises.iter().filter(|(_, kept)| due(kept)).map(|(id, _)| *id);
-        for id in due.collect::<Vec<_>>() {
+        for id in self.promises.due(ctx.now) {
             self.judge(ctx, effects, id);
         }
         if ctx.now >= ctx.settings.lease && !self.stored.is_empty() {

@@ -9,6 +9,7 @@ use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::batch::choose_batch;
 use crate::state::tenants::readers::{Reader, Readers};
 use crate::state::tenants::slowdown::{Latest, QUIET, Slowdown};
+use crate::state::timed::{Due, Timed};
 use crate::state::world::withdrawals::NOTICE;
 use harmonaize_abi::session::{
     BatchChoice, BatchKnobs, Choice, ChoiceReason, Event, EventBatch, EventCursor, EventKind, Knobs, Refusal,
@@ -29,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Events {
     random: ChaCha20Rng,
-    feeds: BTreeMap<String, Feed>,
+    feeds: Timed<String, Feed>,
     readers: Readers,
     /// By communicator: the least slowdown that it has been planned for, which is what it can expect.
     best: BTreeMap<CommunicatorId, f64>,
@@ -52,6 +53,12 @@ pub(crate) struct Events {
 /// A tenant's communicators, each with its share in quarters and what it is promised.
 type Own = BTreeMap<CommunicatorId, (u32, Rate)>;
 
+impl Due for Feed {
+    fn next_timeout(&self) -> Option<Duration> {
+        self.next_due()
+    }
+}
+
 impl Reader {
     /// What it is answered, unless it is to wait on.
     fn answer(&self, feeds: &BTreeMap<String, Feed>, now: Duration, request: u64) -> Option<v1::EventsRead> {
@@ -69,7 +76,7 @@ impl Events {
     pub(crate) fn new(random: ChaCha20Rng) -> Self {
         Self {
             random,
-            feeds: BTreeMap::new(),
+            feeds: Timed::default(),
             readers: Readers::default(),
             best: BTreeMap::new(),
             own: BTreeMap::new(),
@@ -310,20 +317,24 @@ impl Events {
     /// Returns when [`Events::expire`] has something to do.
     pub(crate) fn next_timeout(&self, ctx: &Ctx<'_>) -> Option<Duration> {
         let began = clock(ctx, Duration::ZERO);
-        let due = self.feeds.values().filter_map(Feed::next_due).map(|at| at.saturating_sub(began));
-        due.chain(self.readers.next_timeout()).min()
+        let due = self.feeds.next_timeout().map(|at| at.saturating_sub(began));
+        due.into_iter().chain(self.readers.next_timeout()).min()
     }
 
     /// Makes the events that are due, and answers who waits for them, or has waited long enough.
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
         let clock = clock(ctx, ctx.now);
-        self.feeds.values_mut().for_each(|feed| feed.poll(clock));
-        self.answer_readers(ctx, effects);
+        let due = self.feeds.due(clock);
+        for tenant in &due {
+            self.feeds.get_mut(tenant).into_iter().for_each(|feed| feed.poll(clock));
+        }
+        // Without new events there is nothing for those that may wait on.
+        self.answer_readers(ctx, effects, Some(ctx.now).filter(|_| due.is_empty()));
     }
 
-    fn answer_readers(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+    fn answer_readers(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, late: Option<Duration>) {
         let Events { feeds, readers, .. } = self;
-        let answers = readers.answer(|request, reader| reader.answer(feeds, ctx.now, request));
+        let answers = readers.answer(late, |request, reader| reader.answer(feeds, ctx.now, request));
         for (session, answer) in answers {
             send(effects, session, answer);
         }
@@ -332,8 +343,8 @@ impl Events {
     /// A tenant is no more.
     pub(crate) fn forget_tenant(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, tenant: &str) {
         self.latest.remove(tenant);
-        self.feeds.remove(tenant);
-        self.answer_readers(ctx, effects);
+        self.feeds.remove(&tenant.to_owned());
+        self.answer_readers(ctx, effects, None);
     }
 
     /// A session is over.

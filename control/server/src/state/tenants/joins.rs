@@ -5,6 +5,7 @@ use crate::state::effects::Effects;
 use crate::state::job::codec::budget;
 use crate::state::job::group::Group;
 use crate::state::output::SessionId;
+use crate::state::timed::{Due, Timed};
 use crate::state::world::agents::OpenJoin;
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, JoinRefusedKind};
@@ -23,16 +24,22 @@ pub(crate) struct Waiting {
     pub joined: BTreeMap<u32, (SessionId, u64)>,
     /// Of the first to join; all others have the same.
     pub budget: Budget,
-    /// By rank: until when it waits, where that is less long than control does.
-    pub patience: BTreeMap<u32, Duration>,
+    /// Until when which rank waits, where that is less long than control does; the first is the next to give up.
+    pub patience: BTreeSet<(Duration, u32)>,
     /// Ranks that were here, and waited for the others in vain.
     pub gave_up: BTreeSet<u32>,
+}
+
+impl Due for Waiting {
+    fn next_timeout(&self) -> Option<Duration> {
+        Some(self.next_deadline())
+    }
 }
 
 impl Waiting {
     /// When the next of its ranks gives up.
     pub(crate) fn next_deadline(&self) -> Duration {
-        self.patience.values().copied().fold(self.deadline, Duration::min)
+        self.patience.first().map_or(self.deadline, |(until, _)| self.deadline.min(*until))
     }
 
     /// That not all have joined in time. Ranks that gave up are named only where nobody else was missing:
@@ -48,7 +55,7 @@ impl Waiting {
 /// Joins that wait for others.
 #[derive(Debug, Default)]
 pub(crate) struct Joins {
-    waiting: BTreeMap<(String, String), Waiting>,
+    waiting: Timed<(String, String), Waiting>,
 }
 
 impl Joins {
@@ -59,7 +66,7 @@ impl Joins {
 
     /// Returns when the next rank gives up.
     pub(crate) fn next_timeout(&self) -> Option<Duration> {
-        self.waiting.values().map(Waiting::next_deadline).min()
+        self.waiting.next_timeout()
     }
 
     /// Takes a join in, or refuses it. Returns the ranks that are complete with it. `room` says whether its
@@ -93,14 +100,14 @@ impl Joins {
             deadline,
             joined: BTreeMap::new(),
             budget,
-            patience: BTreeMap::new(),
+            patience: BTreeSet::new(),
             gave_up: BTreeSet::new(),
         });
         waiting.joined.insert(join.rank, (from, join.request));
         waiting.gave_up.remove(&join.rank);
         let until = ctx.now.saturating_add(Duration::from_nanos(join.timeout_ns));
         if join.timeout_ns > 0 && until < waiting.deadline {
-            waiting.patience.insert(join.rank, until);
+            waiting.patience.insert((until, join.rank));
         }
         let complete = waiting.joined.len() == waiting.ranks as usize;
         effects.joins_open.push((from, join.request, OpenJoin::Rank(key.clone(), join.rank)));
@@ -159,7 +166,7 @@ impl Joins {
     pub(crate) fn withdraw(&mut self, key: &(String, String), rank: u32) {
         let Some(waiting) = self.waiting.get_mut(key) else { return };
         waiting.joined.remove(&rank);
-        waiting.patience.remove(&rank);
+        waiting.patience.retain(|(_, of)| *of != rank);
         if waiting.joined.is_empty() {
             self.waiting.remove(key);
         }
@@ -168,8 +175,7 @@ impl Joins {
     /// Refuses ranks whose time is over.
     pub(crate) fn expire(&mut self, now: Duration, effects: &mut Effects) {
         self.expire_impatient(now, effects);
-        let late = self.waiting.iter().filter(|(_, waiting)| waiting.deadline <= now);
-        for key in late.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+        for key in self.waiting.due(now) {
             let Some(waiting) = self.waiting.remove(&key) else { continue };
             let failure = waiting.timeout();
             for (session, request) in waiting.joined.into_values() {
@@ -180,11 +186,14 @@ impl Joins {
 
     /// Refuses ranks that wait less long than control does; the others go on waiting.
     fn expire_impatient(&mut self, now: Duration, effects: &mut Effects) {
-        let late = self.waiting.iter().flat_map(|(key, waiting)| {
-            let late = waiting.patience.iter().filter(|(_, until)| **until <= now);
-            late.map(|(rank, _)| (key.clone(), *rank, waiting.timeout()))
-        });
-        for (key, rank, failure) in late.collect::<Vec<_>>() {
+        let mut late = Vec::new();
+        for key in self.waiting.due(now) {
+            let Some(waiting) = self.waiting.get(&key) else { continue };
+            let ranks = waiting.patience.iter().take_while(|(until, _)| *until <= now);
+            let ranks: BTreeSet<u32> = ranks.map(|(_, rank)| *rank).collect();
+            late.extend(ranks.into_iter().map(|rank| (key.clone(), rank, waiting.timeout())));
+        }
+        for (key, rank, failure) in late {
             let waiting = self.waiting.get_mut(&key);
             let joined = waiting.and_then(|waiting| {
                 waiting.gave_up.insert(rank);

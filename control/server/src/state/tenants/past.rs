@@ -90,6 +90,8 @@ pub(crate) type Key = (String, String);
 #[derive(Debug, Default)]
 pub(crate) struct Pasts {
     past: BTreeMap<CommunicatorId, Past>,
+    /// Communicators from which others go on that form, and those.
+    forming: BTreeSet<(CommunicatorId, CommunicatorId)>,
     /// Those of which something else may have to be stored than is, and those of which something is.
     unsaved: BTreeSet<CommunicatorId>,
     stored: BTreeSet<CommunicatorId>,
@@ -107,6 +109,16 @@ impl Pasts {
     /// Returns the latest under a name.
     pub(crate) fn latest(&self, key: &Key) -> Option<CommunicatorId> {
         self.past.iter().filter(|(_, past)| past.key == *key).map(|(id, _)| *id).max()
+    }
+
+    /// A communicator that goes on from `before` begins to form.
+    pub(crate) fn next_forms(&mut self, before: CommunicatorId, next: CommunicatorId) {
+        self.forming.insert((before, next));
+    }
+
+    /// It forms no longer: it is in use, or it is over.
+    pub(crate) fn next_formed(&mut self, before: CommunicatorId, next: CommunicatorId) {
+        self.forming.remove(&(before, next));
     }
 
     /// Whether nothing is known of communicators that ended.
@@ -370,30 +382,19 @@ impl Pasts {
     }
 
     /// Communicators that are kept for their members, of which none is about to go on, and until when.
-    pub(crate) fn retained(
-        &self,
-        communicators: &BTreeMap<CommunicatorId, Communicator>,
-    ) -> Vec<(CommunicatorId, Duration)> {
+    pub(crate) fn retained(&self) -> Vec<(CommunicatorId, Duration)> {
         let kept = self.past.iter().filter_map(|(id, past)| match past.going {
             Going::Until { at, .. } => Some((*id, at)),
             Going::Open | Going::Over { .. } => None,
         });
-        let mut kept: Vec<(CommunicatorId, Duration)> = kept.collect();
-        // Asked at each turn, and mostly there are none.
-        if !kept.is_empty() {
-            let next = communicators.values().filter_map(|known| known.succeeds);
-            let next: BTreeSet<CommunicatorId> = next.collect();
-            kept.retain(|(id, _)| !next.contains(id));
-        }
-        kept
+        let last = CommunicatorId(u64::MAX);
+        let forms = |id| self.forming.range((id, CommunicatorId(0))..=(id, last)).next().is_some();
+        kept.filter(|(id, _)| !forms(*id)).collect()
     }
 
     /// Returns when something of those that ended is due.
-    pub(crate) fn next_timeout(
-        &self,
-        communicators: &BTreeMap<CommunicatorId, Communicator>,
-    ) -> Option<Duration> {
-        let kept = self.retained(communicators).into_iter().map(|(_, at)| at);
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
+        let kept = self.retained().into_iter().map(|(_, at)| at);
         kept.chain(self.absent_until()).chain(self.again.at).min()
     }
 

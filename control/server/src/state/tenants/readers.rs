@@ -65,13 +65,22 @@ impl Readers {
         gone.collect::<Vec<_>>().into_iter().for_each(|request| self.remove(session, request));
     }
 
-    /// Takes those out that `answer` has something for, given the number of the question.
+    /// Takes those out that `answer` has something for, given the number of the question: of all, or of those that have waited until `late`.
     pub(super) fn answer<T>(
         &mut self,
+        late: Option<Duration>,
         mut answer: impl FnMut(u64, &Reader) -> Option<T>,
     ) -> Vec<(SessionId, T)> {
-        let answers = self.waiting.iter().filter_map(|((session, request), reader)| {
-            answer(*request, reader).map(|answer| (*session, *request, answer))
+        let keys: Vec<(SessionId, u64)> = match late {
+            Some(late) => {
+                let ends = self.ends.iter().take_while(|(until, ..)| *until <= late);
+                ends.map(|(_, session, request)| (*session, *request)).collect()
+            }
+            None => self.waiting.keys().copied().collect(),
+        };
+        let answers = keys.into_iter().filter_map(|(session, request)| {
+            let reader = self.waiting.get(&(session, request))?;
+            answer(request, reader).map(|answer| (session, request, answer))
         });
         let answers: Vec<_> = answers.collect();
         answers.iter().for_each(|(session, request, _)| self.remove(*session, *request));

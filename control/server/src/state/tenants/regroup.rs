@@ -15,13 +15,14 @@ use crate::state::tenants::budgets::InSum;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::joins::Joins;
 use crate::state::tenants::past::{Going, Key, Pasts};
+use crate::state::timed::{Due, Timed};
 use crate::state::world::agents::OpenJoin;
 use harmonaize_abi::session::{Clause, job_of};
 use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact, JoinFailure};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Most jobs of which a tenant has communicators at once.
@@ -30,7 +31,7 @@ const MOST_JOBS: usize = 64;
 /// Who wants to go on, and what is left of communicators that ended.
 #[derive(Debug, Default)]
 pub(crate) struct Regroups {
-    sets: BTreeMap<Key, Vec<Came>>,
+    sets: Timed<Key, Vec<Came>>,
     /// Communicators that have ended.
     pub past: Pasts,
     changed: Changed,
@@ -53,6 +54,12 @@ struct Came {
     key: u32,
     least: u32,
     until: Duration,
+}
+
+impl Due for Vec<Came> {
+    fn next_timeout(&self) -> Option<Duration> {
+        self.iter().map(|came| came.until).min()
+    }
 }
 
 /// The communicator that a set goes on from.
@@ -352,9 +359,8 @@ impl Regroups {
     }
 
     /// Returns when somebody has waited long enough, or something of those that ended is due.
-    pub(crate) fn next_timeout(&self, ctx: &Ctx<'_>) -> Option<Duration> {
-        let waiting = self.sets.values().flatten().map(|came| came.until);
-        waiting.chain(self.past.next_timeout(ctx.communicators)).min()
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
+        self.sets.next_timeout().into_iter().chain(self.past.next_timeout()).min()
     }
 
     fn turn_away(
@@ -373,9 +379,7 @@ impl Regroups {
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) -> Vec<Group> {
         let now = ctx.now;
         let mut complete = Vec::new();
-        let late = |set: &&Vec<Came>| set.iter().any(|came| came.until <= now);
-        let keys = self.sets.iter().filter(|(_, set)| late(set));
-        for key in keys.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+        for key in self.sets.due(now) {
             let before = self.before(ctx, &key);
             let id = before.as_ref().map(|before| before.id);
             let late: Vec<Came> = self.sets.get(&key).into_iter().flatten().cloned().collect();
@@ -409,7 +413,7 @@ impl Regroups {
         self.past.expire_absent(ctx.now);
         self.past.expire_unstored(ctx.now, effects);
         let mut complete = Vec::new();
-        for (id, _) in self.past.retained(ctx.communicators).into_iter().filter(|(_, at)| *at <= ctx.now) {
+        for (id, _) in self.past.retained().into_iter().filter(|(_, at)| *at <= ctx.now) {
             let Some(key) = self.past.get(id).map(|past| past.key.clone()) else { continue };
             let latest = self.before(ctx, &key).is_some_and(|before| before.id == id);
             match latest.then(|| self.close(ctx, effects, &key, true)).flatten() {

@@ -8,6 +8,7 @@ use crate::state::job::communicator::Communicator;
 use crate::state::job::group::Group;
 use crate::state::output::SessionId;
 use crate::state::tenants::budgets::InSum;
+use crate::state::timed::{Due, Timed};
 use crate::state::world::agents::OpenJoin;
 use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, JoinRefusedKind};
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// Who has called, by the communicator that splits.
 #[derive(Debug, Default)]
 pub(crate) struct Splits {
-    sets: BTreeMap<CommunicatorId, Called>,
+    sets: Timed<CommunicatorId, Called>,
 }
 
 /// The ranks that have called.
@@ -27,6 +28,12 @@ struct Called {
     ranks: BTreeMap<u32, Asked>,
     /// When the first of them has waited long enough: then it is over for all.
     until: Duration,
+}
+
+impl Due for Called {
+    fn next_timeout(&self) -> Option<Duration> {
+        Some(self.until)
+    }
 }
 
 /// What one rank wants.
@@ -180,13 +187,12 @@ impl Splits {
 
     /// Returns when the next set has waited long enough.
     pub(crate) fn next_timeout(&self) -> Option<Duration> {
-        self.sets.values().map(|set| set.until).min()
+        self.sets.next_timeout()
     }
 
     /// Refuses the sets that have waited long enough, and says who never called.
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
-        let late = self.sets.iter().filter(|(_, set)| set.until <= ctx.now);
-        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+        for id in self.sets.due(ctx.now) {
             let ranks = ctx.communicators.get(&id).map_or(0, |parent| parent.ranks);
             let called = |rank: &u32| self.sets.get(&id).is_some_and(|set| set.ranks.contains_key(rank));
             let missing = (0..ranks).filter(|rank| !called(rank)).map(Rank).collect();

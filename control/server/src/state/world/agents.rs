@@ -6,7 +6,7 @@ use harmonaize_api::{SECRET_BYTES, is_tenant_name, v1};
 use harmonaize_codec::Level;
 use harmonaize_planner::{HostCosts, HostId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 /// Most that an agent may lack, and characters of each, that are kept.
@@ -90,11 +90,12 @@ pub(crate) struct Abilities {
 }
 
 impl Abilities {
-    /// What an agent says of itself, within bounds.
-    pub(crate) fn new(said: Option<&v1::Capabilities>) -> Self {
+    /// What an agent that listens at `own` says of itself, within bounds.
+    pub(crate) fn new(said: Option<&v1::Capabilities>, own: IpAddr) -> Self {
         let Some(said) = said else { return Self::default() };
         let probe = said.probe_address.parse::<SocketAddr>().ok().filter(|_| said.probe);
-        let probe = probe.filter(|probe| probe.port() != 0 && !probe.ip().is_unspecified());
+        let probe =
+            probe.filter(|probe| probe.port() != 0 && probe.ip().to_canonical() == own.to_canonical());
         let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(MISSING_CHARS).collect();
         Self {
             trace: said.trace,
@@ -117,6 +118,25 @@ impl Abilities {
     }
 }
 
+/// Returns the address at which an agent or aggregator is to be reached, by its own word: others are sent there. It is one machine's, and
+/// one of those that the topology has for it, if any.
+///
+/// # Errors
+/// Why it is not taken.
+pub(crate) fn own_address(text: &str, addresses: &[IpAddr]) -> Result<SocketAddr, &'static str> {
+    let of_a_machine = |at: &SocketAddr| {
+        let ip = at.ip().to_canonical();
+        at.port() != 0 && !ip.is_unspecified() && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST
+    };
+    let address = text.parse::<SocketAddr>().ok().filter(of_a_machine);
+    let address = address.ok_or("`listen` must be an address that others can reach, \"ip:port\"")?;
+    let own = |listed: &IpAddr| listed.to_canonical() == address.ip().to_canonical();
+    if !addresses.is_empty() && !addresses.iter().any(own) {
+        return Err("`listen` is none of the addresses that the topology has for it");
+    }
+    Ok(address)
+}
+
 /// Most that a message takes its hosts, and a byte that is added up, in nanoseconds and in picoseconds.
 const MOST_COSTS: (u64, u64) = (10_000_000, 1_000_000);
 
@@ -126,4 +146,23 @@ fn host_costs(said: &v1::HostCosts) -> Option<HostCosts> {
     let believable = (1..=MOST_COSTS.0).contains(&message_ns) && reduced_byte_ps <= MOST_COSTS.1;
     believable
         .then(|| HostCosts { message: message_ns as f64 / 1e9, reduced_byte: reduced_byte_ps as f64 / 1e12 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trains_go_to_an_agents_own_address_alone() {
+        let own = IpAddr::from([10, 0, 0, 1]);
+        for (address, taken) in [("10.0.0.1:4001", true), ("10.0.0.2:4001", false), ("10.0.0.1:0", false)] {
+            let said = v1::Capabilities {
+                probe: true,
+                probe_address: address.to_owned(),
+                probe_key: vec![1; SECRET_BYTES],
+                ..v1::Capabilities::default()
+            };
+            assert_eq!(Abilities::new(Some(&said), own).probe.is_some(), taken, "{address}");
+        }
+    }
 }

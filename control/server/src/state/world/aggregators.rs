@@ -12,6 +12,8 @@ use crate::state::job::datagrams;
 use crate::state::job::decisions::Trigger;
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::output::{Fact, SessionId};
+use crate::state::timed::{Due, Timed};
+use crate::state::world::agents::own_address;
 use harmonaize_abi::{CommunicatorId, GrantId};
 use harmonaize_aggregator::packet::MAX_PAYLOAD;
 use harmonaize_api::PROTOCOL_VERSION;
@@ -77,12 +79,18 @@ impl SentGrant {
     }
 }
 
+impl Due for Granted {
+    fn next_timeout(&self) -> Option<Duration> {
+        self.until.into_iter().chain(self.unclaimed).min()
+    }
+}
+
 /// All aggregators and their grants.
 #[derive(Debug, Default)]
 pub(crate) struct Aggregators {
     there: BTreeMap<AggregatorId, There>,
     sessions: BTreeMap<SessionId, AggregatorId>,
-    grants: BTreeMap<GrantId, Granted>,
+    grants: Timed<GrantId, Granted>,
 }
 
 /// That an aggregator does not serve what it was granted.
@@ -132,11 +140,13 @@ impl Aggregators {
             effects.refuse(from, RefusedKind::UnknownHost, text);
             return None;
         };
-        let address = hello.listen.parse::<SocketAddr>().ok();
-        let Some(address) = address.filter(|at| at.port() != 0 && !at.ip().is_unspecified()) else {
-            let text = "`listen` must be an address that workers can send to, \"ip:port\"";
-            effects.refuse(from, RefusedKind::Protocol, text.to_owned());
-            return None;
+        let known = ctx.settings.topology.aggregators().get(id.0);
+        let address = match own_address(&hello.listen, known.map_or(&[][..], |known| &known.addresses)) {
+            Ok(address) => address,
+            Err(text) => {
+                effects.refuse(from, RefusedKind::Protocol, text.to_owned());
+                return None;
+            }
         };
         if self.there.contains_key(&id) {
             let text =
@@ -321,17 +331,12 @@ impl Aggregators {
 
     /// Returns when the next grant is to be withdrawn.
     pub(crate) fn next_timeout(&self) -> Option<Duration> {
-        let grants = self.grants.values();
-        grants.flat_map(|granted| granted.until.into_iter().chain(granted.unclaimed)).min()
+        self.grants.next_timeout()
     }
 
     /// Withdraws the grants that are due. Returns whether there were any.
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) -> bool {
-        let past = |at: Option<Duration>| at.is_some_and(|at| at <= ctx.now);
-        let due = |granted: &Granted| past(granted.until) || past(granted.unclaimed);
-        let grants = self.grants.iter();
-        let over: Vec<GrantId> =
-            grants.filter(|(_, granted)| due(granted)).map(|(number, _)| *number).collect();
+        let over = self.grants.due(ctx.now);
         let some = !over.is_empty();
         over.into_iter().for_each(|number| self.revoke(effects, number, None));
         some
