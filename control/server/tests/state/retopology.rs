@@ -1,0 +1,130 @@
+//! A topology that is read again while communicators run: what is in use stays, and the rest comes and goes.
+
+use super::topology::{aggregator, host, link, switch};
+use super::world::{SECOND, World, hello, settings, settings_of};
+use harmonaize_abi::CommunicatorId;
+use harmonaize_api::v1::{self, RefusedKind};
+use harmonaize_server::state::{Settings, TopologyRefusal};
+
+fn configure(world: &mut World, settings: Settings) -> Result<(), TopologyRefusal> {
+    let outcome = world.state.configure(world.now, settings);
+    world.run_until_quiet();
+    outcome
+}
+
+fn topology(world: &World) -> v1::TopologyReply {
+    world.state.queries(world.now).topology()
+}
+
+fn hosts(world: &World) -> Vec<String> {
+    topology(world).hosts.into_iter().map(|host| host.name).collect()
+}
+
+/// Four hosts below two leaves, one after the other instead of in turn; each is told before the one that it follows.
+fn side_by_side() -> String {
+    let mut text = ["leaf1", "leaf0", "spine"].map(switch).concat();
+    for number in (0..4).rev() {
+        text += &host(number);
+        text += &link(&format!("leaf{}", number / 2), &format!("h{number}"), "50us");
+    }
+    text + &["leaf1", "leaf0"].map(|leaf| link("spine", leaf, "50us")).concat()
+}
+
+#[test]
+fn a_host_under_a_job_cannot_go() {
+    let (mut world, sessions, id) = World::formed::<3>();
+    let before = world.epoch(id);
+    let mut fewer = settings(2);
+    fewer.tenants.push("c".to_owned());
+    assert_eq!(configure(&mut world, fewer), Err(TopologyRefusal::HostInUse("h2".to_owned())));
+    assert_eq!(hosts(&world), ["h0", "h1", "h2", "h3"]);
+    assert_eq!(world.state.queries(world.now).tenants().tenants.len(), 2, "nothing of it is in force");
+    assert!(world.is_quiet(&sessions) && world.ended.is_empty());
+    assert_eq!(world.epoch(id), before);
+    // Once the job is over it can.
+    assert!(world.dissolve(id));
+    assert_eq!(configure(&mut world, settings(2)), Ok(()));
+    assert_eq!((hosts(&world).len(), &world.ended), (2, &vec![sessions[2]]));
+}
+
+#[test]
+fn a_host_whose_processes_join_cannot_go() {
+    let mut world = World::new(settings(3), 7);
+    let session = world.agent(2);
+    world.join(session, "world", 0, 2);
+    assert_eq!(configure(&mut world, settings(2)), Err(TopologyRefusal::HostInUse("h2".to_owned())));
+    assert!(world.ended.is_empty());
+}
+
+#[test]
+fn hosts_without_ranks_go_and_come_beside_a_job() {
+    let (mut world, sessions, id) = World::formed::<3>();
+    let before = world.epoch(id);
+    let spare = world.agent(3);
+    assert_eq!(configure(&mut world, settings(3)), Ok(()));
+    assert_eq!(only!(world.received(spare), Refused).kind(), RefusedKind::UnknownHost);
+    assert_eq!((hosts(&world).len(), &world.ended), (3, &vec![spare]));
+    assert!(topology(&world).links.iter().all(|link| link.from != "h3" && link.to != "h3"));
+    let again = world.hello(hello(3, vec![]));
+    assert_eq!(only!(world.received(again), Refused).kind(), RefusedKind::UnknownHost);
+    assert_eq!(configure(&mut world, settings(5)), Ok(()));
+    assert_eq!(hosts(&world), ["h0", "h1", "h2", "h3", "h4"]);
+    let more = [3, 4].map(|host| world.agent(host));
+    world.ignore(&sessions);
+    assert_eq!(world.epoch(id), before, "the job runs on as it did");
+    world.form(&[sessions[0], more[0], more[1]], "wider");
+}
+
+#[test]
+fn a_plan_follows_the_links() {
+    let mut world = World::new(settings(4), 7);
+    let sessions: Vec<_> = (0..4).map(|host| world.agent(host)).collect();
+    let id = world.form(&sessions, "world");
+    let crossings = |order: &[u32]| {
+        let next = order.iter().skip(1).chain(order.first());
+        order.iter().zip(next).filter(|(from, to)| *from / 2 != *to / 2).count()
+    };
+    assert_eq!(
+        crossings(&world.epoch(id).order),
+        4,
+        "neighbours in the ring hang on leaves that will be two"
+    );
+    world.wait(SECOND * 60);
+    world.ignore(&sessions);
+    assert_eq!(configure(&mut world, settings_of(&side_by_side())), Ok(()));
+    world.wait(SECOND);
+    let change = only!(world.received(sessions[0]), Change);
+    assert_eq!(crossings(&change.order), 2);
+    // Hosts are who they were, though the file has another order.
+    assert_eq!(hosts(&world), ["h0", "h1", "h2", "h3"]);
+    let names: Vec<String> = change.participants.into_iter().map(|part| part.host).collect();
+    assert_eq!(names, ["h0", "h1", "h2", "h3"]);
+}
+
+#[test]
+fn rates_change_and_the_same_file_changes_nothing() {
+    let (mut world, sessions, _) = World::formed::<3>();
+    assert_eq!(configure(&mut world, settings_of(&side_by_side())), Ok(()));
+    world.ignore(&sessions);
+    let faster = side_by_side().replace("1Gbit/s", "4Gbit/s");
+    assert_eq!(configure(&mut world, settings_of(&faster)), Ok(()));
+    assert!(topology(&world).links.iter().all(|link| link.capacity_bps == 4_000_000_000));
+    let made =
+        |world: &World| world.state.queries(world.now).plans(CommunicatorId(0)).map(|plans| plans.plans_made);
+    world.wait(SECOND);
+    let before = made(&world);
+    assert_eq!(configure(&mut world, settings_of(&faster)), Ok(()));
+    world.wait(SECOND);
+    assert_eq!(made(&world), before);
+}
+
+#[test]
+fn an_idle_aggregator_goes() {
+    let with = side_by_side() + &aggregator(0, "spine");
+    let mut world = World::new(settings_of(&with), 7);
+    assert_eq!(topology(&world).aggregators.len(), 1);
+    assert_eq!(configure(&mut world, settings_of(&side_by_side())), Ok(()));
+    assert_eq!(topology(&world).aggregators, []);
+    assert_eq!(configure(&mut world, settings_of(&with)), Ok(()));
+    assert_eq!(topology(&world).aggregators[0].switch, "spine");
+}
