@@ -27,13 +27,13 @@ impl Topology {
     /// Hosts that the topology has, with their numbers.
     pub fn hosts_there(&self) -> impl Iterator<Item = (HostId, &Host)> {
         let all = self.hosts.iter().enumerate().map(|(index, host)| (HostId(index), host));
-        all.filter(|(id, _)| self.has(Node::Host(*id)))
+        all.filter(move |(id, _)| self.has(Node::Host(*id)))
     }
 
     /// Switches that the topology has, with their numbers.
     pub fn switches_there(&self) -> impl Iterator<Item = (SwitchId, &Switch)> {
         let all = self.switches.iter().enumerate().map(|(index, switch)| (SwitchId(index), switch));
-        all.filter(|(id, _)| self.has(Node::Switch(*id)))
+        all.filter(move |(id, _)| self.has(Node::Switch(*id)))
     }
 
     /// Links that the topology has, with their numbers.
@@ -64,8 +64,10 @@ impl Topology {
             Node::Switch(id) => Node::Switch(switch(id)),
         };
         let links = self.links.into_iter();
-        let links = links.map(|link| Link { from: node(link.from), to: node(link.to), ..link }).collect();
-        let gone = before.links.iter().map(|link| Link { rate: Rate(0), ..link.clone() }).collect();
+        let links: Vec<Link> =
+            links.map(|link| Link { from: node(link.from), to: node(link.to), ..link }).collect();
+        let gone: Vec<Link> =
+            before.links.iter().map(|link| Link { rate: Rate(0), ..link.clone() }).collect();
         let ends = |link: &Link| (link.from.min(link.to), link.from.max(link.to));
         // Each end keeps its place: which direction is which goes by that.
         let (links, _) = merge(gone, links, ends, |place, link| {

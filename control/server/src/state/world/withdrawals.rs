@@ -45,7 +45,7 @@ pub(crate) fn find(topology: &Topology, name: &str) -> Option<(Target, String)> 
     };
     let ends = [node(one)?, node(other)?];
     let joins = |link: &Link| ends == [link.from, link.to] || ends == [link.to, link.from];
-    let (id, _) = topology.links_there().find(|(_, link)| joins(link))?;
+    let (id, _) = topology.links_there().find(|found| joins(found.1))?;
     Some((Target::Link(id), link_name(topology, id)))
 }
 
