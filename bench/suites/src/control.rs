@@ -6,6 +6,7 @@
 mod job;
 mod onset;
 mod order;
+mod page;
 mod scale;
 mod withdrawn;
 
@@ -54,6 +55,7 @@ impl BenchBudget for Budget {
         ("drain", withdrawn::drain),
         ("cut", withdrawn::cut),
         ("planner", scale::planner),
+        ("page", page::page),
     ];
     const SMOKE: &'static [&'static str] = &["onset", "order", "stagger", "drain", "cut"];
 

@@ -21,6 +21,7 @@ pub(crate) const PARTS: &[Part<Trust>] = &[
     ("protection", operations::protection),
     ("tls", control::tls),
     ("sessions", control::sessions),
+    ("streams", control::streams),
 ];
 
 /// What all parts need.

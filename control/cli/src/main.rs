@@ -65,7 +65,7 @@ Examples:
   harmonaize trace --seconds 5 --out a.pftrace    a trace that ui.perfetto.dev opens
 
 Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 control or the agent cannot be reached;
-4 no such communicator; 5 under way, but not done in the time given.";
+4 no such communicator, host, switch, link or tenant; 5 under way, but not done in the time given.";
 
 /// Sees and steers harmonaize, the provider's collectives.
 #[derive(Parser)]

@@ -1,7 +1,6 @@
 //! What a fabric can carry for us now: for each directed link what others leave, and whether it may be used.
 
-use harmonaize_topology::{DirectedLink, Path};
-use harmonaize_topology::{HostId, LinkId, Node, SwitchId, Topology};
+use harmonaize_topology::{DirectedLink, HostId, Link, LinkId, Node, Path, SwitchId, Topology};
 use harmonaize_units::Rate;
 use std::collections::BTreeSet;
 
@@ -45,7 +44,8 @@ pub struct Conditions {
 impl Conditions {
     /// Everything idle and whole.
     pub fn clear(topology: &Topology) -> Self {
-        Self { cells: topology.links().iter().flat_map(|link| [(link.rate, LinkUse::Open); 2]).collect() }
+        let usable = |link: &Link| if link.is_gone() { LinkUse::Failed } else { LinkUse::Open };
+        Self { cells: topology.links().iter().flat_map(|link| [(link.rate, usable(link)); 2]).collect() }
     }
 
     /// What others leave us of a directed link; 0 for one that the topology does not have.

@@ -454,6 +454,12 @@ impl Estimates {
         new
     }
 
+    /// Forgets what is thought of links that the topology has no longer.
+    pub fn forget_gone(&mut self, topology: &Topology) {
+        self.links.retain(|link, _| capacity(topology, *link) > 0);
+        self.reports.retain(|_, report| topology.path_rate(&report.path).0 > 0);
+    }
+
     /// Links that a probe should look at now: congested or failed, crossed by no traffic of ours, and due. Each told counts
     /// as looked at: it is due again after its interval, which doubles from 250 ms to 2 s.
     pub fn probes_due(&mut self, now: Nanos) -> Vec<DirectedLink> {

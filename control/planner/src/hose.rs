@@ -60,8 +60,9 @@ impl HoseModel {
     /// Finds the tiers: switches by how far they are from hosts, and below each what hangs on it. Cost: the links, and for each
     /// switch that has others above it the hosts below.
     pub fn new(topology: &Topology) -> Self {
-        let count = topology.hosts().len();
-        let line_rates = (0..count).map(|host| line_rate(topology, &[HostId(host)]).0 as f64).collect();
+        let count = topology.hosts_there().count();
+        let line_rates =
+            (0..topology.hosts().len()).map(|host| line_rate(topology, &[HostId(host)]).0 as f64).collect();
         let level = levels(topology);
         let at = |switch: SwitchId| level.get(switch.0).copied().unwrap_or(u32::MAX);
         let mut switches: Vec<SwitchId> = (0..topology.switches().len()).map(SwitchId).collect();

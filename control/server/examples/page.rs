@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p harmonaize-server --example page -- RACKS HOSTS SPINES COMMUNICATORS [MINUTES FOLDER]`: HOSTS stand in each rack, and a
 //! communicator has eight of them. Without MINUTES it prints where the page is and serves it. With them it measures first paint, the time
-//! from an event until it is seen, and the tab's memory over so long, and leaves pictures in FOLDER.
+//! from an event until it is seen, and the tab's memory over so long, leaves pictures in FOLDER, and ends with a line of JSON.
 
 use anyhow::{Context, Result};
 use harmonaize_api::v1::operator_client::OperatorClient;
@@ -171,12 +171,12 @@ fn measure(control: SocketAddr, page: SocketAddr, minutes: usize, folder: &Path)
         runtime.block_on(operator.add_tenant(add))?;
         let seen = format!("document.getElementById('tenants-table').textContent.includes('{name}added')");
         browser.wait_until(&seen, PATIENCE)?;
-        times.push(began.elapsed().as_millis());
+        times.push(began.elapsed().as_secs_f64() * 1e3);
     }
-    times.sort_unstable();
+    times.sort_by(f64::total_cmp);
     let at = |place: usize| times.get(place).copied().unwrap_or_default();
     println!(
-        "{EVENTS} events: seen after {} ms in the median, {} ms at most",
+        "{EVENTS} events: seen after {:.0} ms in the median, {:.0} ms at most",
         at(EVENTS / 2),
         at(EVENTS - 1)
     );
@@ -190,14 +190,18 @@ fn measure(control: SocketAddr, page: SocketAddr, minutes: usize, folder: &Path)
         std::fs::write(folder.join(format!("page-{scheme}.png")), browser.picture()?)?;
     }
     browser.call("Performance.enable", json!({}))?;
-    let began = Instant::now();
+    let (began, mut heaps) = (Instant::now(), Vec::new());
     loop {
-        println!("{:.1} min: {}", began.elapsed().as_secs_f64() / 60.0, memory(&mut browser)?);
+        let (heap, nodes) = memory(&mut browser)?;
+        println!("{:.1} min: {heap:.1} MB of heap, {nodes} nodes", began.elapsed().as_secs_f64() / 60.0);
+        heaps.push(heap);
         if began.elapsed() >= Duration::from_secs(minutes as u64 * 60) {
-            return Ok(());
+            break;
         }
         std::thread::sleep(Duration::from_secs(30));
     }
+    println!("{}", json!({ "first_paint_ms": of(0), "events_ms": times, "heaps_mb": heaps }));
+    Ok(())
 }
 
 fn share_of_a_core(time: Duration) -> Result<f64> {
@@ -206,8 +210,8 @@ fn share_of_a_core(time: Duration) -> Result<f64> {
     Ok((cpu()?.saturating_sub(before)).as_secs_f64() / began.elapsed().as_secs_f64())
 }
 
-/// What the tab's heap holds after a collection, and how many nodes its documents have.
-fn memory(browser: &mut Chromium) -> Result<String> {
+/// What the tab's heap holds after a collection, in MB, and how many nodes its documents have.
+fn memory(browser: &mut Chromium) -> Result<(f64, f64)> {
     browser.call("HeapProfiler.collectGarbage", json!({}))?;
     let all = browser.call("Performance.getMetrics", json!({}))?;
     let of = |name: &str| {
@@ -215,5 +219,5 @@ fn memory(browser: &mut Chromium) -> Result<String> {
         metrics.find(|metric| metric.get("name").is_some_and(|own| own == name))?.get("value")?.as_f64()
     };
     let (heap, nodes) = (of("JSHeapUsedSize").context("no heap")?, of("Nodes").context("no nodes")?);
-    Ok(format!("{:.1} MB of heap, {nodes} nodes", heap / 1e6))
+    Ok((heap / 1e6, nodes))
 }

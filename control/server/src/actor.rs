@@ -5,7 +5,7 @@ use crate::log::log;
 use crate::metrics::Happened;
 use crate::requests::{Requests, Sorted};
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
-use crate::state::{plan_change, touched};
+use crate::state::{TopologyRefusal, plan_change, touched};
 use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_metrics::Page;
@@ -61,8 +61,8 @@ pub(crate) enum Command {
     Look(Query),
     /// Something that an operator wants changed, and kept. The answer comes once it is, and is in effect.
     Instruct(Instruction, oneshot::Sender<Result<(), Refusal>>),
-    /// The configuration file was read again.
-    Configure(Box<Settings>),
+    /// The configuration file was read again. The answer is whether it is in force.
+    Configure(Box<Settings>, oneshot::Sender<Result<(), TopologyRefusal>>),
     /// `harmonaize backup`: all that is stored, as the bytes of a store's file.
     Backup(oneshot::Sender<Result<Vec<u8>, String>>),
     /// `harmonaize dissolve`; the answer is whether there was one.
@@ -149,8 +149,7 @@ impl Actor {
         stored: Stored,
         (keeper, acks): (Keeper, mpsc::UnboundedReceiver<StoreAck>),
     ) -> Self {
-        let ends = settings.topology.hosts().len() + settings.topology.aggregators().len();
-        let most_streams = ends * 2 + 16;
+        let most_streams = most_streams(&settings);
         let mut state = Controller::new(settings, seed);
         state.restore(stored, realtime());
         Self {
@@ -412,7 +411,12 @@ impl Actor {
                 let _ = answer.send(page);
             }
             Command::Look(look) => look(&mut self.state, now),
-            Command::Configure(again) => self.state.configure(now, *again),
+            Command::Configure(again, answer) => {
+                let outcome = self.state.configure(now, *again);
+                self.most_streams = most_streams(&self.state.settings);
+                // Who begins to lead waits for none.
+                let _ = answer.send(outcome);
+            }
             Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),
             Command::Backup(answer) => self.keeper.backup(answer),
             Command::Reorder(id, hosts, answer) => {
@@ -476,6 +480,11 @@ impl Actor {
             self.contain("session", forget);
         }
     }
+}
+
+/// Most streams of agents and aggregators at a time.
+fn most_streams(Settings { topology, .. }: &Settings) -> usize {
+    (topology.hosts().len() + topology.aggregators().len()) * 2 + 16
 }
 
 /// CLOCK_REALTIME.

@@ -61,11 +61,12 @@ pub struct Source {
     pub path: PathBuf,
     /// What it said.
     pub text: String,
+    /// The topology's file.
+    pub topology: PathBuf,
 }
 
 impl Source {
-    /// Reads the configuration again. What its topology says is looked at for names alone: control keeps the one that it was
-    /// started with.
+    /// Reads the configuration and its topology again.
     ///
     /// # Errors
     /// As of [`Config::load`]; and where a key has changed that cannot change at run time, with its line.
@@ -252,11 +253,11 @@ impl Config {
         let topology_path = folder.join(&file.topology);
         let topology_text = read(&topology_path)?;
         let topology = Topology::parse(&topology_text)
-            .map_err(|error| ConfigError::Topology { path: topology_path, error })?;
+            .map_err(|error| ConfigError::Topology { path: topology_path.clone(), error })?;
         let place = file.place(&text, folder).map_err(wrong)?;
         let store = place.map(|place| StoreConfig { place, topology: topology_text });
         let config = file.into_config(&text, folder, topology, store).map_err(wrong)?;
-        let source = Source { path: path.to_owned(), text: text.clone() };
+        let source = Source { path: path.to_owned(), text: text.clone(), topology: topology_path };
         Ok(Config { source: Some(source), ..config })
     }
 

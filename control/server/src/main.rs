@@ -37,7 +37,7 @@ A configuration:
   name = \"alice\"
   role = \"admin\"
 
-Tenants and operators are read again when the file changes, and at SIGHUP."
+Tenants, operators and the topology are read again when a file changes, and at SIGHUP."
 )]
 struct Arguments {
     /// Configuration file (TOML).

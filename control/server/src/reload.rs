@@ -1,4 +1,4 @@
-//! The configuration, read again while control runs: tenants, on which hosts each may be, and operators.
+//! The configuration, read again while control runs: the topology, tenants, on which hosts each may be, and operators.
 
 use crate::access::Current;
 use crate::actor::Command;
@@ -12,10 +12,11 @@ use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-/// How often the file is looked at.
+/// How often the files are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Reads the configuration again at each SIGHUP and where the file has changed, and has it be in force. One that cannot be used is refused as a whole, and the log says why.
+/// Reads the configuration again at each SIGHUP and where its file or the topology's has changed, and has it be in force. One that cannot be
+/// used is refused as a whole, and the log says why.
 pub(crate) async fn follow(
     mut source: Source,
     mut hangup: Signal,
@@ -23,7 +24,7 @@ pub(crate) async fn follow(
     in_force: watch::Sender<Settings>,
     commands: Commands,
 ) {
-    let mut watched = Watched::new(vec![source.path.clone()]);
+    let mut watched = Watched::new(vec![source.path.clone(), source.topology.clone()]);
     let mut look = tokio::time::interval(POLL_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -39,18 +40,24 @@ pub(crate) async fn follow(
             }
         };
         let (tenants, operators) = (settings.tenants.len(), may.operators.len());
-        access.set(may);
+        let (hosts, links) = (settings.topology.hosts().len(), settings.topology.links().len());
+        let before = in_force.borrow().clone();
         // For who begins to lead from now on; one that follows has nobody who must hear of it.
         in_force.send_modify(|known| {
+            known.topology.clone_from(&settings.topology);
             (known.tenants, known.terms) = (settings.tenants.clone(), settings.terms.clone());
             known.hosts.clone_from(&settings.hosts);
             known.algorithms.clone_from(&settings.algorithms);
             known.congestion_controls.clone_from(&settings.congestion_controls);
         });
-        if let Ok(queue) = commands.queue() {
-            let _ = queue.send(Command::Configure(Box::new(settings))).await;
+        let configure = |answer| Command::Configure(Box::new(settings), answer);
+        if let Ok(Err(refusal)) = commands.ask(configure).await {
+            in_force.send_replace(before);
+            tracing::error!(%refusal, path = %source.topology.display(), "the configuration stays as it was");
+            continue;
         }
+        access.set(may);
         source = again.unwrap_or(source);
-        tracing::info!(target: "audit", path = %source.path.display(), tenants, operators, "the configuration was read again");
+        tracing::info!(target: "audit", path = %source.path.display(), tenants, operators, hosts, links, "the configuration was read again");
     }
 }

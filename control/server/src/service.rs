@@ -376,7 +376,7 @@ impl Lead {
         self.leads.send_replace(Leader::Here(commands.clone()));
         if settings.has_changed().unwrap_or(false) {
             let again = Box::new(settings.borrow().clone());
-            let _ = commands.send(Command::Configure(again)).await;
+            let _ = commands.send(Command::Configure(again, oneshot::channel().0)).await;
         }
         drop(commands);
         let ended = running.until(async {

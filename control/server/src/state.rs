@@ -23,6 +23,7 @@ mod world;
 
 pub use controller::Controller;
 pub use controller::change::ReorderError;
+pub use controller::topology::TopologyRefusal;
 pub use job::decisions::{Changed, Counts, Decision, Noticed, Outcome, Trigger};
 pub(crate) use job::stored::{plan_change, stored_plan_status, touched};
 pub use output::{Fact, Output, SessionId};

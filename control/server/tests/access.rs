@@ -454,3 +454,35 @@ async fn the_configuration_is_read_again_and_refused_as_a_whole() {
     write(&CONFIG.replace("\"ada\"", "\"alan\"").replace("hosts = [\"h0\"]", "hosts = [\"h1\"]"));
     until(&[], Code::PermissionDenied).await;
 }
+
+#[tokio::test]
+async fn the_topology_is_read_again_and_refused_as_a_whole() {
+    let provider = Provider::start().await;
+    let write = |text: &str| std::fs::write(provider.folder.path().join("topology.toml"), text).unwrap();
+    let mut operator = OperatorClient::new(provider.connect("vera").await);
+    let mut until = async |known: &[&str]| {
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            let reply = operator.topology(v1::TopologyRequest {}).await.unwrap().into_inner();
+            let names: Vec<String> = reply.hosts.into_iter().map(|host| host.name).collect();
+            if names == known {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{names:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let more = TOPOLOGY.replace("{ name = \"h1\" }", "{ name = \"h1\" }, { name = \"h2\" }");
+    let more = more.replace("link = [", "link = [{ from = \"h2\", to = \"s\", rate = \"1Gbit/s\" }, ");
+    write(&more);
+    until(&["h0", "h1", "h2"]).await;
+    provider.welcome("h2").await;
+    // Links that lead nowhere, and a topology without a tenant's host.
+    write(&TOPOLOGY.replace("to = \"s\"", "to = \"t\""));
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    write(&TOPOLOGY.replace("h0", "h9"));
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    until(&["h0", "h1", "h2"]).await;
+    write(TOPOLOGY);
+    until(&["h0", "h1"]).await;
+}

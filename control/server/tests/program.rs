@@ -70,6 +70,18 @@ fn a_log_into_a_pipe_has_no_colours() {
 }
 
 #[test]
+fn a_log_that_nobody_reads_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = control(folder.path(), GOOD).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    log.read_line(&mut String::new()).unwrap();
+    drop(log);
+    // It logs its end.
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn ends_on_signal() {
     for signal in ["-TERM", "-INT"] {
         let folder = tempfile::tempdir().unwrap();

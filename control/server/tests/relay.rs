@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_api::v1::operator_client::OperatorClient;
-use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{
     AnswerPart, AskReply, AskRequest, Flow, HostEnd, Question, RowFilter, RowKind, TracePart, to_agent,
 };
@@ -12,7 +11,6 @@ use harmonaize_testkit::agents::{Agent, hello_of};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
@@ -39,14 +37,12 @@ async fn channel(control: &str) -> Channel {
 /// An agent that has a session.
 struct Played {
     agent: Agent,
-    channel: Channel,
     host: String,
 }
 
 async fn play(control: &str, host: &str) -> Played {
-    let channel = channel(control).await;
-    let (agent, _) = Agent::hello(channel.clone(), hello_of(host)).await.unwrap();
-    Played { agent, channel, host: host.to_owned() }
+    let (agent, _) = Agent::hello(channel(control).await, hello_of(host)).await.unwrap();
+    Played { agent, host: host.to_owned() }
 }
 
 impl Played {
@@ -65,9 +61,7 @@ impl Played {
 
     /// Opens an answer, whose end is what control says of it.
     fn answer(&self) -> (mpsc::Sender<AnswerPart>, tokio::task::JoinHandle<Result<(), Status>>) {
-        let (parts, queue) = mpsc::channel(1);
-        let mut client = ProviderClient::new(self.channel.clone());
-        let call = async move { client.answer(ReceiverStream::new(queue)).await.map(|_| ()) };
+        let (parts, call) = self.agent.answer();
         (parts, tokio::spawn(call))
     }
 }

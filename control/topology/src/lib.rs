@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod connected;
 mod file;
+mod numbered;
 mod path;
 pub mod text;
 
@@ -245,7 +246,7 @@ impl Topology {
     ) -> Self {
         let mut host_links = vec![Vec::new(); hosts.len()];
         let mut switch_links = vec![Vec::new(); switches.len()];
-        for (index, link) in links.iter().enumerate() {
+        for (index, link) in links.iter().enumerate().filter(|(_, link)| !link.is_gone()) {
             for node in [link.from, link.to] {
                 let list = match node {
                     Node::Host(id) => host_links.get_mut(id.0),
@@ -277,29 +278,29 @@ impl Topology {
         }
     }
 
-    /// Hosts, in the file's order.
+    /// Hosts by number: in the file's order, or [as an earlier topology had them](Self::numbered_as).
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// Switches, in the file's order.
+    /// Switches by number, likewise.
     pub fn switches(&self) -> &[Switch] {
         &self.switches
     }
 
-    /// Links, in the file's order.
+    /// Links by number, likewise.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// Aggregators, in the file's order.
+    /// Aggregators by number, likewise.
     pub fn aggregators(&self) -> &[Aggregator] {
         &self.aggregators
     }
 
     /// The aggregator of a name.
     pub fn aggregator(&self, name: &str) -> Option<AggregatorId> {
-        self.aggregators.iter().position(|known| known.name == name).map(AggregatorId)
+        self.aggregators_there().find(|(_, known)| known.name == name).map(|(id, _)| id)
     }
 
     /// The host of a name.

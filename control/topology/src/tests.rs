@@ -161,3 +161,41 @@ proptest! {
         let _ = Topology::parse(&format!("{}{put}{}", &GOOD[..at], &GOOD[end..]));
     }
 }
+
+#[test]
+fn what_stays_keeps_its_number() {
+    let before = Topology::parse(GOOD).unwrap();
+    assert_eq!(before.clone().numbered_as(&before), before);
+    // Another host in the place of one, in another order, and a link the other way round.
+    let text = r#"
+        host = [{ name = "h2" }, { name = "h0", rack = "r7" }]
+        switch = [{ name = "top", kind = "spine", addresses = ["10.0.0.9"] }, { name = "leaf" }]
+        aggregator = [{ name = "sums", switch = "top", rate = "1Gbit/s" }]
+        link = [
+            { from = "top", to = "leaf", rate = "800Mbit/s" },
+            { from = "h2", to = "top", rate = "10Gbit/s" },
+            { from = "h0", to = "leaf", rate = "2Gbit/s" },
+        ]
+    "#;
+    let now = Topology::parse(text).unwrap().numbered_as(&before);
+    let hosts: Vec<(HostId, &str)> = now.hosts_there().map(|(id, host)| (id, host.name.as_str())).collect();
+    assert_eq!(hosts, [(HostId(0), "h0"), (HostId(2), "h2")]);
+    assert_eq!((now.hosts()[0].rack.as_deref(), now.hosts()[1].name.as_str()), (Some("r7"), "h1"));
+    assert_eq!((now.host("h1"), now.links_at(Node::Host(HostId(1)))), (None, [].as_slice()));
+    assert_eq!((now.switch("leaf"), now.switch("top")), (Some(SwitchId(0)), Some(SwitchId(1))));
+    assert_eq!(now.switch_at("10.0.0.9".parse().unwrap()), Some(SwitchId(1)));
+    assert_eq!(now.aggregators()[0].switch, SwitchId(1));
+    let links: Vec<LinkId> = now.links_there().map(|(id, _)| id).collect();
+    assert_eq!(links, [LinkId(0), LinkId(2), LinkId(3)], "the one of h1 is gone");
+    let middle = DirectedLink { link: LinkId(2), forward: true };
+    assert_eq!(now.link_name(middle), before.link_name(middle), "a direction is the same one");
+    assert_eq!(now.links()[2].rate, Rate(800_000_000));
+    assert_eq!(now.equal_cost_paths(HostId(0), HostId(2)).len(), 1);
+    assert!(now.equal_cost_paths(HostId(0), HostId(1)).is_empty());
+    // Who comes back has the number of before, and what was never there is the same again.
+    let back = before.clone().numbered_as(&now);
+    assert_eq!((back.host("h1"), back.host("h2"), back.aggregator("sums")), (Some(HostId(1)), None, None));
+    assert_eq!(back.links_there().count(), 3);
+    let path = |topology: &Topology| topology.equal_cost_paths(HostId(0), HostId(1));
+    assert_eq!(path(&back), path(&before));
+}

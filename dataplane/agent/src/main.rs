@@ -26,7 +26,7 @@ Examples:
 A configuration:
   host = \"h0\"                      # this host's name in control's topology
   control = \"10.0.0.1:7000\"
-  tls = \"tls/h0\"                 # made by `harmonaize init`; relative to this file
+  tls = \"tls/hosts/h0\"           # made by `harmonaize init`; relative to this file
   listen = \"10.1.0.1:7100\"         # where other agents connect
   handover = \"/run/harmonaize/handover.sock\"  # may be left out; where a successor asks for this agent's place: see --take-over
   metrics = \"127.0.0.1:9477\"      # where Prometheus reads; this is where it does by default
@@ -56,14 +56,14 @@ To measure what crosses this host's interfaces:
   late_round_trip = \"600us\"       # so much later than the least, flows are looked at; else by the links' rates
   interval = \"5ms\"                # how often flows under way are looked at
   flows = 32768                    # connections that are kept
-  record = \"agent.trace\"          # everything, for `observe --replay`; grows without end
+  record = \"agent.trace\"          # everything, for `observe --replay`; this file and the one before it take `record_limit`, 1 GiB
   run_time = false                 # true: how long the programs run in the kernel, at some 30 ns a packet
   diagnosis = false                # true: the log says why packets are of no flow, or found no place
 
 An aggregator, on an offload unit or a machine near the switch that control's topology says it hangs on:
   name = \"agg0\"                    # this aggregator's name in control's topology
   control = \"10.0.0.1:7000\"
-  tls = \"tls/agg0\"
+  tls = \"tls/hosts/agg0\"
   listen = \"10.1.0.9:7400\"         # UDP; where workers send their parts
   # The rest may be left out:
   pool = \"8MiB\"                    # memory for sums; else half of the last-level cache

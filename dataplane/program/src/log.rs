@@ -26,8 +26,9 @@ impl LogArguments {
             None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
         };
         let colours = has_colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR").as_deref());
-        let log =
-            tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
+        // A line that cannot be written is lost. To say so on standard error would panic.
+        let log = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter);
+        let log = log.with_ansi(colours).with_writer(std::io::stderr);
         let started = if self.log_json { log.json().try_init() } else { log.with_target(false).try_init() };
         started.map_err(Error::other)
     }

@@ -23,6 +23,7 @@ pub struct Agent {
     /// What goes to control. Dropped with this, the session ends.
     pub up: mpsc::Sender<v1::FromAgent>,
     down: Streaming<v1::ToAgent>,
+    control: Channel,
 }
 
 /// What the agent of a host says first, if it can do nothing that is not asked of all.
@@ -42,8 +43,19 @@ impl Agent {
     /// What control answers where it opens none.
     pub async fn open(control: Channel) -> Result<Self, Status> {
         let (up, stream) = mpsc::channel(16);
-        let down = ProviderClient::new(control).session(ReceiverStream::new(stream)).await?.into_inner();
-        Ok(Self { up, down })
+        let mut client = ProviderClient::new(control.clone());
+        let down = client.session(ReceiverStream::new(stream)).await?.into_inner();
+        Ok(Self { up, down, control })
+    }
+
+    /// An answer to a question of control's, beside the session: where its parts go, and the call that carries them, which ends with what
+    /// control says of it.
+    pub fn answer(
+        &self,
+    ) -> (mpsc::Sender<v1::AnswerPart>, impl Future<Output = Result<(), Status>> + Send + use<>) {
+        let (parts, queue) = mpsc::channel(1);
+        let mut client = ProviderClient::new(self.control.clone());
+        (parts, async move { client.answer(ReceiverStream::new(queue)).await.map(|_| ()) })
     }
 
     /// The same for this agent; what control says to it first.

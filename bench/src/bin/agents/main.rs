@@ -5,15 +5,17 @@ mod tls;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
+use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_identity::{CONTROL, Folder, Protection, Remote, raise_open_files};
 use harmonaize_planner::{HostId, Path, SwitchId, Topology};
 use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
-use harmonaize_testkit::usage::resident_bytes;
+use harmonaize_testkit::usage::{processor_time, resident_bytes};
 use prost::Message;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{self, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -32,6 +34,11 @@ const REPORTS: usize = 5;
 /// From one join to the next: all of them take several times as long as a silent session lives.
 const BETWEEN: Duration = Duration::from_millis(20);
 const TRACING: Duration = Duration::from_secs(3);
+/// Whose certificate an operator's has, and how many flows are new on a host each second where he follows them.
+const OPERATOR: &str = "operator";
+const FLOWS: u32 = 10;
+/// The part of what agents are to send that must have come, for a figure to mean anything.
+const SENT: f64 = 0.9;
 /// Bytes before a message: HTTP/2's header of a frame (RFC 9113, 4.1), and gRPC's of a message.
 const FRAME: usize = 9 + 5;
 
@@ -44,6 +51,8 @@ enum What {
     Reactions,
     /// Communicators of two hosts that form and end one after the other while every host has its session
     Sessions,
+    /// What control takes of processors while an operator follows the flows of all hosts
+    Streams,
     /// The messages of one such communicator, opened and sealed by control's end of a TLS connection in memory
     Records,
 }
@@ -61,13 +70,13 @@ struct Arguments {
     /// Control's topology
     #[arg(long)]
     topology: PathBuf,
-    /// How many communicators, or reports
+    /// How many communicators, reports, or seconds
     #[arg(long)]
     count: usize,
     /// What is timed in memory: the folder with control's certificate
     #[arg(long)]
     records: Option<PathBuf>,
-    /// Control's process, to see what memory a session takes
+    /// Control's process, to see what memory a session takes, or time a stream
     #[arg(long)]
     pid: Option<u32>,
 }
@@ -81,6 +90,7 @@ async fn main() -> Result<()> {
         What::Joins => joins(&arguments, &topology).await?,
         What::Reactions => reactions(&arguments, topology).await?,
         What::Sessions => sessions(&arguments, &topology).await?,
+        What::Streams => streams(&arguments, &topology).await?,
         What::Records => records(&arguments, &topology).await?,
     };
     println!("{line}");
@@ -89,12 +99,17 @@ async fn main() -> Result<()> {
 
 /// The session of a host's agent, which says `hello`.
 async fn connect(control: String, tls: Option<PathBuf>, hello: v1::Hello) -> Result<Agent> {
+    let channel = remote(&control, tls.as_deref(), &hello.host)?.connect().await?;
+    Ok(Agent::hello(channel, hello).await?.0)
+}
+
+/// Control, for who has a certificate of this name in a folder of such.
+fn remote(control: &str, tls: Option<&path::Path>, name: &str) -> Result<Remote> {
     let protection = match tls {
-        Some(folder) => Protection::Mutual(Folder(folder.join(&hello.host))),
+        Some(folder) => Protection::Mutual(Folder(folder.join(name))),
         None => Protection::InsecureLoopback,
     };
-    let channel = Remote::at(&protection, CONTROL, &control)?.connect().await?;
-    Ok(Agent::hello(channel, hello).await?.0)
+    Ok(Remote::at(&protection, CONTROL, control)?)
 }
 
 /// A session for each host of the topology, in its order.
@@ -231,6 +246,100 @@ async fn sessions(arguments: &Arguments, topology: &Topology) -> Result<Value> {
         "opened_s": opened.as_secs_f64(),
         "joins_ms": took,
     }))
+}
+
+/// A host's agent: answers the first question with new flows every second, as long as control takes them.
+async fn stream(mut agent: Agent, host: String) -> Result<()> {
+    let question = loop {
+        if let to_agent::Message::Question(question) = agent.next().await? {
+            break question;
+        }
+    };
+    let (parts, call) = agent.answer();
+    let feed = async {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        for second in 0.. {
+            ticks.tick().await;
+            let flows = (0..FLOWS).map(|flow| new_flow(second * FLOWS + flow)).collect();
+            let part =
+                v1::AnswerPart { id: question.id, host: host.clone(), flows, ..v1::AnswerPart::default() };
+            if parts.send(part).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::select! {
+        ended = call => Ok(ended?),
+        () = feed => Ok(()),
+    }
+}
+
+/// A flow of TCP as an agent tells of it.
+fn new_flow(number: u32) -> v1::Flow {
+    let direction = || v1::FlowDirection {
+        packets: 1_000_000,
+        bytes: 1 << 30,
+        rate_bps: RATE,
+        first_ns: u64::MAX / 16,
+        last_ns: u64::MAX / 8,
+        min_rtt_ns: 50_000,
+        ..v1::FlowDirection::default()
+    };
+    v1::Flow {
+        interface: "eth0".to_owned(),
+        local: "10.0.0.1".to_owned(),
+        local_port: number % 65_536,
+        remote: "10.0.0.2".to_owned(),
+        remote_port: 4000,
+        egress: Some(direction()),
+        ingress: Some(direction()),
+        ..v1::Flow::default()
+    }
+}
+
+async fn streams(arguments: &Arguments, topology: &Topology) -> Result<Value> {
+    let pid = arguments.pid.context("give --pid")?;
+    let agents = connect_all(arguments, hellos(topology)).await?;
+    let (hosts, mut streams) = (agents.len(), JoinSet::new());
+    for (agent, host) in agents.into_iter().zip(topology.hosts()) {
+        streams.spawn(stream(agent, host.name.clone()));
+    }
+    let channel = remote(&arguments.control, arguments.tls.as_deref(), OPERATOR)?.connect().await?;
+    let patience_ns = u64::try_from(LIMIT.as_nanos())?;
+    let request = v1::AskRequest {
+        kind: v1::RowKind::Flow.into(),
+        follow: true,
+        patience_ns,
+        ..v1::AskRequest::default()
+    };
+    let mut replies = OperatorClient::new(channel).ask(request).await?.into_inner();
+    let mut answering = BTreeSet::new();
+    while answering.len() < hosts {
+        let reply =
+            tokio::time::timeout(LIMIT, replies.message()).await.context("not all hosts answer")??;
+        answering.insert(whole(reply)?.host);
+    }
+    let (before, begun, mut flows) = (processor_time(pid)?, Instant::now(), 0);
+    let until = tokio::time::Instant::now() + Duration::from_secs(arguments.count as u64);
+    while let Ok(reply) = tokio::time::timeout_at(until, replies.message()).await {
+        flows += whole(reply?)?.flows.len();
+    }
+    let (took, elapsed) = (processor_time(pid)?.saturating_sub(before), begun.elapsed().as_secs_f64());
+    let (rate, expected) = (flows as f64 / elapsed, hosts as f64 * f64::from(FLOWS));
+    ensure!(
+        rate >= expected * SENT,
+        "{rate:.0} flows came a second, of {expected:.0}: agents have too little time"
+    );
+    Ok(json!({ "processors": took.as_secs_f64() / elapsed, "flows_per_second": rate }))
+}
+
+/// A reply of a stream that nothing ends.
+fn whole(reply: Option<v1::AskReply>) -> Result<v1::AskReply> {
+    let reply = reply.context("control ends the stream")?;
+    match &reply.end {
+        Some(end) => bail!("{} answers no more: {}", reply.host, end.failure),
+        None => Ok(reply),
+    }
 }
 
 /// The wires between agents of which one spine is congested.

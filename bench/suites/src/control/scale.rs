@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use harmonaize_testkit::job::printed;
 use harmonaize_testkit::workspace;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::process::Command;
 
 /// The most that one event may take to be planned for, in seconds.
@@ -26,7 +27,7 @@ pub(super) fn planner(_: &Suite) -> Result<Vec<Row>> {
     let mut example = workspace::cargo();
     example.args(["run", "--quiet", "--release", "--package", "harmonaize-planner", "--example", "scale"]);
     example.args(["--", "--json"]);
-    let found = (0..EVENTS).map(|_| event(&mut example)).collect::<Result<Vec<Scale>>>()?;
+    let found = (0..EVENTS).map(|_| figures(&mut example)).collect::<Result<Vec<Scale>>>()?;
     let first = found.first().context("no event")?;
     let what =
         format!("{} hosts, {} communicators: s to plan for one event", first.hosts, first.communicators);
@@ -34,7 +35,8 @@ pub(super) fn planner(_: &Suite) -> Result<Vec<Row>> {
     Ok(vec![case(what, Better::Less, 1.0).limit(&seconds, SECONDS)])
 }
 
-fn event(example: &mut Command) -> Result<Scale> {
+/// What an example prints as a line of JSON.
+pub(super) fn figures<T: DeserializeOwned>(example: &mut Command) -> Result<T> {
     let text = printed(example)?;
     let line =
         text.lines().find(|line| line.starts_with('{')).with_context(|| format!("no figures in: {text}"))?;

@@ -1,4 +1,4 @@
-//! Control on the loopback beside made-up agents: what TLS costs it, and what many sessions take.
+//! Control on the loopback beside made-up agents: what TLS costs it, and what many sessions and streams take.
 
 use super::{Trust, case};
 use crate::lab::measured;
@@ -23,6 +23,11 @@ use tempfile::TempDir;
 const FABRIC: (usize, usize, usize) = (2, 4, 8);
 const RACKS: [usize; 2] = [250, 5];
 const A_RACK: usize = 40;
+/// Racks of such hosts whose flows are followed, and for how many seconds: as usual, and in a smoke run. And what it may take of processors.
+const FOLLOWED: [(usize, usize); 2] = [(25, 20), (5, 2)];
+const PROCESSORS: f64 = 0.5;
+/// Whose certificate is an operator's.
+const OPERATOR: &str = "operator";
 /// What TLS may cost: of joins a second, and of the time that a reaction takes.
 const JOINS: f64 = 0.98;
 const REACTION: f64 = 1.02;
@@ -58,8 +63,7 @@ impl Site {
         std::fs::write(folder.path().join("topology.toml"), topology.with_addresses(address)?)?;
         let authority = Authority::create()?;
         authority.issue(CONTROL, Use::Control)?.write(&Folder(folder.path().join("tls")))?;
-        for host in 0..first {
-            let name = format!("h{host}");
+        for name in (0..first).map(|host| format!("h{host}")).chain([OPERATOR.to_owned()]) {
             let own = folder.path().join("agents").join(&name);
             authority.issue(&name, Use::Session)?.write(&Folder(own))?;
         }
@@ -74,7 +78,8 @@ impl Site {
         let protection = if tls { "tls = \"tls\"" } else { "insecure_loopback = true" };
         let text = format!(
             "listen = \"127.0.0.1:0\"\n{protection}\ntopology = \"topology.toml\"\n\
-             source_ports = \"20000-29999\"\n[[tenant]]\nname = \"a\"\n"
+             source_ports = \"20000-29999\"\n[[tenant]]\nname = \"a\"\n\
+             [[operator]]\nname = \"{OPERATOR}\"\nrole = \"viewer\"\n"
         );
         let (name, config) = if tls { ("control", "control.toml") } else { ("plain", "plain.toml") };
         std::fs::write(self.path(config), text)?;
@@ -218,4 +223,29 @@ pub(super) fn sessions(suite: &Trust) -> Result<Vec<Row>> {
         case(what, Better::Less, 1.0).of(0, site.hosts).state(figures)
     };
     Ok(figures.iter().zip(what).map(row).collect())
+}
+
+/// What of processors control takes while an operator follows the flows of all hosts.
+pub(super) fn streams(suite: &Trust) -> Result<Vec<Row>> {
+    #[derive(Deserialize)]
+    struct Streams {
+        processors: f64,
+        flows_per_second: f64,
+    }
+    let [usual, smoke] = FOLLOWED;
+    let (racks, seconds) = if suite.request.smoke { smoke } else { usual };
+    let rounds = suite.rounds();
+    let site = Site::make((racks, A_RACK, FABRIC.2))?;
+    let mut control = site.start(suite, true)?;
+    let mut processors = Vec::new();
+    for round in 1..=rounds {
+        let followed: Streams = control.time(suite, "streams", seconds)?;
+        let Streams { processors: taken, flows_per_second } = followed;
+        eprintln!(
+            "run {round}/{rounds}: {flows_per_second:.0} flows a second, {taken:.3} processors of control's"
+        );
+        processors.push(taken);
+    }
+    let what = format!("the flows of {} agents are followed over TLS: processors of control's", site.hosts);
+    Ok(vec![case(what, Better::Less, 1.0).of(0, site.hosts).limit(&processors, PROCESSORS)])
 }

@@ -210,7 +210,7 @@ mod tests {
             let Some(Command::Look(look)) = asked.recv().await else { panic!("no look") };
             let mut settings = settings();
             settings.tenants.push(format!("tenant{round}"));
-            state.configure(Duration::from_secs(round), settings);
+            state.configure(Duration::from_secs(round), settings).unwrap();
             look(&mut state, Duration::from_secs(round));
             for watcher in &mut watchers {
                 let update = watcher.next().await.unwrap();

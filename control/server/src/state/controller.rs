@@ -13,6 +13,7 @@ mod plan;
 mod recover;
 mod session;
 mod timers;
+pub(crate) mod topology;
 
 use crate::state::ctx::ctx;
 use crate::state::effects::{Effects, LearnedPort};

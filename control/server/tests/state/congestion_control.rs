@@ -86,7 +86,7 @@ fn an_agent_of_an_older_release_leaves_links_to_its_hosts_own() {
 fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
     let (mut world, sessions) = world(settings(Vec::new()), &[BOTH; 3]);
     let id = world.form(&sessions, "world");
-    world.state.configure(world.now, settings(vec![over(None, None, "bbr")]));
+    world.state.configure(world.now, settings(vec![over(None, None, "bbr")])).unwrap();
     world.run_until_quiet();
     assert!(world.is_quiet(&sessions));
     let epoch = world.reorder(id, &["h0", "h2", "h1"]).unwrap();

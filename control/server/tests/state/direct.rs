@@ -77,7 +77,7 @@ fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
     assert_ne!(before, "recursive-halving");
     let algorithms = vec![chosen_by_operator(None, 0..=u64::MAX, Algorithm::RecursiveHalving)];
     let again = Settings { algorithms, ..settings(4) };
-    fabric.state.configure(fabric.now, again);
+    fabric.state.configure(fabric.now, again).unwrap();
     fabric.run_until_quiet();
     assert_eq!(algorithm(&fabric), before);
     let order: Vec<u32> = fabric.epoch(id).order.iter().rev().copied().collect();

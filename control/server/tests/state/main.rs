@@ -46,6 +46,7 @@ mod policies;
 mod random;
 mod recovered;
 mod regroup;
+mod retopology;
 mod scale;
 mod scenarios;
 mod splits;

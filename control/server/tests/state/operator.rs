@@ -367,7 +367,7 @@ fn added_tenants_reach_the_agents_that_shall_serve_them() {
     let configure = |kept: &mut StoreLog, tenants: &[&str]| {
         let tenants = tenants.iter().map(|name| (*name).to_owned()).collect();
         let again = Settings { tenants, ..settings(4) };
-        kept.world.state.configure(SECOND * 2, again);
+        kept.world.state.configure(SECOND * 2, again).unwrap();
         kept.world.run_until_quiet();
     };
     configure(&mut kept, &["a", "c"]);

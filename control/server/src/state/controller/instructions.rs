@@ -1,6 +1,7 @@
 //! What operators decide while control runs: considered, stored by the actor, then in effect.
 
 use super::Controller;
+use super::topology::TopologyRefusal;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::job::decisions::Trigger;
@@ -62,10 +63,14 @@ impl Controller {
         self.act(now);
     }
 
-    /// The configuration file was read again: its tenants, their hosts and terms, and the algorithms and congestion controls chosen for them hold
-    /// from now on. What tenants have that it has no longer ends.
-    pub fn configure(&mut self, now: Duration, again: Settings) {
-        let Settings { tenants, hosts, terms, algorithms, congestion_controls, .. } = again;
+    /// The configuration file was read again: its topology, its tenants, their hosts and terms, and the algorithms and congestion controls chosen
+    /// for them hold from now on. What tenants have that it has no longer ends.
+    ///
+    /// # Errors
+    /// Where the topology lacks what is in use. Nothing has changed then.
+    pub fn configure(&mut self, now: Duration, again: Settings) -> Result<(), TopologyRefusal> {
+        let Settings { topology, tenants, hosts, terms, algorithms, congestion_controls, .. } = again;
+        self.change_topology(now, topology)?;
         self.settings.hosts = hosts;
         (self.settings.algorithms, self.settings.congestion_controls) = (algorithms, congestion_controls);
         let served = self.operator.served();
@@ -79,6 +84,7 @@ impl Controller {
         announce_tenants(&ctx!(self, now), &mut self.outbox, &served);
         self.regroups.mark_all_due();
         self.act(now);
+        Ok(())
     }
 
     /// What was to be stored could not be: it is not in effect.

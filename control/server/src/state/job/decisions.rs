@@ -32,6 +32,8 @@ pub enum Trigger {
     Aggregators,
     /// A drain or maintenance began or ended.
     Withdrawn,
+    /// The topology's file was read again, and says something else.
+    Topology,
     /// The ranks of a communicator agreed on another budget.
     Budget,
     /// A tenant has been promised something for a communicator.
@@ -78,6 +80,7 @@ impl std::fmt::Display for Trigger {
             Self::Hints => f.write_str("a tenant put its tasks in order"),
             Self::Losses => f.write_str("coded operations lose or send otherwise than was thought"),
             Self::Withdrawn => f.write_str("a drain or maintenance began or ended"),
+            Self::Topology => f.write_str("the topology has changed"),
             Self::Budget => f.write_str("the ranks of a communicator agreed on another budget"),
             Self::Unpinned => f.write_str("an order is control's to choose again"),
             Self::Settled => f.write_str("a communicator can be changed again"),

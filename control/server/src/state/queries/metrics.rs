@@ -39,10 +39,10 @@ impl Queries<'_> {
     }
 
     fn agent_metrics(&self, page: &mut Page) {
-        let hosts = self.ctx.settings.topology.hosts().iter().enumerate();
+        let hosts = self.ctx.settings.topology.hosts_there();
         let family = page.gauge("control_agent_connected", "", "Whether a host's agent has a session");
-        for (index, host) in hosts {
-            let connected = self.ctx.hosts.contains_key(&HostId(index));
+        for (id, host) in hosts {
+            let connected = self.ctx.hosts.contains_key(&id);
             family.count(one("host", &host.name), connected.into());
         }
         let mut leased: BTreeMap<HostId, u64> = BTreeMap::new();

@@ -34,18 +34,14 @@ impl Queries<'_> {
     pub fn topology(&self) -> v1::TopologyReply {
         let (topology, withdrawn) = (&self.ctx.settings.topology, self.ctx.operator.withdrawn());
         let crossings = self.crossings();
-        let hosts = topology.hosts().iter().enumerate().map(|(index, host)| {
-            let id = HostId(index);
-            v1::FabricHost {
-                name: host.name.clone(),
-                rack: host.rack.clone().unwrap_or_default(),
-                connected: self.ctx.hosts.contains_key(&id),
-                withdrawn: withdrawn.hosts.contains(&id),
-                communicators: self.taking_part(id),
-            }
+        let hosts = topology.hosts_there().map(|(id, host)| v1::FabricHost {
+            name: host.name.clone(),
+            rack: host.rack.clone().unwrap_or_default(),
+            connected: self.ctx.hosts.contains_key(&id),
+            withdrawn: withdrawn.hosts.contains(&id),
+            communicators: self.taking_part(id),
         });
-        let switches = topology.switches().iter().enumerate().map(|(index, switch)| {
-            let id = SwitchId(index);
+        let switches = topology.switches_there().map(|(id, switch)| {
             let kind = match switch.kind {
                 SwitchKind::Leaf => "leaf",
                 SwitchKind::Spine => "spine",
@@ -85,9 +81,9 @@ impl Queries<'_> {
         let withdrawn: BTreeSet<LinkId> = self.ctx.operator.withdrawn().all_links(topology);
         let estimates: BTreeMap<DirectedLink, _> = self.links.estimates().collect();
         let mut states = Vec::with_capacity(topology.links().len() * 2);
-        for (index, link) in topology.links().iter().enumerate() {
+        for (link_id, link) in topology.links_there() {
             for forward in [true, false] {
-                let id = DirectedLink { link: LinkId(index), forward };
+                let id = DirectedLink { link: link_id, forward };
                 let estimate = estimates.get(&id);
                 let foreign = estimate.map_or(0, |estimate| estimate.cross_traffic.0);
                 let state = if estimate.is_some_and(|estimate| estimate.failed) {

@@ -57,10 +57,9 @@ impl Queries<'_> {
     fn agents(&self, reports: &BTreeMap<SessionId, v1::Report>) -> Vec<v1::AgentStatus> {
         let since =
             |at: Duration| u64::try_from(self.ctx.now.saturating_sub(at).as_nanos()).unwrap_or(u64::MAX);
-        let hosts = self.ctx.settings.topology.hosts().iter().enumerate();
+        let hosts = self.ctx.settings.topology.hosts_there();
         hosts
             .map(|(index, host)| {
-                let index = harmonaize_planner::HostId(index);
                 let id = self.ctx.hosts.get(&index);
                 let session = id.and_then(|id| self.ctx.sessions.get(id));
                 let telemetry = self.host_telemetry(index);

@@ -318,6 +318,11 @@ impl Agreements {
         negotiate(wanted, &house)
     }
 
+    /// The topology is another: what it has for promises is looked up anew.
+    pub(crate) fn topology_changed(&mut self) {
+        (self.farthest, self.hose) = (None, None);
+    }
+
     /// The most that a communicator can be promised, bits a second: what it is already, or what hoses leave
     /// whoever asks, wherever anybody's hosts stand. Whether this very plan could keep more, or less, is not
     /// asked: the answer would tell who shares links.

@@ -283,6 +283,16 @@ impl Aggregators {
         true
     }
 
+    /// Whether an aggregator was granted any communicator that has not ended.
+    pub(crate) fn is_granting(&self, id: AggregatorId) -> bool {
+        self.grants.values().any(|granted| granted.at.contains_key(&id))
+    }
+
+    /// Returns the session of an aggregator, if it has one.
+    pub(crate) fn session_of(&self, id: AggregatorId) -> Option<SessionId> {
+        self.there.get(&id).map(|there| there.session)
+    }
+
     /// The sessions of aggregators; control goes down.
     pub(crate) fn leave(&mut self) -> Vec<SessionId> {
         self.there.clear();
@@ -379,8 +389,7 @@ impl Aggregators {
 
     /// Aggregators as operators see them.
     pub(crate) fn reply(&self, topology: &Topology) -> Vec<v1::FabricAggregator> {
-        let all = topology.aggregators().iter().enumerate().map(|(index, known)| {
-            let id = AggregatorId(index);
+        let all = topology.aggregators_there().map(|(id, known)| {
             let there = self.there.get(&id);
             let served = self
                 .grants

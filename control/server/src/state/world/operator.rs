@@ -222,6 +222,11 @@ impl Operator {
         self.plans.get(&id)
     }
 
+    /// Whether an earlier start stored a plan over a host, of a communicator that may come back.
+    pub(crate) fn awaits(&self, host: &str) -> bool {
+        self.plans.values().any(|plan| plan.hosts.iter().any(|known| known == host))
+    }
+
     /// Returns plans of communicators that did not come back in time; they are to be removed.
     pub(crate) fn lost_plans(&mut self, now: Duration) -> Vec<CommunicatorId> {
         if self.plans_until.is_none_or(|until| now < until) {

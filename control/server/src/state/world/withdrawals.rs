@@ -1,6 +1,6 @@
 //! Drains and windows of maintenance: what hosts, switches and links carry nothing now.
 
-use harmonaize_planner::{Drains, HostId, Link, LinkId, Nanos, Node, SwitchId, Topology};
+use harmonaize_planner::{Drains, HostId, Link, LinkId, Nanos, Node, Topology};
 use harmonaize_store::{Change, Withdrawal, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -38,16 +38,14 @@ fn insert(drains: &mut Drains, target: Target) {
 
 /// Finds what a target names, and its name as it is kept.
 pub(crate) fn find(topology: &Topology, name: &str) -> Option<(Target, String)> {
-    let node = |name: &str| {
-        let switch = || topology.switches().iter().position(|switch| switch.name == name);
-        topology.host(name).map(Node::Host).or_else(|| Some(Node::Switch(SwitchId(switch()?))))
-    };
+    let node =
+        |name: &str| topology.host(name).map(Node::Host).or_else(|| topology.switch(name).map(Node::Switch));
     let Some((one, other)) = name.split_once(':') else {
         return node(name).map(|node| (Target::Node(node), name.to_owned()));
     };
     let ends = [node(one)?, node(other)?];
     let joins = |link: &Link| ends == [link.from, link.to] || ends == [link.to, link.from];
-    let id = LinkId(topology.links().iter().position(joins)?);
+    let (id, _) = topology.links_there().find(|found| joins(found.1))?;
     Some((Target::Link(id), link_name(topology, id)))
 }
 

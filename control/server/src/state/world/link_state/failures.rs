@@ -132,6 +132,20 @@ impl LinkState {
         }
     }
 
+    /// The topology is another: of links that it has no longer nothing is thought, and ways are traced anew.
+    pub(crate) fn topology_changed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+        let topology = &ctx.settings.topology;
+        self.estimates.forget_gone(topology);
+        let there = |link: LinkId| topology.links().get(link.0).is_some_and(|link| !link.is_gone());
+        self.failures.against.retain(|link, _| there(link.link));
+        self.failures.failed.retain(|link, _| there(link.link));
+        self.failures.suspected.retain(|link, _| there(*link));
+        self.active_changed();
+        let pairs: Vec<Pair> = self.ports.pairs().take(MOST_ANEW).collect();
+        self.trace_anew(ctx, pairs.into_iter());
+        self.ask_traces(ctx, effects);
+    }
+
     /// A probe crossed a link that counts as failed.
     pub(crate) fn crossed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, by: HostId, path: &Path) {
         let failed = path.links().iter().filter(|link| self.failures.failed.contains_key(link));
