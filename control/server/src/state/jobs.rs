@@ -105,9 +105,12 @@ impl Jobs {
         let occupied = known.occupies(ctx.now, allocator.notice);
         known.state = report.state;
         known.offered = None;
-        if !matches!(report.state, WorkerState::Running { .. }) {
-            known.recalled = None;
-        }
+        // What is to end since before control began has its notice from now on.
+        known.recalled = match report.state {
+            WorkerState::Running { stopping: true, .. } => known.recalled.or(Some(ctx.now)),
+            WorkerState::Running { .. } => known.recalled,
+            WorkerState::None | WorkerState::Ended { .. } => None,
+        };
         let wait = Duration::from_nanos(asked.wait_ns).min(LONGEST);
         let question =
             Question { session: from, request: asked.request, until: ctx.now.saturating_add(wait) };
