@@ -86,7 +86,10 @@ impl Tenants {
         for attempt in 0.. {
             let name = format!("{name}-{attempt}");
             let done = deployment.harmonaize(&["tenants", "add", &name]);
-            let Err(error) = done else { return drop(self.acknowledged.insert(name)) };
+            let Err(error) = done else {
+                self.acknowledged.insert(name);
+                return;
+            };
             assert!(Instant::now() < deadline, "{error:#}");
             // It may be added, and its answer lost.
             self.unanswered.insert(name);

@@ -46,12 +46,14 @@ fn text(name: &str, prefix: &str) -> String {
 }
 
 enumerations! {
+    allocation_reason: AllocationReason, "ALLOCATION_REASON_";
     change_outcome: ChangeOutcome, "CHANGE_OUTCOME_";
     none: Clause, "CLAUSE_";
     congestion_cause: CongestionCause, "CONGESTION_CAUSE_";
     congestion_level: CongestionLevel, "CONGESTION_LEVEL_";
     failure_kind: FailureKind, "FAILURE_KIND_";
     flow_protocol: FlowProtocol, "FLOW_PROTOCOL_";
+    job_phase: JobPhase, "JOB_PHASE_";
     link_state: LinkState, "LINK_STATE_";
     phase: Phase, "PHASE_";
     priority: Priority, "PRIORITY_";

@@ -4,6 +4,7 @@
 mod agreements;
 mod bounded;
 mod congestion;
+mod jobs;
 mod json;
 mod rows;
 

@@ -9,6 +9,7 @@ mod flows;
 mod hello;
 mod help;
 mod init;
+mod jobs;
 mod operate;
 mod output;
 mod perfetto;
@@ -53,6 +54,7 @@ Examples:
   harmonaize topology import lldp hosts/*.json    a topology file of what hosts see
   harmonaize plans                            rings, paths and shares of communicators
   harmonaize explain a/world                  why it runs by its plan, and when that changed
+  harmonaize jobs                             tenants' jobs, the hosts that they have, and why
   harmonaize plan --dry-run --drain spine0    what would happen if
   harmonaize drain spine0                     our traffic leaves a switch, while collectives run
   harmonaize maintenance h3 --from +30min --for 2h
@@ -185,6 +187,31 @@ enum Command {
         /// The last N alone; 0 for all that control keeps.
         #[arg(long, value_name = "N", default_value_t = 0)]
         last: u32,
+        #[command(flatten)]
+        print: PageArguments,
+    },
+    /// Lists jobs: what each has, where, and why.
+    #[command(after_help = jobs::JOBS_HELP)]
+    Jobs {
+        #[command(flatten)]
+        print: PageArguments,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Lists jobs that wait for hosts, the next one first.
+    #[command(after_help = jobs::QUEUE_HELP)]
+    Queue {
+        #[command(flatten)]
+        print: PageArguments,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Says why a job has the workers that it has.
+    #[command(after_help = jobs::WHY_HELP)]
+    Why {
+        /// Its name, or tenant/name.
+        #[arg(value_name = "JOB")]
+        job: String,
         #[command(flatten)]
         print: PageArguments,
     },
@@ -450,7 +477,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Revoke(asked) => asked.run(),
         Command::Doctor(asked) => runtime.block_on(asked.run()),
         Command::Hello(asked) => runtime.block_on(asked.run()),
-        Command::Tenant(asked) => asked.run(),
+        Command::Tenant(asked) => asked.run(&runtime),
         Command::Top { once: false, print, .. } if print.is_for_programs() => {
             Err(Failure::Usage("one picture, or one after the other? say --once too".to_owned()))
         }
@@ -511,6 +538,13 @@ async fn operate(control: &ControlArguments, command: Command) -> Result<String,
         Command::Explain { communicator, last, print } => {
             control.explain(communicator.as_ref(), last, &print).await
         }
+        Command::Jobs { print, watch } => {
+            watch.show(async || Ok(print.page(&control.jobs().await?, jobs::jobs))).await
+        }
+        Command::Queue { print, watch } => {
+            watch.show(async || Ok(print.page(&jobs::waiting(control.jobs().await?), jobs::queue))).await
+        }
+        Command::Why { job, print } => Ok(print.page(&jobs::find(control.jobs().await?, &job)?, jobs::why)),
         Command::Plan { dry_run: _, drain, print } => control.dry_run(drain, &print).await,
         Command::Drain { targets, end, reason, wait, print } => {
             control.withdraw(WithdrawOptions { targets, window: None, end, reason, wait, print }).await

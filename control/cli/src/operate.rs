@@ -163,6 +163,14 @@ impl FromStr for Moment {
 }
 
 impl Moment {
+    /// How long until then; nothing where it is over.
+    pub(crate) fn left(self, now: SystemTime) -> Duration {
+        match self {
+            Self::At(at) => at.duration_since(now).unwrap_or_default(),
+            Self::In(later) => later.into(),
+        }
+    }
+
     /// CLOCK_REALTIME nanoseconds.
     fn nanos(self) -> u64 {
         let since = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -296,6 +304,12 @@ impl Operate {
         last: u32,
     ) -> Result<v1::ExplainReply, Failure> {
         let outcome = self.client.explain(v1::ExplainRequest { communicator, last }).await;
+        self.done(outcome)
+    }
+
+    /// Jobs, what they have, and why.
+    pub(crate) async fn jobs(&mut self) -> Result<v1::JobsReply, Failure> {
+        let outcome = self.client.jobs(v1::JobsRequest {}).await;
         self.done(outcome)
     }
 

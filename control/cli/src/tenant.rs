@@ -1,7 +1,8 @@
 //! What a tenant's people ask of the provider through the agent's socket for tenants: constraints and agreements, hints, events, and
-//! how agreements were kept.
+//! how agreements were kept; and runners, which start its jobs' workers.
 
 mod chrome;
+mod run;
 mod show;
 
 pub(crate) use show::agreement_cells;
@@ -34,6 +35,7 @@ Examples:
   harmonaize tenant events --follow --json                 an object a line
   harmonaize tenant receipts job                           how the agreement was kept
   harmonaize tenant trace job-*.jsonl --out job.json       operations that processes wrote down, as a Chrome trace
+  harmonaize tenant run --job bert --workers 2..8 -- ./train.py    a worker here when the provider gives this host to the job
 
 The socket is that through which this tenant's processes attach: --socket, or HARMONAIZE_SOCKET. A proposal that is refused
 is answered with what could be had; --take takes that. Hints promise nothing; each takes the place of what was said before.
@@ -144,6 +146,12 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// Starts a worker of a job here when the provider says so, and ends it likewise.
+    #[command(after_help = run::HELP)]
+    Run(run::Run),
+    /// Becomes a worker's command; for `run` alone.
+    #[command(hide = true)]
+    Become(run::Become),
     /// Makes a Chrome trace of operations that processes wrote down; without the agent.
     #[command(after_help = TRACE_HELP)]
     Trace {
@@ -353,9 +361,10 @@ impl ProposedConstraints {
 }
 
 impl Tenant {
-    pub(crate) fn run(self) -> Result<String, Failure> {
-        let client = || attached(self.socket);
-        match self.action {
+    pub(crate) fn run(self, runtime: &tokio::runtime::Runtime) -> Result<String, Failure> {
+        let Self { socket, action } = self;
+        let client = || attached(socket.clone());
+        match action {
             Action::Constraints { communicator, constraints: proposed, take, json } => {
                 constraints(&client()?, &communicator, proposed.constraints(), take, json)
             }
@@ -379,6 +388,8 @@ impl Tenant {
                     false => show::receipt(&communicator, &agreement),
                 })
             }
+            Action::Run(asked) => runtime.block_on(asked.run(socket)),
+            Action::Become(asked) => asked.run(),
             Action::Trace { files, torch, out } => chrome::write(&files, torch.as_deref(), &out),
         }
     }

@@ -1,7 +1,7 @@
 //! Control's configuration file, and the topology that it names.
 
 use crate::access::{Access, Role};
-use crate::state::{Settings, TenantAlgorithm, TenantCongestion, Terms};
+use crate::state::{AllocatorSettings, LivePolicy, Settings, TenantAlgorithm, TenantCongestion, Terms};
 use harmonaize_abi::session::MAX_WEIGHT;
 use harmonaize_abi::{Collective, CongestionControlError};
 use harmonaize_api::is_tenant_name;
@@ -174,6 +174,17 @@ struct File {
     most_weight: toml::Spanned<u32>,
     #[serde(default = "time::<600>")]
     longest_regroup: Nanos,
+    allocator: Option<FileAllocator>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileAllocator {
+    policy: toml::Spanned<String>,
+    #[serde(default = "seconds::<30>")]
+    round: toml::Spanned<Nanos>,
+    #[serde(default = "seconds::<10>")]
+    notice: toml::Spanned<Nanos>,
 }
 
 #[derive(Deserialize)]
@@ -425,6 +436,7 @@ impl File {
             terms,
             most_weight,
             longest_regroup: self.longest_regroup.into(),
+            allocator: self.allocator.map(|allocator| allocator.settings(text)).transpose()?,
         };
         Ok(Config {
             listen: self.listen,
@@ -437,6 +449,23 @@ impl File {
             store,
             source: None,
         })
+    }
+}
+
+impl FileAllocator {
+    fn settings(self, text: &str) -> Result<AllocatorSettings, TextError> {
+        let wrong = |byte: usize, message: String| TextError { at: Position::of(text, byte), message };
+        let (at, name) = (self.policy.span().start, self.policy.into_inner());
+        let policy = LivePolicy::ALL.into_iter().find(|policy| policy.name() == name).ok_or_else(|| {
+            let all = LivePolicy::ALL.map(LivePolicy::name).join(", ");
+            wrong(at, format!("`{name}` is no policy of live jobs: {all}"))
+        })?;
+        let time = |what: &str, time: &toml::Spanned<Nanos>| match time.get_ref() {
+            Nanos(0) => Err(wrong(time.span().start, format!("{what} must be longer than nothing"))),
+            time => Ok(Duration::from(*time)),
+        };
+        let (round, notice) = (time("round", &self.round)?, time("notice", &self.notice)?);
+        Ok(AllocatorSettings { policy, round, notice })
     }
 }
 
@@ -600,6 +629,25 @@ insecure_loopback = true
 [[tenant]]
 name = "a"
 "#;
+
+    #[test]
+    fn hosts_are_allocated_by_policies_of_live_jobs() {
+        let allocator = |section: &str| {
+            load(&format!("{GOOD}[allocator]\n{section}\n")).map(|config| config.settings.allocator)
+        };
+        assert_eq!(load(GOOD).unwrap().settings.allocator, None);
+        let (policy, round) = (LivePolicy::LeastAttained, Duration::from_secs(30));
+        let expected = AllocatorSettings { policy, round, notice: Duration::from_secs(2) };
+        assert_eq!(allocator("policy = \"least-attained\"\nnotice = \"2s\""), Ok(Some(expected)));
+        for (section, error) in [
+            ("policy = \"sia\"", "line 9, column 10: `sia` is no policy of live jobs: fifo, least-attained"),
+            ("policy = \"fifo\"\nround = \"0s\"", "line 10, column 9: round must be longer than nothing"),
+            ("", "missing field `policy`"),
+        ] {
+            let refused = allocator(section).unwrap_err();
+            assert!(refused.contains(error), "{refused}");
+        }
+    }
 
     #[test]
     fn roles_of_operators() {

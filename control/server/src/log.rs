@@ -92,6 +92,16 @@ pub(crate) fn log(fact: &Fact) {
         Fact::NotRegrouped { communicator, tenant, name, within } => {
             tracing::warn!(%tenant, communicator = %id(*communicator), %name, ?within, "its members have not regrouped in time");
         }
+        Fact::JobStarted { tenant, name, generation, hosts, why } => {
+            tracing::info!(%tenant, job = %name, generation, hosts = %hosts.join(","), %why, "job has workers");
+        }
+        Fact::JobRecalled { tenant, name, generation, reason } => {
+            tracing::info!(%tenant, job = %name, generation, ?reason, "job's workers are to end");
+        }
+        Fact::JobOver { tenant, name, generation, succeeded } => {
+            tracing::info!(%tenant, job = %name, generation, succeeded, "job is over");
+        }
+        Fact::JobsUndecided { why } => tracing::error!(%why, "no round of jobs"),
         Fact::Ended { communicator, tenant, name, kind, ranks, detail } => {
             let communicator = id(*communicator);
             tracing::warn!(%tenant, %communicator, %name, ?kind, ?ranks, %detail, "communicator ended");

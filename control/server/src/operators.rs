@@ -243,6 +243,11 @@ impl Operator for Operators {
         Ok(Response::new(self.query(|state, now| state.queries(now).traced_paths()).await?))
     }
 
+    async fn jobs(&self, request: Request<v1::JobsRequest>) -> Answer<v1::JobsReply> {
+        self.access.caller(&request, Role::Viewer, "jobs")?;
+        Ok(Response::new(self.query(|state, now| state.queries(now).jobs()).await?))
+    }
+
     type AskStream = Replies;
 
     async fn ask(&self, request: Request<v1::AskRequest>) -> Answer<Self::AskStream> {

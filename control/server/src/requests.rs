@@ -124,6 +124,7 @@ fn tenant_of(message: &from_agent::Message) -> Option<&str> {
         Message::Negotiate(asked) => Some(&asked.tenant),
         Message::BeginIteration(asked) => Some(&asked.tenant),
         Message::Hint(asked) => Some(&asked.tenant),
+        Message::AwaitOrder(asked) => Some(&asked.tenant),
         _ => None,
     }
 }
@@ -149,6 +150,9 @@ fn refusal(message: from_agent::Message, refused: String) -> Option<to_agent::Me
         }
         Message::Hint(v1::Hint { request, .. }) => {
             to_agent::Message::Hinted(v1::Hinted::answer(request, Err(refused.into())))
+        }
+        Message::AwaitOrder(v1::AwaitOrder { request, .. }) => {
+            to_agent::Message::RunnerOrder(v1::RunnerOrder::answer(request, Err(refused)))
         }
         _ => return None,
     })

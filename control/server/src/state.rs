@@ -2,13 +2,14 @@
 //! out.
 //!
 //! [`Controller`] owns the parts and alone has them meet. `world` holds facts, `job` what each communicator
-//! runs by, `tenants` what tenants ask for and are promised, `queries` what operators ask. A part owns its
+//! runs by, `jobs` which hosts tenants' jobs have, `tenants` what tenants ask for and are promised, `queries` what operators ask. A part owns its
 //! fields, reads the others through a context, and says what it did by them as effects.
 
 mod controller;
 mod ctx;
 mod effects;
 mod job;
+mod jobs;
 mod output;
 mod queries;
 mod reason;
@@ -29,7 +30,7 @@ pub(crate) use job::stored::{plan_change, stored_plan_status, touched};
 pub use output::{Fact, Output, SessionId};
 pub use queries::{DryRun, Queries};
 pub use reason::{RateChange, Reason, TurnsEnd};
-pub use settings::{Settings, TenantAlgorithm, TenantCongestion, Terms};
+pub use settings::{AllocatorSettings, LivePolicy, Settings, TenantAlgorithm, TenantCongestion, Terms};
 pub(crate) use tenants::elsewhere::for_a_tenant;
 pub use world::operator::Instruction;
 pub use world::withdrawals::InstructionError;

@@ -22,6 +22,7 @@ mod name;
 mod offer;
 mod region;
 mod request_error;
+mod runner;
 
 pub use auth::{AuthConfirmation, AuthRequest, Challenge, MIN_SECRET, Response, Secret};
 pub use budget::{Budget, MAX_CODECS};
@@ -41,6 +42,7 @@ pub use name::is_name;
 pub use offer::{Offer, PairEnd, Registered};
 pub use region::{AddedRegion, RegionRefused};
 pub use request_error::{Refusal, RequestError, TYPED_REFUSALS};
+pub use runner::{RUNNERS, RecallReason, RunnerError, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
 
 /// Opens the first message each way.
 pub const MAGIC: [u8; 8] = *b"harmoniz";
@@ -212,7 +214,7 @@ pub enum Request {
     },
     /// Ask why the communicator ended.
     Detail {
-        /// Comes back.
+        /// Comes back. With [`RUNNERS`] the answer may be [`Answer::TakesRunners`].
         id: u64,
         /// Handle from [`Answer::Joined`].
         communicator: u32,
@@ -296,6 +298,16 @@ pub enum Request {
         knobs: Knobs,
         /// The batch.
         batch: BatchKnobs,
+    },
+    /// The process starts workers on this host for a job: what it is to do. Answered once it is to do something, or the wait is over;
+    /// one such request at a time, and only to an agent that has answered [`Answer::TakesRunners`].
+    Runner {
+        /// Comes back.
+        id: u64,
+        /// What it says of itself.
+        report: RunnerReport,
+        /// How long to wait, in nanoseconds.
+        wait_ns: u64,
     },
 }
 
@@ -445,6 +457,18 @@ pub enum Answer {
         /// Or not.
         choice: Result<(Choice, Option<BatchChoice>), RequestError>,
     },
+    /// The agent reads [`Request::Runner`].
+    TakesRunners {
+        /// Of the request, with [`RUNNERS`].
+        id: u64,
+    },
+    /// What the runner is to do, or why that was not looked at.
+    Runner {
+        /// Of the request.
+        id: u64,
+        /// Or so.
+        order: Result<RunnerOrder, RequestError>,
+    },
 }
 
 impl Answer {
@@ -468,7 +492,9 @@ impl Answer {
             | Self::AllEvents { id, .. }
             | Self::NoCommunicator { id, .. }
             | Self::TakesBatches { id }
-            | Self::Batch { id, .. } => *id,
+            | Self::Batch { id, .. }
+            | Self::TakesRunners { id }
+            | Self::Runner { id, .. } => *id,
         }
     }
 }

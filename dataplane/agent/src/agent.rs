@@ -538,7 +538,7 @@ impl Agent {
             Event::GrantAggregation(_) | Event::RevokeAggregation(_) | Event::ServeTenants(_) => {}
             Event::Answered(answer) => self.questions.answer(answer),
             Event::Connected(welcome) => {
-                self.questions.session(true, welcome.cancels_reads);
+                self.questions.session(true, welcome.cancels_reads, welcome.allocates);
                 let interval = welcome.telemetry_interval_ns;
                 let interval =
                     (interval > 0).then(|| Duration::from_nanos(interval).max(MIN_REPORT_INTERVAL));
@@ -548,7 +548,7 @@ impl Agent {
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
-                self.questions.session(false, false);
+                self.questions.session(false, false, false);
                 // Whoever gives turns next knows nothing of those that were.
                 for communicator in self.communicators.keys().copied().collect::<Vec<_>>() {
                     self.command_of(communicator, Command::Interleave { communicator, interleaving: None });

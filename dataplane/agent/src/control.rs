@@ -155,6 +155,8 @@ pub enum ControlAnswer {
     Iteration(v1::IterationChoice),
     /// To `Hint`.
     Hinted(v1::Hinted),
+    /// To `AwaitOrder`.
+    Runner(v1::RunnerOrder),
 }
 
 /// The agent's end of the session. Dropping `to_control` ends it after what is queued.

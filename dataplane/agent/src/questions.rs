@@ -6,7 +6,7 @@ mod pending;
 use crate::control::ControlAnswer;
 use crate::session::Question;
 use events::{batch, read_events};
-use harmonaize_abi::session::{BatchChoice, Choice, EventBatch, Negotiated};
+use harmonaize_abi::session::{BatchChoice, Choice, EventBatch, Negotiated, RunnerOrder};
 use harmonaize_api::v1::{self, from_agent};
 use pending::PendingRequests;
 
@@ -17,18 +17,20 @@ pub(crate) struct Questions {
     negotiations: PendingRequests<Negotiated>,
     iterations: PendingRequests<(Choice, Option<BatchChoice>)>,
     hints: PendingRequests<()>,
+    runners: PendingRequests<RunnerOrder>,
     /// Whether control takes `CancelRead`.
     cancels: bool,
 }
 
 impl Questions {
-    /// A session with control has begun, or has ended. `cancels`: whether this control takes `CancelRead`.
-    pub(crate) fn session(&mut self, open: bool, cancels: bool) {
+    /// A session with control has begun, or has ended. `cancels`: whether this control takes `CancelRead`; `allocates`: `AwaitOrder`.
+    pub(crate) fn session(&mut self, open: bool, cancels: bool, allocates: bool) {
         self.cancels = cancels;
         self.readers.reset(open);
         self.negotiations.reset(open);
         self.iterations.reset(open);
         self.hints.reset(open);
+        self.runners.reset(open && allocates);
     }
 
     /// What to say to control for a tenant's question; none where it cannot be asked.
@@ -53,14 +55,22 @@ impl Questions {
                 let (tenant, hints) = (tenant.to_owned(), Some((&hints).into()));
                 from_agent::Message::Hint(v1::Hint { request, tenant, communicator, hints })
             }
+            Question::Runner { report, wait, reply } => {
+                let request = self.runners.ask(reply)?;
+                from_agent::Message::AwaitOrder(v1::AwaitOrder::of(request, tenant, report, wait))
+            }
         })
     }
 
-    /// What to say to control of processes that waited for events and went away.
+    /// What to say to control of processes that waited for events or orders and went away.
     pub(crate) fn abandoned(&mut self) -> Vec<from_agent::Message> {
-        let mut gone = self.readers.abandoned();
-        gone.retain(|_| self.cancels);
-        gone.into_iter().map(|request| from_agent::Message::CancelRead(v1::CancelRead { request })).collect()
+        let mut readers = self.readers.abandoned();
+        readers.retain(|_| self.cancels);
+        let readers =
+            readers.into_iter().map(|request| from_agent::Message::CancelRead(v1::CancelRead { request }));
+        let runners = self.runners.abandoned().into_iter();
+        let runners = runners.map(|request| from_agent::Message::CancelOrder(v1::CancelOrder { request }));
+        readers.chain(runners).collect()
     }
 
     /// Control's answer, for who waits for it.
@@ -70,6 +80,7 @@ impl Questions {
             ControlAnswer::Negotiated(answer) => self.negotiations.answer(answer.request, answer.outcome()),
             ControlAnswer::Iteration(answer) => self.iterations.answer(answer.request, answer.choice()),
             ControlAnswer::Hinted(answer) => self.hints.answer(answer.request, answer.outcome()),
+            ControlAnswer::Runner(answer) => self.runners.answer(answer.request, answer.outcome()),
         }
     }
 }

@@ -25,7 +25,7 @@ pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     BatchChoice, BatchKnobs, Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints,
-    JoinRefused, Knobs, Negotiated, Refusal, Regrouping, Secret,
+    JoinRefused, Knobs, Negotiated, Refusal, Regrouping, RunnerOrder, RunnerReport, Secret,
 };
 use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_verbs::{Devices, PortOptions};
@@ -370,5 +370,14 @@ pub enum Question {
         hints: Hints,
         /// Once it is taken note of.
         reply: oneshot::Sender<Result<(), Refusal>>,
+    },
+    /// What a runner is to do.
+    Runner {
+        /// What it says of itself.
+        report: RunnerReport,
+        /// How long it waits for something to do.
+        wait: Duration,
+        /// What it is to do.
+        reply: oneshot::Sender<Result<RunnerOrder, Refusal>>,
     },
 }

@@ -225,6 +225,9 @@ pub enum Error {
     /// Nothing came of a proposal, or of a question about an agreement or an iteration.
     #[error("no agreement: {0}")]
     Agreement(String),
+    /// A runner has nothing that it could do: the provider cannot be asked now, or does not run its job.
+    #[error("no order for the runner: {0}")]
+    Runner(String),
     /// The tenant has asked the provider too much lately through this agent. This question was not looked at.
     #[error("too many questions to the provider; the next in {retry_after:?}")]
     TooOften {

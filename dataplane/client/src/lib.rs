@@ -52,6 +52,7 @@ mod protection;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod region;
+mod runner;
 mod session;
 mod shared;
 mod tensor;
@@ -71,8 +72,8 @@ pub use group::Group;
 pub use harmonaize_abi::session::{
     Access, Agreement, BatchChoice, BatchKnobs, Budget, Checkpoint, Choice, ChoiceReason, Clause,
     Constraints, Event, EventBatch, EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal,
-    Knobs, LearningRate, Negotiated, OnFailure, Priority, Reason, Record, RefusalKind, RegionRefused, Secret,
-    Target,
+    Knobs, LearningRate, Negotiated, OnFailure, Priority, Reason, RecallReason, Record, RefusalKind,
+    RegionRefused, RunnerOrder, RunnerReport, Secret, Target, WorkerPlace, WorkerState,
 };
 pub use harmonaize_abi::{
     BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,
@@ -88,6 +89,7 @@ pub use protection::{ProtectOptions, Protection, RankState, Restored};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;
 pub use region::Region;
+pub use runner::Runner;
 pub use tensor::Tensor;
 
 #[cfg(test)]

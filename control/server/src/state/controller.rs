@@ -21,6 +21,7 @@ use crate::state::job::communicators::Communicators;
 use crate::state::job::decisions::{Decisions, Trigger};
 use crate::state::job::ended::History;
 use crate::state::job::planning::PlanRequest;
+use crate::state::jobs::Jobs;
 use crate::state::output::{Output, SessionId};
 use crate::state::queries::Queries;
 use crate::state::queries::questions::Questions;
@@ -72,6 +73,7 @@ pub struct Controller {
     pub(crate) join_rates: JoinRates,
     pub(crate) regroups: Regroups,
     pub(crate) splits: Splits,
+    pub(crate) jobs: Jobs,
     // Operators.
     pub(crate) questions: Questions,
     // Its own.
@@ -112,6 +114,7 @@ impl Controller {
             join_rates: JoinRates::default(),
             regroups: Regroups::default(),
             splits: Splits::default(),
+            jobs: Jobs::default(),
             questions: Questions::default(),
             random,
             boot,
@@ -143,6 +146,7 @@ impl Controller {
             joins: &self.joins,
             decisions: &self.decisions,
             history: &self.history,
+            jobs: &self.jobs,
         }
     }
 

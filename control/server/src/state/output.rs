@@ -1,6 +1,7 @@
 //! What control does: messages, entries of the operator's log, and what is to be stored.
 
 use crate::state::reason::{Reason, TurnsEnd};
+use harmonaize_abi::session::RecallReason;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{InterleaveReason, PlanReason};
@@ -99,6 +100,14 @@ pub enum Fact {
     Kept { communicator: CommunicatorId, tenant: String, name: String, within: Duration },
     /// They have not, and it is over.
     NotRegrouped { communicator: CommunicatorId, tenant: String, name: String, within: Duration },
+    /// A job has new workers, on these hosts by rank; why.
+    JobStarted { tenant: String, name: String, generation: u64, hosts: Vec<String>, why: String },
+    /// A job's workers are to end.
+    JobRecalled { tenant: String, name: String, generation: u64, reason: RecallReason },
+    /// A job is over.
+    JobOver { tenant: String, name: String, generation: u64, succeeded: bool },
+    /// A round has given nothing to anybody; why.
+    JobsUndecided { why: String },
     /// A communicator ended otherwise.
     Ended {
         communicator: CommunicatorId,

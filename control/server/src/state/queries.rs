@@ -10,6 +10,7 @@ mod status;
 use crate::state::ctx::Ctx;
 use crate::state::job::decisions::{Counts, Decision, Decisions};
 use crate::state::job::ended::History;
+use crate::state::jobs::Jobs;
 use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::hints::AllHints;
 use crate::state::tenants::joins::Joins;
@@ -35,12 +36,18 @@ pub struct Queries<'a> {
     pub(crate) joins: &'a Joins,
     pub(crate) decisions: &'a Decisions,
     pub(crate) history: &'a History,
+    pub(crate) jobs: &'a Jobs,
 }
 
 impl<'a> Queries<'a> {
     /// Returns what was decided lately, oldest first.
     pub fn decisions(self) -> impl Iterator<Item = &'a Decision> {
         self.decisions.recent()
+    }
+
+    /// Returns the jobs, what they have, and why.
+    pub fn jobs(self) -> harmonaize_api::v1::JobsReply {
+        self.jobs.reply(&self.ctx)
     }
 
     /// Returns how often control has planned, decided and switched.

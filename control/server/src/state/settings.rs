@@ -46,6 +46,41 @@ pub struct Settings {
     /// How long a communicator that failed, and what was promised for it, are kept at most for its members to
     /// regroup.
     pub longest_regroup: Duration,
+    /// How hosts are given to jobs; none: they are not.
+    pub allocator: Option<AllocatorSettings>,
+}
+
+/// How hosts are given to jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocatorSettings {
+    /// By which policy.
+    pub policy: LivePolicy,
+    /// How long what is given stands at least.
+    pub round: Duration,
+    /// How long a worker has to end when it is asked to.
+    pub notice: Duration,
+}
+
+/// The allocator's policies that need no measured speeds, which live jobs do not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LivePolicy {
+    /// First in, first out.
+    Fifo,
+    /// Whoever has had the least goes first.
+    LeastAttained,
+}
+
+impl LivePolicy {
+    /// All.
+    pub const ALL: [Self; 2] = [Self::Fifo, Self::LeastAttained];
+
+    /// The name in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fifo => "fifo",
+            Self::LeastAttained => "least-attained",
+        }
+    }
 }
 
 /// An operator's choice for a tenant.

@@ -36,6 +36,7 @@ mod direct;
 mod events;
 mod fabric;
 mod hints;
+mod jobs;
 mod kept;
 mod leases;
 mod noise;

@@ -258,7 +258,9 @@ impl Ledger {
             | Message::RequestSlot(_)
             | Message::ReleaseSlot(_)
             | Message::TenantsServed(_)
-            | Message::CancelRead(_) => {}
+            | Message::CancelRead(_)
+            | Message::AwaitOrder(_)
+            | Message::CancelOrder(_) => {}
         }
         self.disconnected_since.is_none().then_some(message)
     }
@@ -329,6 +331,7 @@ impl Ledger {
             Message::Negotiated(answer) => Some(Event::Answered(ControlAnswer::Negotiated(answer))),
             Message::IterationChoice(answer) => Some(Event::Answered(ControlAnswer::Iteration(answer))),
             Message::Hinted(answer) => Some(Event::Answered(ControlAnswer::Hinted(answer))),
+            Message::RunnerOrder(answer) => Some(Event::Answered(ControlAnswer::Runner(answer))),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 self.granted.remove(&communicator);

@@ -10,9 +10,9 @@ use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     ALL_EVENTS, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, FailureDetail,
-    JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, Refusal, RefusalKind,
-    Refused, RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode, encode, full_name,
-    is_name, length,
+    JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, RUNNERS, Reason, Refusal,
+    RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode, encode,
+    full_name, is_name, length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -40,6 +40,9 @@ const MAX_DESCRIPTORS: usize = 4;
 /// For who asks where control cannot be asked.
 const AWAY: &str = "the provider cannot be asked now; ask again later";
 
+/// For a runner where control cannot be asked.
+const NO_JOBS: &str = "the provider cannot be asked now, or allocates no hosts to jobs; ask again later";
+
 /// For who names a handle that it has not joined.
 const UNKNOWN: &str = "no such communicator on this attachment";
 
@@ -52,6 +55,7 @@ enum RequestKind {
     Negotiate,
     Iteration,
     Hint,
+    Runner,
     /// At this offset.
     AddRegion(u64),
     RemoveRegion(u64),
@@ -65,6 +69,7 @@ impl RequestKind {
             Self::Negotiate => "this process waits for an answer already; propose again after it",
             Self::Iteration => "this process waits for a choice already",
             Self::Hint => "this process waits for an answer to hints already",
+            Self::Runner => "this process waits for something to do already; one worker a process",
             Self::Join | Self::Detail | Self::AddRegion(_) | Self::RemoveRegion(_) => {
                 "this process waits for an answer already"
             }
@@ -351,6 +356,7 @@ impl AttachedSession {
                 Handled::Both(SessionRequest::Abort { attachment, communicator }, Answer::Aborted { id })
             }
             Request::Abort { id, .. } => Handled::Answered(Answer::Aborted { id }),
+            Request::Detail { id, .. } if id & RUNNERS != 0 => Handled::Answered(Answer::TakesRunners { id }),
             Request::Detail { id, communicator } if self.joined.contains(&communicator) => {
                 let reply = self.await_reply(RequestKind::Detail, move |detail| {
                     let detail: Option<FailureDetail> = detail.ok().flatten();
@@ -439,6 +445,14 @@ impl AttachedSession {
                     move |hinted| Answer::Hinted { id, refused: hinted.err() },
                 )
             }
+            Request::Runner { id, report, wait_ns } => self.ask(
+                id,
+                RequestKind::Runner,
+                report.check().map_err(|error| error.to_string().into()),
+                |reply| Question::Runner { report, wait: Duration::from_nanos(wait_ns), reply },
+                || Err(NO_JOBS.into()),
+                move |order| Answer::Runner { id, order },
+            ),
             Request::Grow { id, bytes } => {
                 let made = self.memory.grow(bytes);
                 self.add_region(made, move |added| Answer::Grown { id, added })
@@ -660,6 +674,7 @@ fn repeatable(request: &Request) -> Option<RequestKind> {
         Request::Negotiate { .. } => Some(RequestKind::Negotiate),
         Request::Iteration { .. } | Request::Batch { .. } => Some(RequestKind::Iteration),
         Request::Hint { .. } => Some(RequestKind::Hint),
+        Request::Runner { .. } => Some(RequestKind::Runner),
         _ => None,
     }
 }

@@ -129,5 +129,6 @@ impl Controller {
         self.hints.forget(name);
         self.history.forget(name);
         self.events.forget_tenant(&ctx!(self, now), &mut self.outbox, name);
+        self.jobs.forget_tenant(&mut self.outbox, name);
     }
 }

@@ -125,6 +125,10 @@ impl Controller {
                 self.events.begin_iteration(ctx, &mut self.outbox, from, &asked);
             }
             Message::Hint(asked) => self.hints.hint(ctx, &mut self.outbox, from, &asked),
+            Message::AwaitOrder(asked) => {
+                return self.jobs.await_order(ctx, &mut self.outbox, from, &asked);
+            }
+            Message::CancelOrder(gone) => self.jobs.cancel(ctx, &mut self.outbox, from, gone.request),
             Message::RequestSlot(wanted) => {
                 return self.turns.slot_requested(ctx, &mut self.outbox, from, wanted);
             }

@@ -75,6 +75,7 @@ impl Controller {
             serve: self.operator.served_at(&hello.host),
             uplink_bits_per_second: self.settings.topology.uplink(host).0,
             cancels_reads: true,
+            allocates: self.settings.allocator.is_some(),
         };
         self.outbox.send(from, to_agent::Message::Welcome(welcome));
         self.outbox.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
@@ -117,6 +118,7 @@ impl Controller {
         self.questions.session_ended(session);
         self.answer_questions(now);
         self.events.forget_readers(session);
+        self.jobs.session_ended(now, session);
         self.act(now);
     }
 

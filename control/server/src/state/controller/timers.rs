@@ -23,6 +23,7 @@ impl Controller {
             self.regroups.next_timeout(),
             self.agreements.next_timeout(&self.settings),
             self.turns.deadline(),
+            self.jobs.next_timeout(),
         ];
         parts.into_iter().flatten().min()
     }
@@ -58,6 +59,7 @@ impl Controller {
         }
         self.agreements.expire(&ctx!(self, now), &mut self.outbox);
         self.turns.expire(&ctx!(self, now), &mut self.outbox);
+        self.jobs.expire(&ctx!(self, now), &mut self.outbox);
         self.act(now);
         self.events.expire(&ctx!(self, now), &mut self.outbox);
     }

@@ -32,6 +32,10 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
             let answer = v1::Hinted::answer(asked.request, Err(text.into()));
             (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
         }
+        Message::AwaitOrder(asked) => {
+            let answer = v1::RunnerOrder::answer(asked.request, Err(text));
+            (&asked.tenant, "run a job", to_agent::Message::RunnerOrder(answer))
+        }
         Message::Hello(_)
         | Message::Leave(_)
         | Message::Prepared(_)
@@ -50,6 +54,7 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
         | Message::RequestSlot(_)
         | Message::ReleaseSlot(_)
         | Message::TenantsServed(_)
-        | Message::CancelRead(_) => return None,
+        | Message::CancelRead(_)
+        | Message::CancelOrder(_) => return None,
     })
 }

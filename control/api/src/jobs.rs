@@ -1,0 +1,165 @@
+//! Runners and their orders between the words of tenants and those of this interface, for agents and control alike.
+
+use crate::v1::{self, WorkerPhase, runner_order::Order};
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::{RecallReason, Refusal, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
+use std::time::Duration;
+
+impl From<WorkerPlace> for v1::WorkerPlace {
+    fn from(place: WorkerPlace) -> Self {
+        let WorkerPlace { generation, rank: Rank(rank), workers } = place;
+        Self { generation, rank, workers }
+    }
+}
+
+impl From<v1::WorkerPlace> for WorkerPlace {
+    fn from(place: v1::WorkerPlace) -> Self {
+        let v1::WorkerPlace { generation, rank, workers } = place;
+        Self { generation, rank: Rank(rank), workers }
+    }
+}
+
+impl v1::AwaitOrder {
+    /// A question with this report.
+    pub fn of(request: u64, tenant: &str, report: RunnerReport, wait: Duration) -> Self {
+        let RunnerReport { runner, job, workers, state } = report;
+        let (phase, place) = match state {
+            WorkerState::None => (WorkerPhase::Unspecified, None),
+            WorkerState::Running { place, stopping: false } => (WorkerPhase::Running, Some(place)),
+            WorkerState::Running { place, stopping: true } => (WorkerPhase::Stopping, Some(place)),
+            WorkerState::Ended { place, succeeded: true } => (WorkerPhase::Succeeded, Some(place)),
+            WorkerState::Ended { place, succeeded: false } => (WorkerPhase::Failed, Some(place)),
+        };
+        Self {
+            request,
+            tenant: tenant.to_owned(),
+            runner,
+            job,
+            workers_min: workers.0,
+            workers_max: workers.1,
+            phase: phase.into(),
+            place: place.map(Into::into),
+            wait_ns: u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// What the runner says. A worker without a place is none.
+    pub fn report(&self) -> RunnerReport {
+        let state = match (self.phase(), self.place.map(WorkerPlace::from)) {
+            (WorkerPhase::Running, Some(place)) => WorkerState::Running { place, stopping: false },
+            (WorkerPhase::Stopping, Some(place)) => WorkerState::Running { place, stopping: true },
+            (WorkerPhase::Succeeded, Some(place)) => WorkerState::Ended { place, succeeded: true },
+            (WorkerPhase::Failed, Some(place)) => WorkerState::Ended { place, succeeded: false },
+            (WorkerPhase::Unspecified, _) | (_, None) => WorkerState::None,
+        };
+        let workers = (self.workers_min, self.workers_max);
+        RunnerReport { runner: self.runner, job: self.job.clone(), workers, state }
+    }
+}
+
+impl v1::RunnerOrder {
+    /// The answer to a question.
+    pub fn answer(request: u64, order: Result<RunnerOrder, String>) -> Self {
+        let (refused, order) = match order {
+            Ok(RunnerOrder::Infeasible { text, nearest: (workers_min, workers_max) }) => {
+                let infeasible = v1::JobInfeasible { text, workers_min, workers_max };
+                (String::new(), Some(Order::Infeasible(infeasible)))
+            }
+            Ok(RunnerOrder::Wait) => (String::new(), None),
+            Ok(RunnerOrder::Offer { place, notice_ns }) => {
+                (String::new(), Some(Order::Offer(v1::Offer { place: Some(place.into()), notice_ns })))
+            }
+            Ok(RunnerOrder::Recall { generation, reason, notice_ns }) => {
+                let reason = match reason {
+                    RecallReason::Unknown => v1::RecallReason::Unspecified,
+                    RecallReason::Resized => v1::RecallReason::Resized,
+                    RecallReason::Suspended => v1::RecallReason::Suspended,
+                    RecallReason::WorkerLost => v1::RecallReason::WorkerLost,
+                    RecallReason::WorkerFailed => v1::RecallReason::WorkerFailed,
+                    RecallReason::Outdated => v1::RecallReason::Outdated,
+                };
+                let recall = v1::Recall { generation, reason: reason.into(), notice_ns };
+                (String::new(), Some(Order::Recall(recall)))
+            }
+            Ok(RunnerOrder::Over { succeeded }) => {
+                (String::new(), Some(Order::Over(v1::JobOver { succeeded })))
+            }
+            Err(refused) => (refused, None),
+        };
+        Self { request, refused, order }
+    }
+
+    /// What it says, as tenants are told it.
+    ///
+    /// # Errors
+    /// Why it was not looked at.
+    pub fn outcome(self) -> Result<RunnerOrder, Refusal> {
+        if !self.refused.is_empty() {
+            return Err(self.refused.into());
+        }
+        Ok(match self.order {
+            Some(Order::Offer(v1::Offer { place: Some(place), notice_ns })) => {
+                RunnerOrder::Offer { place: place.into(), notice_ns }
+            }
+            Some(Order::Recall(recall)) => {
+                let reason = match recall.reason() {
+                    v1::RecallReason::Unspecified => RecallReason::Unknown,
+                    v1::RecallReason::Resized => RecallReason::Resized,
+                    v1::RecallReason::Suspended => RecallReason::Suspended,
+                    v1::RecallReason::WorkerLost => RecallReason::WorkerLost,
+                    v1::RecallReason::WorkerFailed => RecallReason::WorkerFailed,
+                    v1::RecallReason::Outdated => RecallReason::Outdated,
+                };
+                RunnerOrder::Recall { generation: recall.generation, reason, notice_ns: recall.notice_ns }
+            }
+            Some(Order::Over(v1::JobOver { succeeded })) => RunnerOrder::Over { succeeded },
+            Some(Order::Infeasible(v1::JobInfeasible { text, workers_min, workers_max })) => {
+                RunnerOrder::Infeasible { text, nearest: (workers_min, workers_max) }
+            }
+            Some(Order::Offer(_)) | None => RunnerOrder::Wait,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_and_orders_come_back_as_they_went() {
+        let place = WorkerPlace { generation: 3, rank: Rank(1), workers: 4 };
+        let states = [
+            WorkerState::None,
+            WorkerState::Running { place, stopping: false },
+            WorkerState::Running { place, stopping: true },
+            WorkerState::Ended { place, succeeded: true },
+            WorkerState::Ended { place, succeeded: false },
+        ];
+        for state in states {
+            let report = RunnerReport { runner: 7, job: "job".to_owned(), workers: (2, 8), state };
+            let asked = v1::AwaitOrder::of(5, "a", report.clone(), Duration::from_secs(1));
+            assert_eq!((asked.report(), asked.wait_ns), (report, 1_000_000_000));
+        }
+        let reasons = [
+            RecallReason::Unknown,
+            RecallReason::Resized,
+            RecallReason::Suspended,
+            RecallReason::WorkerLost,
+            RecallReason::WorkerFailed,
+            RecallReason::Outdated,
+        ];
+        let recalls = reasons.map(|reason| RunnerOrder::Recall { generation: 3, reason, notice_ns: 9 });
+        let others = [
+            RunnerOrder::Wait,
+            RunnerOrder::Offer { place, notice_ns: 9 },
+            RunnerOrder::Over { succeeded: true },
+            RunnerOrder::Over { succeeded: false },
+            RunnerOrder::Infeasible { text: "no".to_owned(), nearest: (2, 4) },
+        ];
+        for order in recalls.into_iter().chain(others) {
+            assert_eq!(v1::RunnerOrder::answer(5, Ok(order.clone())).outcome(), Ok(order));
+        }
+        let refused = v1::RunnerOrder::answer(5, Err("no".to_owned()));
+        assert_eq!(refused.outcome(), Err(Refusal::from("no")));
+    }
+}

@@ -1,0 +1,197 @@
+//! `harmonaize jobs`, `queue` and `why`: what jobs have, who waits, and why.
+
+use crate::Failure;
+use crate::table::{row, table};
+use crate::text::{clean, duration, number_of};
+use harmonaize_api::v1::{JobPhase, JobStatus, JobsReply};
+
+/// Examples of `jobs`.
+pub(crate) const JOBS_HELP: &str = "\
+Examples:
+  harmonaize jobs                             what each job has, where, and why
+  harmonaize jobs -o json | jq '.jobs[] | {job, phase, hosts}'
+  harmonaize jobs --watch=5s";
+
+/// Examples of `queue`.
+pub(crate) const QUEUE_HELP: &str = "\
+Examples:
+  harmonaize queue                            jobs that wait for hosts, the next one first
+  harmonaize queue -o json | jq '.jobs[0]'";
+
+/// Examples of `why`.
+pub(crate) const WHY_HELP: &str = "\
+Examples:
+  harmonaize why bert-team/bert               why this job has the workers that it has
+  harmonaize why bert -o jsonpath='{.reason}'";
+
+fn name(job: &JobStatus) -> String {
+    format!("{}/{}", clean(&job.tenant), clean(&job.job))
+}
+
+fn range(job: &JobStatus) -> String {
+    match (job.workers_min, job.workers_max) {
+        (least, most) if least == most => least.to_string(),
+        (least, most) => format!("{least}..{most}"),
+    }
+}
+
+/// What allocates, and over how many hosts.
+fn head(reply: &JobsReply) -> String {
+    let hosts = number_of(reply.hosts, "host", "hosts");
+    match reply.policy.as_str() {
+        "" => "control allocates no hosts: its configuration has no [allocator]\n".to_owned(),
+        policy => format!(
+            "{} on {hosts} with runners, policy {}\n",
+            number_of(reply.jobs.len(), "job", "jobs"),
+            clean(policy)
+        ),
+    }
+}
+
+/// All jobs.
+pub(crate) fn jobs(reply: &JobsReply) -> String {
+    let mut rows =
+        vec![row(["job", "phase", "workers", "range", "generation", "age", "host time", "why", "hosts"])];
+    rows.extend(reply.jobs.iter().map(|job| {
+        let hosts: Vec<String> = job.hosts.iter().map(|host| clean(host)).collect();
+        row([
+            &name(job),
+            &job.phase().text(),
+            &job.hosts.len().to_string(),
+            &range(job),
+            &job.generation.to_string(),
+            &duration(job.age_ns),
+            &duration(job.attained_ns),
+            &job.reason().text(),
+            &hosts.join(","),
+        ])
+    }));
+    page(reply, &rows)
+}
+
+/// A reply of those that wait alone, the one that the policy places next first.
+pub(crate) fn waiting(reply: JobsReply) -> JobsReply {
+    let JobsReply { policy, hosts, mut jobs } = reply;
+    jobs.retain(|job| job.phase() == JobPhase::Waiting);
+    if policy == "least-attained" {
+        // Of those with as much the earlier one goes first: the sort is stable.
+        jobs.sort_by_key(|job| job.attained_ns);
+    }
+    JobsReply { policy, hosts, jobs }
+}
+
+/// Those that wait.
+pub(crate) fn queue(reply: &JobsReply) -> String {
+    let mut rows = vec![row(["place", "job", "range", "runners", "age", "host time", "why"])];
+    rows.extend((1..).zip(&reply.jobs).map(|(place, job): (u32, _)| {
+        row([
+            &place.to_string(),
+            &name(job),
+            &range(job),
+            &job.runners.to_string(),
+            &duration(job.age_ns),
+            &duration(job.attained_ns),
+            &job.reason().text(),
+        ])
+    }));
+    page(reply, &rows)
+}
+
+fn page(reply: &JobsReply, rows: &[Vec<String>]) -> String {
+    let head = head(reply);
+    if reply.jobs.is_empty() { head } else { format!("{head}\n{}", table(rows)) }
+}
+
+/// The one job of this name, with its tenant's before a slash or without.
+pub(crate) fn find(reply: JobsReply, wanted: &str) -> Result<JobStatus, Failure> {
+    let named = |job: &JobStatus| match wanted.split_once('/') {
+        Some((tenant, name)) => job.tenant == tenant && job.job == name,
+        None => job.job == wanted,
+    };
+    let mut found: Vec<JobStatus> = reply.jobs.into_iter().filter(named).collect();
+    let Some(first) = found.pop() else {
+        return Err(Failure::NotFound(format!("no job is named {}; see `harmonaize jobs`", clean(wanted))));
+    };
+    if found.is_empty() {
+        return Ok(first);
+    }
+    let names: Vec<String> = found.iter().chain([&first]).map(name).collect();
+    Err(Failure::Refused(format!("several jobs are named so; say which: {}", names.join(", "))))
+}
+
+/// Why a job has what it has.
+pub(crate) fn why(job: &JobStatus) -> String {
+    let workers = number_of(job.hosts.len(), "worker", "workers");
+    let mut text = format!(
+        "{}: {}, {workers} of {}, generation {}\n",
+        name(job),
+        job.phase().text(),
+        range(job),
+        job.generation
+    );
+    text += &format!("  {}: {}\n", job.reason().text(), clean(&job.reason_text));
+    if job.failures > 0 {
+        text += &format!(
+            "  {} ended because a worker failed\n",
+            number_of(job.failures, "generation", "generations")
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_api::v1::AllocationReason;
+
+    fn job(tenant: &str, job: &str, phase: JobPhase, attained_ns: u64) -> JobStatus {
+        JobStatus {
+            tenant: tenant.to_owned(),
+            job: job.to_owned(),
+            workers_min: 2,
+            workers_max: 8,
+            phase: phase.into(),
+            generation: 3,
+            hosts: if phase == JobPhase::Running {
+                vec!["h0".to_owned(), "h1".to_owned()]
+            } else {
+                Vec::new()
+            },
+            runners: 4,
+            age_ns: 90_000_000_000,
+            attained_ns,
+            failures: 1,
+            reason: AllocationReason::NoRoom.into(),
+            reason_text: "policy least-attained gives the hosts to 1 other jobs".to_owned(),
+        }
+    }
+
+    fn reply() -> JobsReply {
+        let jobs = vec![
+            job("a", "bert", JobPhase::Running, 5),
+            job("b", "bert", JobPhase::Waiting, 9_000_000_000),
+            job("b", "gpt", JobPhase::Waiting, 1_000_000_000),
+        ];
+        JobsReply { policy: "least-attained".to_owned(), hosts: 4, jobs }
+    }
+
+    #[test]
+    fn the_next_to_be_placed_is_first_in_the_queue() {
+        let waiting = waiting(reply());
+        let names: Vec<String> = waiting.jobs.iter().map(name).collect();
+        assert_eq!(names, ["b/gpt", "b/bert"]);
+        let text = queue(&waiting);
+        assert!(text.contains("2 jobs on 4 hosts with runners, policy least-attained"), "{text}");
+        assert!(text.contains("no_room"), "{text}");
+    }
+
+    #[test]
+    fn one_name_of_two_tenants_is_refused() {
+        assert!(matches!(find(reply(), "bert"), Err(Failure::Refused(text)) if text.contains("a/bert")));
+        assert!(matches!(find(reply(), "other"), Err(Failure::NotFound(_))));
+        let text = why(&find(reply(), "b/bert").unwrap());
+        assert!(text.starts_with("b/bert: waiting, 0 workers of 2..8, generation 3\n"), "{text}");
+        assert!(text.contains("no_room: policy least-attained gives"), "{text}");
+        assert!(jobs(&reply()).contains("h0,h1"));
+    }
+}

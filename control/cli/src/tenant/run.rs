@@ -1,0 +1,384 @@
+//! `harmonaize tenant run`: a runner on a host, which starts a worker of a job when the provider has it do so, and ends it likewise.
+
+use super::attached;
+use crate::Failure;
+use crate::operate::Moment;
+use crate::text::visible;
+use harmonaize_client::{Error, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
+use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
+use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+/// Examples of `tenant run`.
+pub(super) const HELP: &str = "\
+Examples:
+  harmonaize tenant run --job bert --workers 2..8 -- ./train.py      on each host that may have a worker
+  harmonaize tenant run --job bert --workers 4 --until +8h -- ./train.py
+
+COMMAND finds its place in RANK, WORLD_SIZE, LOCAL_RANK, HARMONAIZE_JOB, HARMONAIZE_GENERATION and HARMONAIZE_SOCKET. When
+the job gets more hosts or fewer, all its workers get SIGTERM, and SIGKILL after the notice; then they start again with other
+places, from the checkpoint that COMMAND wrote. The job is over when all its workers have ended with status 0.";
+
+/// How long the provider is asked at a time: so soon it learns that a worker has ended.
+const POLL: Duration = Duration::from_secs(1);
+
+/// How long after an error it is asked again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// A worker's notice while nobody has said another one.
+const NOTICE: Duration = Duration::from_secs(10);
+
+/// The fewest and the most workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Workers(u32, u32);
+
+impl FromStr for Workers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (least, most) = text.split_once("..").unwrap_or((text, text));
+        let number = |text: &str| text.trim().parse::<u32>();
+        match (number(least), number(most)) {
+            (Ok(least), Ok(most)) => Ok(Self(least, most)),
+            _ => Err("no number of workers, such as 4, or a range, such as 2..8".to_owned()),
+        }
+    }
+}
+
+/// What `tenant run` takes.
+#[derive(clap::Args)]
+pub(super) struct Run {
+    /// The job's name: the same at all its runners.
+    #[arg(long, value_name = "NAME")]
+    job: String,
+    /// The fewest and the most workers, on a host each; the same at all runners.
+    #[arg(long, value_name = "LEAST..MOST")]
+    workers: Workers,
+    /// When this runner ends, and its worker with it: a time (UTC), or so long from now.
+    #[arg(long, value_name = "TIME|+DURATION")]
+    until: Option<Moment>,
+    /// What a worker runs.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// What the process of a worker takes before it becomes COMMAND.
+#[derive(clap::Args)]
+pub(super) struct Become {
+    /// The runner's process.
+    #[arg(long, value_name = "PID")]
+    runner: i32,
+    /// What it becomes.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl Become {
+    /// Becomes the command, which is killed when the runner dies.
+    pub(super) fn run(self) -> Result<String, Failure> {
+        let refused = |error: &dyn std::fmt::Display| Failure::Refused(error.to_string());
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| refused(&error))?;
+        if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(self.runner) {
+            return Err(Failure::Refused("the runner is gone".to_owned()));
+        }
+        let Some((program, arguments)) = self.command.split_first() else { return Ok(String::new()) };
+        let error = std::process::Command::new(program).args(arguments).exec();
+        Err(Failure::Refused(format!("{}: {error}", program.display())))
+    }
+}
+
+/// An order, and where to say that it was carried out.
+type Ordered = (Result<RunnerOrder, String>, oneshot::Sender<()>);
+
+/// A worker that runs.
+struct Worker {
+    child: Child,
+    group: Option<Pid>,
+    place: WorkerPlace,
+    /// When it is killed.
+    kill_at: Option<Instant>,
+}
+
+impl Worker {
+    /// Starts COMMAND at a place, in a process group of its own.
+    fn start(run: &Run, socket: &Path, place: WorkerPlace) -> std::io::Result<Self> {
+        let WorkerPlace { generation, rank, workers } = place;
+        let runner = std::process::id().to_string();
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["tenant", "become", "--runner", runner.as_str(), "--"])
+            .args(&run.command)
+            .process_group(0);
+        command.env_remove("HARMONAIZE_RANK").env_remove("HARMONAIZE_RANKS");
+        command.env("RANK", rank.0.to_string()).env("WORLD_SIZE", workers.to_string());
+        command.env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1");
+        command.env("HARMONAIZE_JOB", &run.job).env("HARMONAIZE_GENERATION", generation.to_string());
+        command.env("HARMONAIZE_SOCKET", socket);
+        let child = command.spawn()?;
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        Ok(Self { child, group, place, kill_at: None })
+    }
+
+    /// Signals all processes of its group; those that are gone are no error.
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Asks it to end, once. It is killed after its notice.
+    fn stop(&mut self, notice: Duration) {
+        if self.kill_at.is_none() {
+            self.signal(Signal::TERM);
+            self.kill_at = Some(Instant::now() + notice);
+        }
+    }
+}
+
+/// What the runner says of its worker.
+#[derive(Clone)]
+struct State(Arc<Mutex<WorkerState>>);
+
+impl State {
+    fn set(&self, state: WorkerState) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    fn get(&self) -> WorkerState {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Run {
+    fn report(&self, runner: u64, state: WorkerState) -> RunnerReport {
+        let Workers(least, most) = self.workers;
+        RunnerReport { runner, job: self.job.clone(), workers: (least, most), state }
+    }
+
+    pub(super) async fn run(self, socket: Option<PathBuf>) -> Result<String, Failure> {
+        let runner = RandomState::new().hash_one(std::process::id());
+        self.report(runner, WorkerState::None).check().map_err(|error| Failure::Usage(error.to_string()))?;
+        let client = attached(socket.clone())?;
+        client.runner().map_err(|error| Failure::Refused(error.to_string()))?;
+        drop(client);
+        let Some(socket) = socket else { return Ok(String::new()) };
+        let (state, (orders, ordered)) = (State(Arc::new(Mutex::new(WorkerState::None))), mpsc::channel(1));
+        let ask = {
+            let (socket, state) = (socket.clone(), state.clone());
+            let report = self.report(runner, WorkerState::None);
+            move || ask(&socket, &report, &state, &orders)
+        };
+        let thread = std::thread::Builder::new().name("orders".to_owned()).spawn(ask);
+        thread.map_err(|error| Failure::Refused(error.to_string()))?;
+        self.carry_out(&socket, &state, ordered).await
+    }
+
+    /// Carries orders out until the job is over, the time is, or a signal asks this process to end.
+    async fn carry_out(
+        &self,
+        socket: &Path,
+        state: &State,
+        mut orders: mpsc::Receiver<Ordered>,
+    ) -> Result<String, Failure> {
+        let handler = |kind| signal(kind).map_err(|error| Failure::Refused(error.to_string()));
+        let mut signals = [
+            handler(SignalKind::interrupt())?,
+            handler(SignalKind::terminate())?,
+            handler(SignalKind::hangup())?,
+        ];
+        let until = self.until.map(|until| Instant::now() + until.left(SystemTime::now()));
+        let (mut worker, mut notice, mut said): (Option<Worker>, Duration, String) =
+            (None, NOTICE, String::new());
+        let mut ending: Option<Result<String, Failure>> = None;
+        loop {
+            if worker.is_none()
+                && let Some(outcome) = ending.take()
+            {
+                return outcome;
+            }
+            let kill_at = worker.as_ref().and_then(|worker| worker.kill_at);
+            let [interrupt, terminate, hangup] = &mut signals;
+            let mut ends = None;
+            tokio::select! {
+                _ = interrupt.recv() => ends = Some(stopped()),
+                _ = terminate.recv() => ends = Some(stopped()),
+                _ = hangup.recv() => ends = Some(stopped()),
+                () = at(until), if ending.is_none() => ends = Some(Ok("the runner's time is over\n".to_owned())),
+                () = at(kill_at), if kill_at.is_some() => {
+                    if let Some(worker) = &mut worker {
+                        worker.signal(Signal::KILL);
+                        worker.kill_at = Some(Instant::now() + NOTICE);
+                    }
+                }
+                status = ended(&mut worker) => {
+                    if let Some(gone) = worker.take() {
+                        // What it left behind in its group goes, too.
+                        gone.signal(Signal::KILL);
+                        let WorkerPlace { generation, rank, .. } = gone.place;
+                        eprintln!("{}: rank {rank} of generation {generation} ended: {status}", self.job);
+                        if ending.is_none() {
+                            let succeeded = status.success();
+                            state.set(WorkerState::Ended { place: gone.place, succeeded });
+                        }
+                    }
+                }
+                Some((order, done)) = orders.recv() => {
+                    match order {
+                        // This process has no worker to start any more.
+                        _ if ending.is_some() => {}
+                        Err(why) if why == said => {}
+                        Err(why) => {
+                            eprintln!("{}: {}", self.job, why.chars().map(visible).collect::<String>());
+                            said = why;
+                        }
+                        Ok(RunnerOrder::Wait) => said.clear(),
+                        Ok(RunnerOrder::Offer { place, notice_ns }) => {
+                            notice = Duration::from_nanos(notice_ns);
+                            if worker.is_none() {
+                                worker = self.start(socket, state, place);
+                            }
+                        }
+                        Ok(RunnerOrder::Recall { generation, reason, notice_ns }) => {
+                            notice = Duration::from_nanos(notice_ns);
+                            if let Some(worker) = worker.as_mut().filter(|it| it.place.generation == generation) {
+                                eprintln!("{}: generation {generation} ends, for {}", self.job, text(reason));
+                                worker.stop(notice);
+                                state.set(WorkerState::Running { place: worker.place, stopping: true });
+                            }
+                        }
+                        Ok(RunnerOrder::Over { succeeded: true }) => ends = Some(Ok(format!("{}: over\n", self.job))),
+                        Ok(RunnerOrder::Over { succeeded: false }) => {
+                            ends = Some(Err(Failure::Refused(format!("{}: its workers failed", self.job))));
+                        }
+                        Ok(RunnerOrder::Infeasible { text, .. }) => ends = Some(Err(Failure::Refused(text))),
+                    }
+                    // The thread that asks has ended with its last one.
+                    let _ = done.send(());
+                }
+            }
+            if let Some(outcome) = ends {
+                if let Some(worker) = &mut worker {
+                    // Asked twice it is killed at once.
+                    worker.stop(notice);
+                    worker.kill_at = worker.kill_at.filter(|_| ending.is_none()).or(Some(Instant::now()));
+                    state.set(WorkerState::Running { place: worker.place, stopping: true });
+                }
+                ending.get_or_insert(outcome);
+            }
+        }
+    }
+
+    /// Starts a worker. One that cannot be started has failed.
+    fn start(&self, socket: &Path, state: &State, place: WorkerPlace) -> Option<Worker> {
+        let WorkerPlace { generation, rank, workers } = place;
+        match Worker::start(self, socket, place) {
+            Ok(worker) => {
+                eprintln!("{}: rank {rank} of {workers}, generation {generation}, starts", self.job);
+                state.set(WorkerState::Running { place, stopping: false });
+                Some(worker)
+            }
+            Err(error) => {
+                eprintln!("{}: rank {rank} of generation {generation} cannot start: {error}", self.job);
+                state.set(WorkerState::Ended { place, succeeded: false });
+                None
+            }
+        }
+    }
+}
+
+fn stopped() -> Result<String, Failure> {
+    Err(Failure::Refused("stopped; its worker is gone".to_owned()))
+}
+
+/// Completes at a time; never without one.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// How the worker ended; never without one. May be dropped and called again.
+async fn ended(worker: &mut Option<Worker>) -> std::process::ExitStatus {
+    let Some(worker) = worker else { return std::future::pending().await };
+    match worker.child.wait().await {
+        Ok(status) => status,
+        // Nobody else waits for it, so this is a kernel's or a bug: it counts as failed.
+        Err(_) => std::os::unix::process::ExitStatusExt::from_raw(1 << 8),
+    }
+}
+
+fn text(reason: RecallReason) -> &'static str {
+    match reason {
+        RecallReason::Resized => "the job goes on with more workers, or fewer",
+        RecallReason::Suspended => "other jobs have its hosts",
+        RecallReason::WorkerLost => "a worker's runner is gone",
+        RecallReason::WorkerFailed => "a worker failed",
+        RecallReason::Outdated => "a later one has its place",
+        RecallReason::Unknown => "the provider wants it so",
+    }
+}
+
+/// Asks the provider again and again, and hands its orders on. Attaches again where the agent went away.
+fn ask(socket: &Path, report: &RunnerReport, state: &State, orders: &mpsc::Sender<Ordered>) {
+    let hand = |order| {
+        let (done, carried_out) = oneshot::channel();
+        orders.blocking_send((order, done)).is_ok() && carried_out.blocking_recv().is_ok()
+    };
+    loop {
+        let runner = attached(Some(socket.to_owned())).and_then(|client| {
+            let runner = client.runner().map_err(|error| Failure::Refused(error.to_string()))?;
+            Ok((client, runner))
+        });
+        let why = match &runner {
+            Ok((_client, runner)) => loop {
+                let report = RunnerReport { state: state.get(), ..report.clone() };
+                match runner.order(&report, POLL) {
+                    Ok(order) => {
+                        if !hand(Ok(order)) {
+                            return;
+                        }
+                    }
+                    Err(Error::TooOften { retry_after }) => std::thread::sleep(retry_after),
+                    Err(error @ Error::Runner(_)) => {
+                        if !hand(Err(error.to_string())) {
+                            return;
+                        }
+                        std::thread::sleep(AGAIN);
+                    }
+                    Err(error) => break error.to_string(),
+                }
+            },
+            Err(failure) => failure.to_string(),
+        };
+        drop(runner);
+        if !hand(Err(why)) {
+            return;
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_a_number_or_a_range() {
+        assert_eq!(
+            ["4", "2..8", " 2 .. 8 "].map(str::parse),
+            [Ok(Workers(4, 4)), Ok(Workers(2, 8)), Ok(Workers(2, 8))]
+        );
+        for wrong in ["", "..", "2..", "two", "-1..2", "2..4294967296"] {
+            assert!(wrong.parse::<Workers>().unwrap_err().contains("2..8"), "{wrong}");
+        }
+    }
+}

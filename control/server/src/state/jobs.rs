@@ -1,0 +1,506 @@
+//! Jobs of tenants: their runners wait on hosts, a round gives hosts to jobs, and runners are told to start workers or to end them.
+//!
+//! A runner says all of itself with each question. So a control that has just started learns who runs where, and decides nothing before
+//! its first round.
+
+mod job;
+mod round;
+
+use crate::state::ctx::Ctx;
+use crate::state::effects::Effects;
+use crate::state::output::{Fact, SessionId};
+use crate::state::settings::AllocatorSettings;
+use harmonaize_abi::session::{RunnerError, RunnerOrder, RunnerReport, WorkerState};
+use harmonaize_api::v1::{self, JobPhase, to_agent};
+use harmonaize_planner::HostId;
+use job::{IGNORED, Job, Question, Runner, RunnerKey, Step};
+use round::Wish;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Longest wait: then the runner is told that there is nothing, and asks again.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// How long a runner may be silent between two questions while its host's agent is there.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// How long a round between two others waits for more to happen.
+const GATHER: Duration = Duration::from_secs(1);
+
+/// Most jobs of a tenant, and runners of a job.
+const MOST_JOBS: usize = 256;
+const MOST_RUNNERS: usize = 4096;
+
+/// A tenant's name, and its job's.
+type JobKey = (String, String);
+
+/// All jobs.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    jobs: BTreeMap<JobKey, Job>,
+    /// How many there have been.
+    count: usize,
+    /// When a round decides about all jobs.
+    round: Option<Duration>,
+    /// When one decides about those that wait, on hosts that nobody has.
+    early: Option<Duration>,
+    /// Whether there was a round.
+    settled: bool,
+    /// Nothing is due before.
+    due: Option<Duration>,
+}
+
+impl Jobs {
+    /// A runner says how it stands, and asks what to do.
+    ///
+    /// # Errors
+    /// Where the agent broke the protocol.
+    pub(crate) fn await_order(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        asked: &v1::AwaitOrder,
+    ) -> Result<(), &'static str> {
+        let request = asked.request;
+        let open = self.jobs.values().flat_map(|job| job.runners.values());
+        let same = |question: Question| (question.session, question.request) == (from, request);
+        if open.filter_map(|runner| runner.question).any(same) {
+            return Err("a number of AwaitOrder twice");
+        }
+        let outcome = match self.take_report(ctx, effects, from, asked) {
+            Ok(()) => return Ok(()),
+            Err(Refused::Text(text)) => Err(text),
+            Err(Refused::Order(order)) => Ok(order),
+        };
+        send(effects, from, request, outcome);
+        Ok(())
+    }
+
+    fn take_report(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        asked: &v1::AwaitOrder,
+    ) -> Result<(), Refused> {
+        let text = |text: &str| Refused::Text(text.to_owned());
+        let allocator =
+            ctx.settings.allocator.ok_or_else(|| text("the provider allocates no hosts to jobs"))?;
+        let host = ctx.sessions.get(&from).ok_or_else(|| text("the agent has no session"))?.host;
+        if !ctx.settings.tenants.contains(&asked.tenant) {
+            return Err(text("the provider does not know this tenant"));
+        }
+        let report = asked.report();
+        check(ctx, &asked.tenant, &report)?;
+        let key = (asked.tenant.clone(), report.job.clone());
+        let runner = (host, report.runner);
+        self.settled |= self.jobs.is_empty() && ctx.now >= allocator.round;
+        self.admit(ctx.now, allocator, (&key, runner), &report)?;
+        let adopts = !self.settled && !self.taken_hosts(&key).contains(&host);
+        let Some(job) = self.jobs.get_mut(&key) else { return Err(text("the job is gone")) };
+        let new =
+            Runner { state: WorkerState::None, offered: None, recalled: None, question: None, seen: ctx.now };
+        let known = job.runners.entry(runner).or_insert(new);
+        let occupied = known.occupies(ctx.now, allocator.notice);
+        known.state = report.state;
+        known.offered = None;
+        // What is to end since before control began has its notice from now on.
+        known.recalled = match report.state {
+            WorkerState::Running { stopping: true, .. } => known.recalled.or(Some(ctx.now)),
+            WorkerState::Running { .. } => known.recalled,
+            WorkerState::None | WorkerState::Ended { .. } => None,
+        };
+        let wait = Duration::from_nanos(asked.wait_ns).min(LONGEST);
+        let question =
+            Question { session: from, request: asked.request, until: ctx.now.saturating_add(wait) };
+        if let Some(earlier) = known.question.replace(question) {
+            send(effects, earlier.session, earlier.request, Ok(RunnerOrder::Wait));
+        }
+        known.seen = ctx.now;
+        let frees = occupied && !known.occupies(ctx.now, allocator.notice);
+        if adopts
+            && let WorkerState::Running { place, stopping: false }
+            | WorkerState::Ended { place, succeeded: true } = report.state
+        {
+            job.adopt(ctx.now, runner, place);
+        }
+        note(&mut self.due, question.until);
+        match frees {
+            true => self.advance_all(ctx, effects, allocator),
+            false => self.advance(ctx, effects, allocator, &key),
+        }
+        Ok(())
+    }
+
+    /// Finds a place for a runner among its job's, and one for the job among its tenant's.
+    fn admit(
+        &mut self,
+        now: Duration,
+        allocator: AllocatorSettings,
+        (key, runner): (&JobKey, RunnerKey),
+        report: &RunnerReport,
+    ) -> Result<(), Refused> {
+        let known = self.jobs.get(key);
+        if known.is_some_and(|job| job.runners.contains_key(&runner) && job.workers == report.workers) {
+            return Ok(());
+        }
+        match known {
+            Some(job) if job.workers != report.workers => {
+                let (least, most) = job.workers;
+                let text = format!("the job's other runners say {least}..{most} workers");
+                return Err(Refused::Order(RunnerOrder::Infeasible { text, nearest: job.workers }));
+            }
+            Some(job) if job.over.is_some() && report.state == WorkerState::None => {
+                let text = "a job of this name is over, and its runners end still; ask again soon";
+                return Err(Refused::Text(text.to_owned()));
+            }
+            Some(job) if job.runners.len() >= MOST_RUNNERS => {
+                return Err(Refused::Text(format!("the job has {MOST_RUNNERS} runners, as many as it may")));
+            }
+            Some(_) => {}
+            None => {
+                if self.jobs.keys().filter(|(tenant, _)| *tenant == key.0).count() >= MOST_JOBS {
+                    return Err(Refused::Text(format!("the tenant has {MOST_JOBS} jobs, as many as it may")));
+                }
+                self.jobs.insert(key.clone(), Job::new(self.count, now, report.workers));
+                self.count += 1;
+            }
+        }
+        // The first round waits until those that ran before control did have come back.
+        let soon = now.saturating_add(GATHER);
+        match self.round {
+            None => self.round = Some(if self.settled { soon } else { soon.max(allocator.round) }),
+            Some(_) => self.early = self.early.or(Some(soon)),
+        }
+        note(&mut self.due, soon);
+        Ok(())
+    }
+
+    /// The runner that asked is gone.
+    pub(crate) fn cancel(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, session: SessionId, request: u64) {
+        let Some(allocator) = ctx.settings.allocator else { return };
+        for job in self.jobs.values_mut() {
+            let of = |runner: &Runner| {
+                runner.question.is_some_and(|it| (it.session, it.request) == (session, request))
+            };
+            job.runners.retain(|_, runner| !of(runner));
+        }
+        self.after_loss(ctx, effects, allocator);
+    }
+
+    /// A session is over: what runs on its host goes on, for a lease.
+    pub(crate) fn session_ended(&mut self, now: Duration, session: SessionId) {
+        for runner in self.jobs.values_mut().flat_map(|job| job.runners.values_mut()) {
+            if runner.question.take_if(|question| question.session == session).is_some() {
+                runner.seen = now;
+                note(&mut self.due, now.saturating_add(SILENCE));
+            }
+        }
+    }
+
+    /// A tenant is no more.
+    pub(crate) fn forget_tenant(&mut self, effects: &mut Effects, tenant: &str) {
+        for (_, job) in self.jobs.extract_if(.., |(owner, _), _| owner == tenant) {
+            for question in job.runners.values().filter_map(|runner| runner.question) {
+                let text = "the provider does not know this tenant".to_owned();
+                send(effects, question.session, question.request, Err(text));
+            }
+        }
+    }
+
+    /// When [`Jobs::expire`] has something to do.
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
+        self.due
+    }
+
+    /// Gives up runners that are silent, decides where a round is due, and answers who has waited long enough.
+    pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+        let Some(allocator) = ctx.settings.allocator.filter(|_| self.due.is_some_and(|at| at <= ctx.now))
+        else {
+            return;
+        };
+        for job in self.jobs.values_mut() {
+            job.runners.retain(|key, runner| gone_at(ctx, *key, runner).is_none_or(|at| at > ctx.now));
+        }
+        if self.round.is_some_and(|at| at <= ctx.now) {
+            self.settled = true;
+            self.decide(ctx, effects, allocator, true);
+            self.early = None;
+            self.round = Some(ctx.now.saturating_add(allocator.round));
+        } else if self.early.is_some_and(|at| at <= ctx.now) {
+            self.early = None;
+            if self.settled {
+                self.decide(ctx, effects, allocator, false);
+            }
+        }
+        self.after_loss(ctx, effects, allocator);
+        self.round = self.round.filter(|_| !self.jobs.is_empty());
+        self.due = self.next_due(ctx, allocator);
+    }
+
+    fn next_due(&self, ctx: &Ctx<'_>, allocator: AllocatorSettings) -> Option<Duration> {
+        let runners = self.jobs.values().flat_map(|job| &job.runners);
+        let dues = runners.flat_map(|(key, runner)| {
+            let ignored = runner.recalled.map(|at| at.saturating_add(allocator.notice + IGNORED));
+            let ignored = ignored.filter(|at| *at > ctx.now);
+            let question = runner.question.map(|question| question.until);
+            [ignored, question, gone_at(ctx, *key, runner)]
+        });
+        dues.chain([self.round, self.early]).flatten().min()
+    }
+
+    /// Runners may be gone: jobs go on without them, and what is empty is forgotten.
+    fn after_loss(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings) {
+        self.jobs.retain(|_, job| !job.runners.is_empty());
+        self.advance_all(ctx, effects, allocator);
+    }
+
+    fn advance_all(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings) {
+        let keys: Vec<JobKey> = self.jobs.keys().cloned().collect();
+        keys.iter().for_each(|key| self.advance(ctx, effects, allocator, key));
+    }
+
+    /// Goes on with a job as far as it can, and answers its runners.
+    fn advance(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, key: &JobKey) {
+        let settled = self.settled;
+        loop {
+            let Some(job) = self.jobs.get_mut(key) else { return };
+            let mut step = job.advance(ctx.now, allocator.notice, settled);
+            if step.is_none() && settled && job.wants_start() && self.may_start(ctx, allocator, key) {
+                let Some(job) = self.jobs.get_mut(key) else { return };
+                job.start(ctx.now);
+                step = Some(Step::Started);
+            }
+            let (Some(step), Some(job)) = (step, self.jobs.get(key)) else { break };
+            if matches!(step, Step::Stopped | Step::Over(_)) {
+                let early = *self.early.get_or_insert(ctx.now.saturating_add(GATHER));
+                note(&mut self.due, early);
+            }
+            fact(ctx, effects, key, job, step);
+        }
+        self.answer(ctx, effects, allocator, key);
+    }
+
+    /// Whether nobody has a worker on the hosts that a job is given.
+    fn may_start(&self, ctx: &Ctx<'_>, allocator: AllocatorSettings, key: &JobKey) -> bool {
+        let Some(job) = self.jobs.get(key) else { return false };
+        let busy: BTreeSet<HostId> =
+            self.jobs.values().flat_map(|job| job.busy(ctx.now, allocator.notice)).collect();
+        job.target.iter().all(|(host, _)| !busy.contains(host))
+    }
+
+    /// Answers those runners of a job that have something to do, or have waited long enough.
+    fn answer(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, key: &JobKey) {
+        let settled = self.settled;
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let due: Vec<(RunnerKey, Question, RunnerOrder)> = job
+            .runners
+            .iter()
+            .filter_map(|(runner, known)| {
+                let question = known.question?;
+                let order = job.order(*runner, known, allocator.notice).filter(|_| settled);
+                let waited = (question.until <= ctx.now).then_some(RunnerOrder::Wait);
+                Some((*runner, question, order.or(waited)?))
+            })
+            .collect();
+        for (runner, question, order) in due {
+            if let RunnerOrder::Over { .. } = order {
+                job.runners.remove(&runner);
+            } else if let Some(known) = job.runners.get_mut(&runner) {
+                known.question = None;
+                known.seen = ctx.now;
+                match order {
+                    RunnerOrder::Offer { place, .. } => known.offered = Some(place.generation),
+                    RunnerOrder::Recall { .. } => {
+                        let since = *known.recalled.get_or_insert(ctx.now);
+                        note(&mut self.due, since.saturating_add(allocator.notice + IGNORED));
+                    }
+                    _ => {}
+                }
+            }
+            note(&mut self.due, ctx.now.saturating_add(SILENCE));
+            send(effects, question.session, question.request, Ok(order));
+        }
+        if job.runners.is_empty() {
+            self.jobs.remove(key);
+        }
+    }
+
+    /// A round: about all jobs, or about those that wait and hosts that nobody has.
+    fn decide(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, all: bool) {
+        let taken: BTreeSet<HostId> = match all {
+            true => BTreeSet::new(),
+            false => {
+                let busy = self.jobs.values().flat_map(|job| job.busy(ctx.now, allocator.notice));
+                busy.chain(self.jobs.values().flat_map(|job| job.target.iter().map(|(host, _)| *host)))
+                    .collect()
+            }
+        };
+        let mut jobs: Vec<(&JobKey, &mut Job)> = self
+            .jobs
+            .iter_mut()
+            .filter(|(_, job)| job.over.is_none())
+            .filter(|(_, job)| all || (job.ranks.is_empty() && job.target.is_empty()))
+            .collect();
+        jobs.sort_by_key(|(_, job)| job.number);
+        let usable: Vec<BTreeMap<HostId, RunnerKey>> =
+            jobs.iter().map(|(key, job)| usable(ctx, allocator, &key.0, job)).collect();
+        let wishes: Vec<Wish> = jobs
+            .iter()
+            .zip(&usable)
+            .map(|((_, job), usable)| Wish {
+                number: job.number,
+                workers: job.workers,
+                arrived: job.arrived,
+                attained: job.attained(ctx.now),
+                hosts: usable.keys().filter(|host| !taken.contains(host)).copied().collect(),
+                most_hosts: usable.len(),
+                current: job.hosts().filter(|host| usable.contains_key(host)).collect(),
+            })
+            .collect();
+        let shares = match round::share(allocator.policy, ctx.now, &wishes) {
+            Ok(shares) => shares,
+            Err(why) => return effects.fact(Fact::JobsUndecided { why }),
+        };
+        for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shares) {
+            job.target = share.hosts.iter().filter_map(|host| usable.get(host).copied()).collect();
+            job.reason = (share.reason, share.text);
+        }
+        self.advance_all(ctx, effects, allocator);
+    }
+
+    /// Hosts of other jobs' workers.
+    fn taken_hosts(&self, key: &JobKey) -> BTreeSet<HostId> {
+        self.jobs.iter().filter(|(other, _)| *other != key).flat_map(|(_, job)| job.hosts()).collect()
+    }
+
+    /// What operators see.
+    pub(crate) fn reply(&self, ctx: &Ctx<'_>) -> v1::JobsReply {
+        let runners = self.jobs.values().flat_map(|job| job.runners.keys());
+        let hosts: BTreeSet<HostId> = runners.map(|(host, _)| *host).collect();
+        let mut jobs: Vec<(&JobKey, &Job)> = self.jobs.iter().collect();
+        jobs.sort_by_key(|(_, job)| job.number);
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let status = |((tenant, name), job): (&JobKey, &Job)| {
+            let phase = match (job.over, job.recall, job.ranks.is_empty()) {
+                (Some(_), ..) => JobPhase::Over,
+                (None, Some(_), _) => JobPhase::Recalled,
+                (None, None, false) => JobPhase::Running,
+                (None, None, true) => JobPhase::Waiting,
+            };
+            v1::JobStatus {
+                tenant: tenant.clone(),
+                job: name.clone(),
+                workers_min: job.workers.0,
+                workers_max: job.workers.1,
+                phase: phase.into(),
+                generation: job.generation,
+                hosts: job.hosts().map(|host| ctx.host_name(host)).collect(),
+                runners: count(job.runners.len()),
+                age_ns: nanos(ctx.now.saturating_sub(job.arrived)),
+                attained_ns: nanos(job.attained(ctx.now)),
+                failures: job.failures,
+                reason: job.reason.0.into(),
+                reason_text: job.reason.1.clone(),
+            }
+        };
+        v1::JobsReply {
+            policy: ctx.settings.allocator.map_or_else(String::new, |it| it.policy.name().to_owned()),
+            hosts: count(hosts.len()),
+            jobs: jobs.into_iter().map(status).collect(),
+        }
+    }
+}
+
+/// Why a runner's report is not taken.
+enum Refused {
+    /// The runner may try again.
+    Text(String),
+    /// Its job can never run so.
+    Order(RunnerOrder),
+}
+
+/// Whether a job can ever run as its runner says.
+fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refused> {
+    let infeasible = |text: String, nearest| Err(Refused::Order(RunnerOrder::Infeasible { text, nearest }));
+    match report.check() {
+        Ok(()) => {}
+        Err(error @ RunnerError::Workers { least, most }) => {
+            return infeasible(error.to_string(), (least.max(1), most.max(least).max(1)));
+        }
+        Err(error) => return Err(Refused::Text(error.to_string())),
+    }
+    // Hosts that the tenant is not bound to are the provider's to know.
+    let listed = ctx.settings.hosts.get(tenant).and_then(|hosts| u32::try_from(hosts.len()).ok());
+    let quota = ctx.settings.terms(tenant).ranks;
+    let limits = [listed, quota].into_iter().flatten();
+    let most = limits.fold(ctx.settings.most_ranks, u32::min).max(1);
+    let (least, largest) = report.workers;
+    if least > most {
+        let text = format!(
+            "{least}..{largest} workers, and this tenant's jobs have {most} at most; the nearest range is {most}..{most}"
+        );
+        return infeasible(text, (most, most));
+    }
+    match report.state {
+        WorkerState::Running { place, .. } | WorkerState::Ended { place, .. } if place.workers > most => {
+            Err(Refused::Text("a worker of a place that is never given".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// When a runner counts as gone; never while it asks. Where its host's agent is away it is waited for as ranks are.
+fn gone_at(ctx: &Ctx<'_>, (host, _): RunnerKey, runner: &Runner) -> Option<Duration> {
+    if runner.question.is_some() {
+        return None;
+    }
+    let session = ctx.hosts.get(&host).and_then(|session| ctx.sessions.get(session));
+    Some(match session {
+        Some(session) => runner.seen.max(session.since).saturating_add(SILENCE),
+        None => runner.seen.saturating_add(ctx.settings.lease.max(SILENCE)),
+    })
+}
+
+/// Hosts where a job may have a worker, and the runner of each: the one that has its worker, or the first.
+fn usable(
+    ctx: &Ctx<'_>,
+    allocator: AllocatorSettings,
+    tenant: &str,
+    job: &Job,
+) -> BTreeMap<HostId, RunnerKey> {
+    let has = |key: &RunnerKey| job.ranks.contains(&Some(*key));
+    let mut usable: BTreeMap<HostId, RunnerKey> = BTreeMap::new();
+    for (key, runner) in &job.runners {
+        let there = has(key) || ctx.hosts.contains_key(&key.0);
+        let allowed = !ctx.is_withdrawn(key.0) && !ctx.is_elsewhere(tenant, &ctx.host_name(key.0));
+        let able = there && allowed && !runner.ignores(ctx.now, allocator.notice);
+        if able && (has(key) || !usable.contains_key(&key.0)) {
+            usable.insert(key.0, *key);
+        }
+    }
+    usable
+}
+
+fn fact(ctx: &Ctx<'_>, effects: &mut Effects, (tenant, name): &JobKey, job: &Job, step: Step) {
+    let (tenant, name, generation) = (tenant.clone(), name.clone(), job.generation);
+    effects.fact(match step {
+        Step::Stopped => return,
+        Step::Started => {
+            let hosts = job.hosts().map(|host| ctx.host_name(host)).collect();
+            Fact::JobStarted { tenant, name, generation, hosts, why: job.reason.1.clone() }
+        }
+        Step::Recalled(reason) => Fact::JobRecalled { tenant, name, generation, reason },
+        Step::Over(succeeded) => Fact::JobOver { tenant, name, generation, succeeded },
+    });
+}
+
+fn send(effects: &mut Effects, to: SessionId, request: u64, order: Result<RunnerOrder, String>) {
+    effects.send(to, to_agent::Message::RunnerOrder(v1::RunnerOrder::answer(request, order)));
+}
+
+fn note(due: &mut Option<Duration>, at: Duration) {
+    *due = Some(due.map_or(at, |due| due.min(at)));
+}

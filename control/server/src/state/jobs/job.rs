@@ -1,0 +1,277 @@
+//! One job: its runners, the workers that it has, and what each runner is to do.
+
+use crate::state::output::SessionId;
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::{RecallReason, RunnerOrder, WorkerPlace, WorkerState};
+use harmonaize_api::v1::AllocationReason;
+use harmonaize_planner::HostId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long after its notice a worker may be reported to run: then its runner ignores the recall.
+pub(super) const IGNORED: Duration = Duration::from_secs(10);
+
+/// How many generations of a job may end because a worker failed: one more, and the job is over.
+const MOST_FAILURES: u32 = 3;
+
+/// A runner by its host and its own number.
+pub(super) type RunnerKey = (HostId, u64);
+
+/// A question that waits for an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Question {
+    pub session: SessionId,
+    /// The agent's number.
+    pub request: u64,
+    /// How long it waits.
+    pub until: Duration,
+}
+
+/// A process that starts workers on a host.
+#[derive(Clone, Debug)]
+pub(super) struct Runner {
+    /// What has become of its worker, as it says.
+    pub state: WorkerState,
+    /// It was offered the place of this generation, and has not said that it runs.
+    pub offered: Option<u64>,
+    /// Since when its worker is to end.
+    pub recalled: Option<Duration>,
+    /// What it asks now.
+    pub question: Option<Question>,
+    /// When it asked last, or was answered.
+    pub seen: Duration,
+}
+
+impl Runner {
+    /// Whether it goes on with a worker that it should have ended long ago.
+    pub(super) fn ignores(&self, now: Duration, notice: Duration) -> bool {
+        matches!(self.state, WorkerState::Running { .. })
+            && self.recalled.is_some_and(|since| since.saturating_add(notice + IGNORED) <= now)
+    }
+
+    /// Whether its host may have a worker of it.
+    pub(super) fn occupies(&self, now: Duration, notice: Duration) -> bool {
+        match self.state {
+            WorkerState::Running { .. } => !self.ignores(now, notice),
+            WorkerState::None | WorkerState::Ended { .. } => self.offered.is_some(),
+        }
+    }
+}
+
+/// A job.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    /// Its number, in order of arrival.
+    pub number: usize,
+    pub arrived: Duration,
+    /// The fewest and the most workers.
+    pub workers: (u32, u32),
+    pub runners: BTreeMap<RunnerKey, Runner>,
+    /// Counts its sets of workers.
+    pub generation: u64,
+    /// The runners of the generation, by rank; none: it has no workers. A rank is unknown while control learns who runs.
+    pub ranks: Vec<Option<RunnerKey>>,
+    /// Why the generation's workers are to end.
+    pub recall: Option<RecallReason>,
+    /// The runners that the last round gave it, by rank.
+    pub target: Vec<RunnerKey>,
+    /// What its workers have had until `accounted`: time of hosts.
+    pub attained: Duration,
+    accounted: Duration,
+    /// Generations that ended because a worker failed.
+    pub failures: u32,
+    /// Whether all workers succeeded, once it is over.
+    pub over: Option<bool>,
+    /// Why it has what it has, by the last round.
+    pub reason: (AllocationReason, String),
+}
+
+/// What a job did by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Its workers are to end.
+    Recalled(RecallReason),
+    /// It is over: whether all workers succeeded.
+    Over(bool),
+    /// It has no workers any more.
+    Stopped,
+    /// It has a new generation of workers.
+    Started,
+}
+
+impl Job {
+    pub(super) fn new(number: usize, arrived: Duration, workers: (u32, u32)) -> Self {
+        Self {
+            number,
+            arrived,
+            workers,
+            runners: BTreeMap::new(),
+            generation: 0,
+            ranks: Vec::new(),
+            recall: None,
+            target: Vec::new(),
+            attained: Duration::ZERO,
+            accounted: arrived,
+            failures: 0,
+            over: None,
+            reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
+        }
+    }
+
+    /// What its workers have had by now.
+    pub(super) fn attained(&self, now: Duration) -> Duration {
+        let workers = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
+        self.attained.saturating_add(now.saturating_sub(self.accounted).saturating_mul(workers))
+    }
+
+    fn account(&mut self, now: Duration) {
+        self.attained = self.attained(now);
+        self.accounted = now;
+    }
+
+    /// The rank of a runner in the generation.
+    fn rank_of(&self, runner: RunnerKey) -> Option<Rank> {
+        let at = self.ranks.iter().position(|member| *member == Some(runner))?;
+        u32::try_from(at).ok().map(Rank)
+    }
+
+    /// Hosts of its workers, by rank.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = HostId> {
+        self.ranks.iter().flatten().map(|(host, _)| *host)
+    }
+
+    /// Hosts that it may have a worker on, or has given to its workers.
+    pub(super) fn busy(&self, now: Duration, notice: Duration) -> impl Iterator<Item = HostId> {
+        let own = self.runners.iter().filter(move |(_, runner)| runner.occupies(now, notice));
+        self.hosts().chain(own.map(|((host, _), _)| *host))
+    }
+
+    /// Takes in a worker that runs since before control did: of several generations the latest is the job's.
+    pub(super) fn adopt(&mut self, now: Duration, runner: RunnerKey, place: WorkerPlace) {
+        if place.generation > self.generation {
+            self.account(now);
+            self.generation = place.generation;
+            self.ranks = vec![None; place.workers as usize];
+        }
+        let fits = place.generation == self.generation && place.workers as usize == self.ranks.len();
+        let fits = fits && self.rank_of(runner).is_none();
+        if let Some(free) = self.ranks.get_mut(place.rank.0 as usize).filter(|free| fits && free.is_none()) {
+            *free = Some(runner);
+        }
+    }
+
+    /// Goes on with what the runners of the generation say. `complete`: every rank must be known.
+    pub(super) fn advance(&mut self, now: Duration, notice: Duration, complete: bool) -> Option<Step> {
+        if self.over.is_some() {
+            return None;
+        }
+        let able = |runner: &Runner| !runner.ignores(now, notice);
+        self.target.retain(|runner| self.runners.get(runner).is_some_and(able));
+        if self.target.len() < self.workers.0 as usize {
+            self.target.clear();
+        }
+        if self.ranks.is_empty() {
+            return None;
+        }
+        if self.recall.is_some() {
+            if self.runners.values().any(|runner| runner.occupies(now, notice)) {
+                return None;
+            }
+            self.account(now);
+            self.ranks.clear();
+            self.recall = None;
+            return Some(Step::Stopped);
+        }
+        let ended = |member: &Option<RunnerKey>| match self.runners.get(member.as_ref()?)?.state {
+            WorkerState::Ended { place, succeeded } if place.generation == self.generation => Some(succeeded),
+            _ => None,
+        };
+        let states: Vec<Option<bool>> = self.ranks.iter().map(ended).collect();
+        let lost = self.ranks.iter().any(|member| match member {
+            Some(runner) => !self.runners.contains_key(runner),
+            None => complete,
+        });
+        let step = if states.contains(&Some(false)) {
+            self.failures += 1;
+            match self.failures > MOST_FAILURES {
+                true => Step::Over(false),
+                false => Step::Recalled(RecallReason::WorkerFailed),
+            }
+        } else if states.iter().all(|state| *state == Some(true)) {
+            Step::Over(true)
+        } else if lost {
+            Step::Recalled(RecallReason::WorkerLost)
+        } else if complete && !self.is_on_target() {
+            Step::Recalled(match self.target.is_empty() {
+                true => RecallReason::Suspended,
+                false => RecallReason::Resized,
+            })
+        } else {
+            return None;
+        };
+        match step {
+            Step::Over(succeeded) => {
+                self.account(now);
+                self.over = Some(succeeded);
+                self.ranks.clear();
+                self.target.clear();
+                let text = match succeeded {
+                    true => "all its workers succeeded".to_owned(),
+                    false => format!("its workers failed {} times", self.failures),
+                };
+                self.reason = (AllocationReason::Over, text);
+            }
+            Step::Recalled(reason) => self.recall = Some(reason),
+            Step::Stopped | Step::Started => {}
+        }
+        Some(step)
+    }
+
+    fn is_on_target(&self) -> bool {
+        let has: BTreeSet<RunnerKey> = self.ranks.iter().flatten().copied().collect();
+        has == self.target.iter().copied().collect()
+    }
+
+    /// Whether it only waits for its hosts.
+    pub(super) fn wants_start(&self) -> bool {
+        self.over.is_none() && self.ranks.is_empty() && !self.target.is_empty()
+    }
+
+    /// Begins a generation on the hosts that the last round gave it.
+    pub(super) fn start(&mut self, now: Duration) {
+        self.account(now);
+        // Whatever a runner says of earlier workers is of an earlier generation.
+        let said = self.runners.values().filter_map(|runner| match runner.state {
+            WorkerState::Running { place, .. } | WorkerState::Ended { place, .. } => Some(place.generation),
+            WorkerState::None => None,
+        });
+        self.generation = said.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
+        self.ranks = self.target.iter().copied().map(Some).collect();
+    }
+
+    /// What a runner is to do; nothing new where none.
+    pub(super) fn order(&self, key: RunnerKey, runner: &Runner, notice: Duration) -> Option<RunnerOrder> {
+        let notice_ns = u64::try_from(notice.as_nanos()).unwrap_or(u64::MAX);
+        let rank = self.rank_of(key).filter(|_| self.recall.is_none());
+        match (runner.state, self.over) {
+            (WorkerState::Running { stopping: true, .. }, _) => None,
+            (WorkerState::Running { place, .. }, _) => {
+                let workers = place.workers as usize == self.ranks.len();
+                if rank == Some(place.rank) && place.generation == self.generation && workers {
+                    return None;
+                }
+                let own = self.recall.filter(|_| place.generation == self.generation);
+                let failed = (self.over == Some(false)).then_some(RecallReason::WorkerFailed);
+                let reason = own.or(failed).unwrap_or(RecallReason::Outdated);
+                Some(RunnerOrder::Recall { generation: place.generation, reason, notice_ns })
+            }
+            (_, Some(succeeded)) => Some(RunnerOrder::Over { succeeded }),
+            (WorkerState::Ended { place, .. }, None) if place.generation == self.generation => None,
+            (WorkerState::None | WorkerState::Ended { .. }, None) => {
+                let workers = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
+                let place = WorkerPlace { generation: self.generation, rank: rank?, workers };
+                Some(RunnerOrder::Offer { place, notice_ns })
+            }
+        }
+    }
+}

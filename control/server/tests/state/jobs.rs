@@ -1,0 +1,476 @@
+//! Jobs: who gets which hosts, what runners are told, and what holds whatever happens.
+
+use super::world::{SECOND, World, hello, settings};
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::{RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
+use harmonaize_api::v1::{self, AllocationReason, JobPhase, from_agent};
+use harmonaize_server::state::{AllocatorSettings, LivePolicy, SessionId, Settings, Terms};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+const ROUND: Duration = Duration::from_secs(30);
+
+fn allocating(policy: LivePolicy) -> Settings {
+    let allocator = Some(AllocatorSettings { policy, round: ROUND, notice: SECOND * 5 });
+    Settings { allocator, ..settings(4) }
+}
+
+/// A runner that is played.
+#[derive(Clone, Debug)]
+struct Runner {
+    host: usize,
+    tenant: String,
+    report: RunnerReport,
+    /// The number of its open question.
+    open: Option<u64>,
+    /// It ends no worker that it is told to.
+    stubborn: bool,
+    /// What it was told, but to wait.
+    orders: Vec<RunnerOrder>,
+    refused: String,
+    over: Option<bool>,
+}
+
+struct Play {
+    world: World,
+    settings: Settings,
+    agents: BTreeMap<usize, SessionId>,
+    runners: BTreeMap<u64, Runner>,
+    requests: u64,
+}
+
+impl Play {
+    /// Four hosts with agents, some time after control started.
+    fn new(policy: LivePolicy) -> Self {
+        let mut play = Self::with(allocating(policy));
+        play.world.wait(ROUND);
+        play
+    }
+
+    fn with(settings: Settings) -> Self {
+        let world = World::new(settings.clone(), 3);
+        let (agents, runners) = (BTreeMap::new(), BTreeMap::new());
+        let mut play = Self { world, settings, agents, runners, requests: 0 };
+        play.connect_all();
+        play
+    }
+
+    fn connect_all(&mut self) {
+        for host in 0..4 {
+            if !self.agents.contains_key(&host) {
+                let session = self.world.hello(hello(host, vec![]));
+                self.world.ignore(&[session]);
+                self.agents.insert(host, session);
+            }
+        }
+    }
+
+    fn add(&mut self, host: usize, tenant: &str, job: &str, workers: (u32, u32)) -> u64 {
+        let number = self.runners.len() as u64 + self.requests * 1000;
+        let report = RunnerReport { runner: number, job: job.to_owned(), workers, state: WorkerState::None };
+        let runner = Runner {
+            host,
+            tenant: tenant.to_owned(),
+            report,
+            open: None,
+            stubborn: false,
+            orders: Vec::new(),
+            refused: String::new(),
+            over: None,
+        };
+        self.runners.insert(number, runner);
+        self.ask(number);
+        number
+    }
+
+    fn add_all(&mut self, tenant: &str, job: &str, workers: (u32, u32)) -> Vec<u64> {
+        (0..4).map(|host| self.add(host, tenant, job, workers)).collect()
+    }
+
+    /// A runner asks, unless it does already or cannot.
+    fn ask(&mut self, number: u64) {
+        let Some(runner) = self.runners.get_mut(&number) else { return };
+        let Some(session) = self.agents.get(&runner.host).copied() else { return };
+        if runner.open.is_some() || runner.over.is_some() {
+            return;
+        }
+        self.requests += 1;
+        runner.open = Some(self.requests);
+        let asked = v1::AwaitOrder::of(self.requests, &runner.tenant, runner.report.clone(), SECOND);
+        self.world.send(session, from_agent::Message::AwaitOrder(asked));
+        self.listen();
+    }
+
+    /// Takes answers in and carries orders out.
+    fn listen(&mut self) {
+        for session in self.agents.values().copied().collect::<Vec<_>>() {
+            for answer in every!(self.world.received(session), RunnerOrder) {
+                let of = |runner: &&mut Runner| runner.open == Some(answer.request);
+                let Some(runner) = self.runners.values_mut().find(of) else { continue };
+                runner.open = None;
+                match answer.outcome() {
+                    Err(refused) => runner.refused = refused.to_string(),
+                    Ok(order) => runner.carry_out(order),
+                }
+            }
+        }
+    }
+
+    /// Time goes by; whoever may asks again.
+    fn wait(&mut self, time: Duration) {
+        self.world.wait(time);
+        self.listen();
+        self.ask_all();
+    }
+
+    fn ask_all(&mut self) {
+        self.runners.keys().copied().collect::<Vec<_>>().into_iter().for_each(|number| self.ask(number));
+    }
+
+    fn wait_seconds(&mut self, seconds: u32) {
+        (0..seconds).for_each(|_| self.wait(SECOND));
+    }
+
+    /// A worker has ended: its runner says so with its next question.
+    fn end(&mut self, number: u64, succeeded: bool) {
+        let runner = self.runners.get_mut(&number).unwrap();
+        let WorkerState::Running { place, .. } = runner.report.state else { panic!("no worker: {runner:?}") };
+        runner.report.state = WorkerState::Ended { place, succeeded };
+        self.wait(SECOND * 2);
+    }
+
+    /// A runner dies, and its worker with it.
+    fn die(&mut self, number: u64) {
+        let Some(runner) = self.runners.remove(&number) else { return };
+        if let (Some(request), Some(session)) = (runner.open, self.agents.get(&runner.host)) {
+            let gone = v1::CancelOrder { request };
+            self.world.send(*session, from_agent::Message::CancelOrder(gone));
+            self.listen();
+        }
+    }
+
+    fn place(&self, number: u64) -> Option<WorkerPlace> {
+        match self.runners.get(&number)?.report.state {
+            WorkerState::Running { place, .. } => Some(place),
+            _ => None,
+        }
+    }
+
+    fn jobs(&self) -> Vec<v1::JobStatus> {
+        self.world.state.queries(self.world.now).jobs().jobs
+    }
+
+    /// Hosts with a worker of a runner that does as it is told.
+    fn occupied(&self) -> Vec<usize> {
+        let obeys = |runner: &&Runner| !runner.stubborn;
+        let runs = |runner: &&Runner| matches!(runner.report.state, WorkerState::Running { .. });
+        self.runners.values().filter(obeys).filter(runs).map(|runner| runner.host).collect()
+    }
+
+    /// No host has two workers, and no two workers are of one rank.
+    fn check(&self) {
+        let occupied = self.occupied();
+        let hosts: BTreeSet<usize> = occupied.iter().copied().collect();
+        assert_eq!(hosts.len(), occupied.len(), "two workers on a host: {:#?}", self.runners);
+        let mut ranks = BTreeSet::new();
+        for runner in self.runners.values().filter(|runner| !runner.stubborn) {
+            if let WorkerState::Running { place, stopping: false } = runner.report.state
+                && self.agents.contains_key(&runner.host)
+            {
+                let key = (&runner.tenant, &runner.report.job, place.generation, place.rank);
+                assert!(ranks.insert(key), "two workers of a rank: {:#?}", self.runners);
+            }
+        }
+        for job in self.jobs() {
+            let workers = job.hosts.len() as u32;
+            assert!(workers <= job.workers_max, "{job:?}");
+            assert!(!job.reason_text.is_empty() && job.reason() != AllocationReason::Unspecified);
+        }
+    }
+}
+
+impl Runner {
+    fn carry_out(&mut self, order: RunnerOrder) {
+        match &order {
+            RunnerOrder::Wait => return,
+            RunnerOrder::Offer { place, .. } => {
+                let (least, most) = self.report.workers;
+                assert!(place.rank.0 < place.workers && (least..=most).contains(&place.workers), "{place:?}");
+                assert!(!matches!(self.report.state, WorkerState::Running { .. }), "offered beside a worker");
+                self.report.state = WorkerState::Running { place: *place, stopping: false };
+            }
+            RunnerOrder::Recall { generation, .. } => {
+                // It may have ended meanwhile.
+                let WorkerState::Running { place, .. } = self.report.state else { return };
+                assert_eq!(place.generation, *generation);
+                self.report.state = match self.stubborn {
+                    true => WorkerState::Running { place, stopping: true },
+                    false => WorkerState::Ended { place, succeeded: false },
+                };
+            }
+            RunnerOrder::Over { succeeded } => self.over = Some(*succeeded),
+            RunnerOrder::Infeasible { .. } => {}
+        }
+        self.orders.push(order);
+    }
+}
+
+#[test]
+fn a_job_gets_a_rank_on_each_host() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_all("a", "bert", (2, 3));
+    play.wait_seconds(3);
+    let ranks: BTreeSet<Rank> = runners.iter().filter_map(|it| Some(play.place(*it)?.rank)).collect();
+    assert_eq!(ranks, [0, 1, 2].map(Rank).into());
+    let job = &play.jobs()[0];
+    assert_eq!((job.phase(), job.reason(), job.generation), (JobPhase::Running, AllocationReason::Most, 1));
+    play.wait_seconds(70);
+    assert_eq!(play.jobs()[0].generation, 1, "nothing changes while nobody else comes");
+    assert!(play.jobs()[0].attained_ns >= 70 * 3 * 1_000_000_000);
+}
+
+#[test]
+fn a_second_job_gets_what_the_first_has_to_spare() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let first = play.add_all("a", "bert", (1, 4));
+    play.wait_seconds(3);
+    let second = play.add_all("b", "gpt", (2, 2));
+    play.wait_seconds(3);
+    assert_eq!(play.jobs()[1].reason(), AllocationReason::NoRoom);
+    for _ in 0..40 {
+        play.wait(SECOND);
+        play.check();
+    }
+    let workers = |play: &Play, of: &[u64]| of.iter().filter(|it| play.place(**it).is_some()).count();
+    assert_eq!((workers(&play, &first), workers(&play, &second)), (2, 2));
+    let recalled = |it: &u64| {
+        play.runners[it].orders.iter().any(|order| {
+            matches!(
+                order,
+                RunnerOrder::Recall { reason: RecallReason::Resized, notice_ns: 5_000_000_000, .. }
+            )
+        })
+    };
+    assert!(first.iter().all(recalled));
+    assert!(first.iter().filter_map(|it| play.place(*it)).all(|place| place.generation == 2));
+}
+
+#[test]
+fn least_attained_takes_turns() {
+    let mut play = Play::new(LivePolicy::LeastAttained);
+    play.add_all("a", "bert", (4, 4));
+    play.wait_seconds(3);
+    play.add_all("b", "gpt", (4, 4));
+    let mut generations = BTreeMap::new();
+    for _ in 0..200 {
+        play.wait(SECOND);
+        play.check();
+        for job in play.jobs() {
+            generations.insert(job.job.clone(), job.generation);
+        }
+    }
+    assert!(generations.values().all(|count| *count >= 2), "{generations:?}");
+}
+
+#[test]
+fn infeasible_ranges_are_refused_with_the_nearest() {
+    let mut settings = allocating(LivePolicy::Fifo);
+    settings.terms.insert("b".to_owned(), Terms { ranks: Some(3), ..Terms::default() });
+    settings.hosts.insert("a".to_owned(), ["h0", "h1"].map(str::to_owned).into());
+    let mut play = Play::with(settings);
+    let nearest = |play: &Play, number: u64| match play.runners[&number].orders.as_slice() {
+        [RunnerOrder::Infeasible { text, nearest }] => {
+            assert!(text.contains(&format!("{}..{}", nearest.0, nearest.1)), "{text}");
+            *nearest
+        }
+        other => panic!("{other:?}"),
+    };
+    let cases = [("a", (3, 9), (2, 2)), ("b", (4, 4), (3, 3)), ("b", (0, 2), (1, 2)), ("b", (5, 2), (5, 5))];
+    for (at, (tenant, workers, expected)) in cases.into_iter().enumerate() {
+        let number = play.add(0, tenant, &format!("job{at}"), workers);
+        assert_eq!(nearest(&play, number), expected);
+    }
+    assert!(play.jobs().is_empty());
+    play.add(0, "b", "job", (1, 2));
+    let other = play.add(1, "b", "job", (1, 3));
+    assert_eq!(nearest(&play, other), (1, 2));
+    // A tenant that operators want elsewhere learns nothing else.
+    let elsewhere = play.add(3, "a", "job", (1, 1));
+    assert!(play.runners[&elsewhere].refused.contains("elsewhere"));
+}
+
+#[test]
+fn a_job_without_the_section_is_refused() {
+    let mut play = Play::with(settings(4));
+    let number = play.add(0, "a", "bert", (1, 1));
+    assert!(play.runners[&number].refused.contains("allocates no hosts"));
+}
+
+#[test]
+fn a_runner_that_dies_gives_its_place_back() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_all("a", "bert", (2, 4));
+    play.wait_seconds(3);
+    play.die(runners[1]);
+    play.wait_seconds(3);
+    let places: Vec<WorkerPlace> = runners.iter().filter_map(|it| play.place(*it)).collect();
+    assert_eq!(places.len(), 3);
+    assert!(places.iter().all(|place| (place.generation, place.workers) == (2, 3)), "{places:?}");
+    // Silence is death, too.
+    play.runners.remove(&runners[0]);
+    play.wait_seconds(20);
+    let places: Vec<WorkerPlace> = runners.iter().filter_map(|it| play.place(*it)).collect();
+    assert!(places.iter().all(|place| place.workers == 2), "{places:?}");
+}
+
+#[test]
+fn a_restarted_control_learns_who_runs_where() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_all("a", "bert", (2, 4));
+    play.wait_seconds(3);
+    let before: Vec<Option<WorkerPlace>> = runners.iter().map(|it| play.place(*it)).collect();
+    assert!(before.iter().all(Option::is_some));
+    play.restart();
+    play.wait_seconds(100);
+    let after: Vec<Option<WorkerPlace>> = runners.iter().map(|it| play.place(*it)).collect();
+    assert_eq!(before, after);
+    assert_eq!((play.jobs()[0].phase(), play.jobs()[0].generation), (JobPhase::Running, 1));
+}
+
+#[test]
+fn a_job_is_over_once_all_have_succeeded() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    let running: Vec<u64> = runners.iter().copied().filter(|it| play.place(*it).is_some()).collect();
+    play.end(running[0], true);
+    assert_eq!(play.jobs()[0].phase(), JobPhase::Running, "one runs still");
+    play.end(running[1], true);
+    play.wait_seconds(2);
+    assert!(runners.iter().all(|it| play.runners[it].over == Some(true)), "{:#?}", play.runners);
+    assert!(play.jobs().is_empty());
+}
+
+#[test]
+fn a_job_whose_workers_fail_again_and_again_is_over() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
+    for failures in 1..=4 {
+        play.wait_seconds(5);
+        assert!(play.place(runners[1]).is_some(), "after {failures}: {:?}", play.jobs());
+        play.end(runners[0], false);
+    }
+    play.wait_seconds(3);
+    assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
+}
+
+#[test]
+fn a_worker_that_ignores_its_recall_holds_its_host_for_its_notice() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let first = play.add(0, "a", "bert", (1, 2));
+    let second = play.add(1, "a", "bert", (1, 2));
+    play.wait_seconds(3);
+    play.runners.get_mut(&first).unwrap().stubborn = true;
+    play.die(second);
+    play.wait_seconds(3);
+    // The job has stopped as far as it could; its one runner goes on with the old worker.
+    assert_eq!(play.jobs()[0].phase(), JobPhase::Recalled);
+    let other = play.add(0, "b", "gpt", (1, 1));
+    play.wait_seconds(60);
+    assert!(play.place(other).is_some(), "{:?}", play.jobs());
+}
+
+impl Play {
+    /// Control starts anew, and knows nothing; agents come back at once.
+    fn restart(&mut self) {
+        self.world = World::new(self.settings.clone(), 4);
+        self.agents.clear();
+        self.runners.values_mut().for_each(|runner| runner.open = None);
+        self.connect_all();
+        self.ask_all();
+    }
+
+    fn step(&mut self, rng: &mut ChaCha8Rng) {
+        const JOBS: [(&str, &str, (u32, u32)); 5] = [
+            ("a", "j0", (1, 4)),
+            ("a", "j1", (2, 2)),
+            ("b", "j0", (3, 4)),
+            ("b", "j2", (1, 1)),
+            ("b", "j3", (2, 3)),
+        ];
+        let host = rng.random_range(0..4);
+        let at = rng.random_range(0..self.runners.len().max(1));
+        let chosen = self.runners.keys().nth(at).copied();
+        match (rng.random_range(0..100), chosen) {
+            (0..25, _) if self.runners.len() < 24 => {
+                let (tenant, job, workers) = JOBS[rng.random_range(0..JOBS.len())];
+                self.add(host, tenant, job, workers);
+            }
+            (25..32, Some(number)) => self.die(number),
+            (32..45, Some(number)) => {
+                let runner = self.runners.get_mut(&number).unwrap();
+                if let WorkerState::Running { place, .. } = runner.report.state {
+                    runner.report.state = WorkerState::Ended { place, succeeded: rng.random_range(0..4) > 0 };
+                }
+            }
+            (45, Some(number)) => self.runners.get_mut(&number).unwrap().stubborn = true,
+            (46..49, _) => {
+                if let Some(session) = self.agents.remove(&host) {
+                    self.world.gone(session);
+                    let there = self.runners.values_mut().filter(|runner| runner.host == host);
+                    there.for_each(|runner| runner.open = None);
+                }
+            }
+            (49..55, _) => {
+                self.connect_all();
+                self.ask_all();
+            }
+            (55, _) => self.restart(),
+            _ => self.wait(Duration::from_millis(rng.random_range(0..3000))),
+        }
+        self.runners.retain(|_, runner| runner.over.is_none());
+        self.check();
+    }
+}
+
+#[test]
+fn whatever_happens_no_host_has_two_workers_and_no_job_is_lost() {
+    let seeds = match std::env::var("HARMONAIZE_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (0..20).collect::<Vec<u64>>(),
+    };
+    for seed in seeds {
+        println!("seed {seed}");
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let policy = LivePolicy::ALL[rng.random_range(0..2)];
+        let mut play = Play::new(policy);
+        for _ in 0..500 {
+            play.step(&mut rng);
+        }
+        // All faults are over: whatever can run does, and ends.
+        play.connect_all();
+        let stubborn: Vec<u64> =
+            play.runners.iter().filter(|(_, runner)| runner.stubborn).map(|(number, _)| *number).collect();
+        stubborn.into_iter().for_each(|number| play.die(number));
+        for second in 0..1500 {
+            play.wait(SECOND);
+            if second % 50 == 49 {
+                for runner in play.runners.values_mut() {
+                    if let WorkerState::Running { place, stopping: false } = runner.report.state {
+                        runner.report.state = WorkerState::Ended { place, succeeded: true };
+                    }
+                }
+            }
+            play.runners.retain(|_, runner| runner.over.is_none());
+            play.check();
+        }
+        let left: Vec<v1::JobStatus> = play.jobs();
+        assert!(
+            left.iter().all(|job| job.reason() == AllocationReason::TooFewRunners),
+            "{left:#?} {:#?}",
+            play.runners
+        );
+    }
+}
