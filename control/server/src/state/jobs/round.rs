@@ -76,7 +76,7 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
     let mut places = Places::new(wishes);
     // Who has hosts keeps them before others are placed.
     let has = |at: &usize| of(at).is_some_and(|wish| !wish.current.is_empty());
-    let (keep, new): (Vec<_>, Vec<_>) = considered.iter().zip(given).partition(|(at, _)| has(*at));
+    let (keep, new): (Vec<_>, Vec<_>) = considered.iter().zip(given).partition(|(at, _)| has(at));
     let mut running = Vec::new();
     for (at, given) in keep.into_iter().chain(new) {
         let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
