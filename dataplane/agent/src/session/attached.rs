@@ -708,12 +708,13 @@ struct Reader {
 impl Reader {
     /// The next request, and the descriptor that came with it; `None` when the process is gone.
     async fn next(&mut self) -> Result<Option<(Request, Option<OwnedFd>)>, MessageError> {
-        let rests = self.tenant.rests_until();
-        if rests > self.paused_until {
-            self.paused_until = rests;
-            self.tenant.counters().add(Counted::SessionPaused);
-        }
         loop {
+            // Before each receive: a request in many pieces costs turns, too.
+            let throttled = self.tenant.throttled_until();
+            if throttled > self.paused_until {
+                self.paused_until = throttled;
+                self.tenant.counters().add(Counted::SessionPaused);
+            }
             if let Some(until) = self.paused_until {
                 tokio::time::sleep_until(until.into()).await;
                 self.paused_until = None;
@@ -741,5 +742,48 @@ impl Reader {
         let request = decode(message)?;
         self.received.advance(4 + bytes);
         Ok(Some(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters::Counters;
+    use crate::session::{Quota, TenantLimits};
+    use crate::telemetry::thread_time;
+    use std::future::poll_fn;
+    use std::task::Poll;
+    use tokio::io::AsyncWriteExt;
+
+    #[test]
+    fn pieces_of_a_request_cost_processor_time() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let quota = Quota { session_percent: 1, ..Quota::default() };
+            let TenantLimits(tenant) = TenantLimits::of(quota, &Counters::default());
+            let (mut process, stream) = tokio::net::UnixStream::pair().unwrap();
+            let mut reader = Reader {
+                stream: Arc::new(Stream::Unix(stream)),
+                received: BytesMut::new(),
+                descriptors: VecDeque::new(),
+                tenant: Arc::clone(&tenant),
+                paused_until: None,
+            };
+            let mut next = std::pin::pin!(reader.next());
+            let waits = poll_fn(|context| Poll::Ready(next.as_mut().poll(context).is_pending())).await;
+            assert!(waits, "nothing was sent");
+            let spins = async {
+                let begun = thread_time();
+                while thread_time() - begun < Duration::from_millis(50) {}
+            };
+            metered(Arc::clone(&tenant), spins).await;
+            process.write_all(&encode(&Request::Detail { id: 1, communicator: 2 }).unwrap()).await.unwrap();
+            let paused = poll_fn(|context| match next.as_mut().poll(context) {
+                Poll::Ready(_) => Poll::Ready(false),
+                Poll::Pending if tenant.counters().get(Counted::SessionPaused) > 0 => Poll::Ready(true),
+                Poll::Pending => Poll::Pending,
+            });
+            assert!(paused.await, "a request is read while its tenant's sessions are throttled");
+        });
     }
 }

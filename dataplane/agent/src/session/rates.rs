@@ -78,7 +78,7 @@ impl Rates {
     }
 
     /// Returns until when sessions are to take no processor time, if it is not now.
-    pub(super) fn rests_until(&self, now: Instant, quota: &Quota) -> Option<Instant> {
+    pub(super) fn throttled_until(&self, now: Instant, quota: &Quota) -> Option<Instant> {
         let at = now.saturating_duration_since(self.begun);
         let next = self.processor.next(processor(quota));
         (next > at).then(|| now + (next - at))
@@ -131,7 +131,7 @@ mod tests {
             let quota = Quota { session_percent: percent, ..Quota::default() };
             let (mut now, mut taken) = (begin, Duration::ZERO);
             while now < begin + Duration::from_secs(100) {
-                now = rates.rests_until(now, &quota).unwrap_or(now);
+                now = rates.throttled_until(now, &quota).unwrap_or(now);
                 // Whoever has a turn keeps the processor for so long.
                 let took = Duration::from_micros(300);
                 now += took;

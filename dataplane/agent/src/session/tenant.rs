@@ -103,9 +103,9 @@ impl Tenant {
     }
 
     /// Returns until when its sessions rest, if they have taken more processor time than they may.
-    pub(super) fn rests_until(&self) -> Option<Instant> {
+    pub(super) fn throttled_until(&self) -> Option<Instant> {
         let quota = self.rules().quota;
-        self.rates().rests_until(Instant::now(), &quota)
+        self.rates().throttled_until(Instant::now(), &quota)
     }
 
     fn rates(&self) -> std::sync::MutexGuard<'_, Rates> {
@@ -407,7 +407,7 @@ impl TenantLimits {
     }
 
     /// What the tenant's processes have now: tensor memory, in bytes, and entries of rings.
-    pub(crate) fn held_by_processes(&self) -> (u64, u64) {
+    pub(crate) fn process_usage(&self) -> (u64, u64) {
         let held = self.0.usage();
         (held.arena_bytes, held.operations.into())
     }
@@ -553,7 +553,7 @@ mod tests {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(metered(Arc::clone(&spins), session));
-        assert!(spins.rests_until().is_some() && other.rests_until().is_none());
+        assert!(spins.throttled_until().is_some() && other.throttled_until().is_none());
     }
 
     #[test]
