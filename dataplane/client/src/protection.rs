@@ -222,11 +222,13 @@ impl Protection {
     ///
     /// # Errors
     /// [`ProtectionError::Differ`] where the steps differ or do not ascend; and those of operations: then go on by
-    /// [regrouping](Communicator::regroup) the job and [`Self::restore`].
+    /// [regrouping](Communicator::regroup) the job and [`Self::restore`]. After [`Error::Memory`], which leaves no snapshot here, no
+    /// rank seals a further step.
     pub fn seal(&mut self, step: u64) -> Result<bool, Error> {
         let progress = self.advance();
         // The complement has the least say which is the most.
-        self.vote.write(0, &[u64::from(matches!(progress, Ok(true))), step, !step])?;
+        let done = matches!(progress, Ok(true)) && self.ledger.is_whole(self.member.rank);
+        self.vote.write(0, &[u64::from(done), step, !step])?;
         self.communicator.all_reduce_in_place(&self.vote, ReduceOp::Min)?.wait(Duration::MAX)?;
         let mut votes = [0_u64; 3];
         self.vote.read(0, &mut votes)?;
@@ -306,7 +308,8 @@ impl Protection {
     /// Every rank of `next`, which comes of [regrouping](Communicator::regroup), calls this, or [`Communicator::restore_newcomer`]; and none
     /// has a send or receive of its own in flight there. It may be called again, also on a later communicator. To seal
     /// further steps, [protect](Communicator::protect) on `next`; and keep this one until that has [committed](Self::committed) a
-    /// step. A loss before is restored by this one: all ranks try the newer, and this where that has nothing sealed.
+    /// step. A loss before is restored by this one: all ranks try the newest that they have. Where that is
+    /// [`ProtectionError::NothingSealed`] or [`ProtectionError::Differ`], as at all ranks alike, all restore by this one.
     ///
     /// # Errors
     /// [`ProtectionError::NothingSealed`], [`ProtectionError::TooManyLost`] with the ranks whose states are gone,

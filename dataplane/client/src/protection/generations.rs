@@ -45,6 +45,12 @@ impl Ledger {
         self.generations[0].whole.insert(owner);
     }
 
+    /// Whether a rank's state is here, of the newest generation if there is one.
+    pub(crate) fn is_whole(&self, owner: u32) -> bool {
+        let [newest, _] = &self.generations;
+        newest.step.is_none() || newest.whole.contains(&owner)
+    }
+
     /// The generations' steps, the newest first, and of which ranks the state is whole.
     pub(crate) fn whole(&self) -> [(Option<u64>, &BTreeSet<u32>); 2] {
         self.generations.each_ref().map(|generation| (generation.step, &generation.whole))
@@ -391,6 +397,18 @@ mod tests {
             "seeds 0 to 9999: {promised} losses promised and survived, {beyond} more survived, {refused} not"
         );
         assert!(promised > 2_000 && beyond > 100 && refused > 100, "{promised}, {beyond}, {refused}");
+    }
+
+    #[test]
+    fn a_generation_without_the_own_state_is_not_whole() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.is_whole(1), "nothing was sealed");
+        ledger.begin(3);
+        assert!(!ledger.is_whole(1));
+        ledger.mark_whole(2);
+        assert!(!ledger.is_whole(1) && ledger.is_whole(2));
+        ledger.mark_whole(1);
+        assert!(ledger.is_whole(1));
     }
 
     #[test]
