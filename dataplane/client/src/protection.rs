@@ -277,7 +277,9 @@ impl Protection {
             let mut started: Vec<&mut Operation> = started.collect();
             if !started.is_empty() {
                 let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-                Operation::wait_any(&mut started, left.unwrap_or(Duration::MAX))?;
+                let ended = Operation::wait_any(&mut started, left.unwrap_or(Duration::MAX))?;
+                // One that has failed waits for the reason; its result stays for the next round.
+                let _ = started.get_mut(ended).map(|operation| operation.wait(Duration::ZERO));
             } else if let Some(first) = self.transfers.first_mut() {
                 first.operation = Some(first.start(&self.bulk)?);
             }
