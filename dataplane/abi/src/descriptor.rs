@@ -104,9 +104,9 @@ pub struct Completion {
     /// Receipt: bits on the wire per element, times 256 (fixed point); 0 where nothing was sent.
     pub bits_per_element_x256: u32,
     /// Receipt: the class of the algorithm.
-    /// Classes: 0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct
-    /// exchange, coded, 7 direct exchange in one shot, 8 in two, 9 by an aggregator, 10 recursive doubling, 11 recursive halving, 12
-    /// binomial tree, 13 within racks and between them.
+    /// 0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct exchange, coded. Also 7 direct
+    /// exchange in one shot, 8 in two, 9 by an aggregator, 10 recursive doubling, 11 recursive halving. Also 12 binomial tree, 13
+    /// within racks and between them.
     pub algorithm: u8,
     /// Receipt: 1 if part of the operation was run again another way, or chunks went exact though others were coded.
     pub fallback: u8,

@@ -5,7 +5,7 @@ use rustix::event::{Timespec, epoll};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Most descriptors that one sleep tells of; what woke it beside them ends the next one at once.
+/// The most descriptors that one sleep reports; others that are ready end the next one at once.
 const MOST_WOKEN: usize = 8;
 
 /// A descriptor that no attachment's end has.
@@ -45,4 +45,27 @@ pub(crate) fn sleep(set: &OwnedFd, timeout: Option<&Timespec>) -> Woken {
         }
     }
     woken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn ends_beyond_one_sleeps_report_are_in_the_next() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let ends: Vec<OwnedFd> = (0..2 * MOST_WOKEN as u64)
+            .map(|number| {
+                let end = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+                watch_end(&set, AttachmentId(number), end.as_fd()).unwrap();
+                end
+            })
+            .collect();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let woken = [(); 2].map(|()| sleep(&set, Some(&at_once)));
+        let reported = |number| woken.iter().any(|woken| woken.contains(AttachmentId(number)));
+        assert!((0..ends.len() as u64).all(reported), "{woken:?}");
+    }
 }

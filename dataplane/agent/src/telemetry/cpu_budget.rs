@@ -6,9 +6,9 @@ use harmonaize_abi::Nanos;
 use std::time::Duration;
 
 /// Shares of a core, as one part in so many. Samples of flows that move much, samples of all active flows, reads of all
-/// flows, reads of RDMA ports, wake-ups for events, fast samples, and late round trips. Together 1.8%: what this thread takes,
-/// operations wait
-/// for, where all cores are busy. Beside it comes what taking in marks and events costs, which nobody can choose.
+/// flows, reads of RDMA ports, wake-ups for events, fast samples, and late round trips. Together 1.8%, but where the longest
+/// intervals are reached, as with many RDMA ports: they are read each second whatever it costs. What this thread takes,
+/// operations wait for, where all cores are busy. Beside it comes what taking in marks and events costs, which nobody can choose.
 const SAMPLE_SHARE: u32 = 166;
 const FULL_SAMPLE_SHARE: u32 = 1000;
 const READ_ALL_SHARE: u32 = 1000;
