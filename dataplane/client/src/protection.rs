@@ -29,7 +29,7 @@ pub struct ProtectOptions {
     /// The failure domain: ranks that say the same are lost together, and store no replicas of each other. None: this machine, by the boot
     /// id of its kernel. Virtual machines on one host have one each; name their host, rack or zone here.
     pub domain: Option<u64>,
-    /// How long to wait for the other ranks.
+    /// How long to wait for the other ranks to call.
     pub timeout: Duration,
 }
 
@@ -214,8 +214,8 @@ impl Communicator {
 
 impl Protection {
     /// Seals a step: copies the tensors, and begins to send the copy to the ranks that store replicas. The tensors may be written again when
-    /// this returns; agents send meanwhile, in class bulk, without further calls. All ranks call it, with the same step, larger than all before.
-    /// It costs an AllReduce of 24 bytes, and a copy within the memory of this host.
+    /// this returns; agents send meanwhile, in class bulk. Replicas for which the attachment has no room begin at a later call. All ranks
+    /// call it, with the same step, larger than all before. It costs an AllReduce of 24 bytes, and a copy within the memory of this host.
     ///
     /// `false`: the step is not sealed, since at some rank the replicas of the one before are still on their way. Nobody waits for them here.
     /// `true` also says that all ranks have the step before whole, and its replicas.
@@ -311,7 +311,8 @@ impl Protection {
     /// has a send or receive of its own in flight there. It may be called again, also on a later communicator. To seal
     /// further steps, [protect](Communicator::protect) on `next`; and keep this one until that has [committed](Self::committed) a
     /// step. A loss before is restored by this one: all ranks try the newest that they have. Where that is
-    /// [`ProtectionError::NothingSealed`] or [`ProtectionError::Differ`], as at all ranks alike, all restore by this one.
+    /// [`ProtectionError::NothingSealed`] or [`ProtectionError::Differ`], as at all ranks alike, all restore by this one. The
+    /// losses before and after count together, for no rank stores anew what the first have taken.
     ///
     /// # Errors
     /// [`ProtectionError::NothingSealed`], [`ProtectionError::TooManyLost`] with the ranks whose states are gone,
