@@ -103,14 +103,14 @@ fn page(reply: &JobsReply, rows: &[Vec<String>]) -> String {
 }
 
 /// The one job of this name, with its tenant's before a slash or without.
-pub(crate) fn find(reply: JobsReply, wanted: &str) -> Result<JobStatus, Failure> {
-    let named = |job: &JobStatus| match wanted.split_once('/') {
+pub(crate) fn find(reply: JobsReply, job_name: &str) -> Result<JobStatus, Failure> {
+    let named = |job: &JobStatus| match job_name.split_once('/') {
         Some((tenant, name)) => job.tenant == tenant && job.job == name,
-        None => job.job == wanted,
+        None => job.job == job_name,
     };
     let mut found: Vec<JobStatus> = reply.jobs.into_iter().filter(named).collect();
     let Some(first) = found.pop() else {
-        return Err(Failure::NotFound(format!("no job is named {}; see `harmonaize jobs`", clean(wanted))));
+        return Err(Failure::NotFound(format!("no job is named {}; see `harmonaize jobs`", clean(job_name))));
     };
     if found.is_empty() {
         return Ok(first);

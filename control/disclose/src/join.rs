@@ -274,7 +274,8 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
         JoinFailure::TooManyOperationsInSum { used, max: most } => (
             vec![],
             format!(
-                "the tenant's processes have rings for {used} operations in flight on all hosts together, of {most} that it may have;                  detach some or have smaller rings, or ask the provider for a larger `operations`"
+                "the tenant's processes have rings for {used} operations in flight on all hosts together, of {most} that it may have; \
+                 detach some or have smaller rings, or ask the provider for a larger `operations`"
             ),
         ),
         JoinFailure::JoinsTooOften { per_second, at_once, after } => (

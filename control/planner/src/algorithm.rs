@@ -160,7 +160,7 @@ const MAX_GROUPS: usize = 64;
 /// switches. It is the same whoever's hosts stand where.
 pub fn max_delay(topology: &Topology) -> Nanos {
     let mut groups: BTreeMap<Vec<Node>, (Nanos, HostId)> = BTreeMap::new();
-    for host in (0..topology.hosts().len()).map(HostId) {
+    for (host, _) in topology.hosts_there() {
         let links = topology.links_at(Node::Host(host)).iter().filter_map(|id| topology.links().get(id.0));
         let (mut switches, mut longest) = (Vec::new(), Nanos(0));
         for link in links {
@@ -629,6 +629,25 @@ mod tests {
         // Two racks of two: 50 us a link, four links between racks, two within.
         assert_eq!((farthest, hop), (Nanos(200_000), Nanos(150_000)));
         assert_eq!(delays(&topology, &ring[..1]), (Nanos(0), Nanos(0)));
+    }
+
+    #[test]
+    fn hosts_that_are_gone_count_for_no_delay() {
+        // A leaf for each host: of so many groups one is looked at.
+        let leaves = |count: usize| {
+            let mut text = "[[switch]]\nname = \"spine\"\n".to_owned();
+            for at in 0..count {
+                text += &format!("[[switch]]\nname = \"s{at}\"\n[[host]]\nname = \"h{at}\"\n");
+                for ends in [format!("from = \"h{at}\""), "from = \"spine\"".to_owned()] {
+                    text +=
+                        &format!("[[link]]\n{ends}\nto = \"s{at}\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n");
+                }
+            }
+            Topology::parse(&text).unwrap()
+        };
+        let before = leaves(MAX_GROUPS + 2);
+        let now = leaves(MAX_GROUPS + 1).numbered_as(&before);
+        assert_eq!([max_delay(&before), max_delay(&now)], [Nanos(400_000); 2]);
     }
 
     proptest! {

@@ -195,7 +195,7 @@ impl Run {
             handler(SignalKind::hangup())?,
         ];
         let until = self.until.map(|until| Instant::now() + until.left(SystemTime::now()));
-        let (mut worker, mut notice, mut said): (Option<Worker>, Duration, String) =
+        let (mut worker, mut notice, mut last_error): (Option<Worker>, Duration, String) =
             (None, NOTICE, String::new());
         let mut ending: Option<Result<String, Failure>> = None;
         loop {
@@ -234,12 +234,12 @@ impl Run {
                     match order {
                         // This process has no worker to start any more.
                         _ if ending.is_some() => {}
-                        Err(why) if why == said => {}
+                        Err(why) if why == last_error => {}
                         Err(why) => {
                             eprintln!("{}: {}", self.job, why.chars().map(visible).collect::<String>());
-                            said = why;
+                            last_error = why;
                         }
-                        Ok(RunnerOrder::Wait) => said.clear(),
+                        Ok(RunnerOrder::Wait) => last_error.clear(),
                         Ok(RunnerOrder::Offer { place, notice_ns }) => {
                             notice = Duration::from_nanos(notice_ns);
                             if worker.is_none() {

@@ -60,15 +60,15 @@ impl Jobs {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        asked: &v1::AwaitOrder,
+        message: &v1::AwaitOrder,
     ) -> Result<(), &'static str> {
-        let request = asked.request;
+        let request = message.request;
         let open = self.jobs.values().flat_map(|job| job.runners.values());
         let same = |question: Question| (question.session, question.request) == (from, request);
         if open.filter_map(|runner| runner.question).any(same) {
             return Err("a number of AwaitOrder twice");
         }
-        let outcome = match self.take_report(ctx, effects, from, asked) {
+        let outcome = match self.take_report(ctx, effects, from, message) {
             Ok(()) => return Ok(()),
             Err(Refused::Text(text)) => Err(text),
             Err(Refused::Order(order)) => Ok(order),
@@ -82,18 +82,18 @@ impl Jobs {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        asked: &v1::AwaitOrder,
+        message: &v1::AwaitOrder,
     ) -> Result<(), Refused> {
         let text = |text: &str| Refused::Text(text.to_owned());
         let allocator =
             ctx.settings.allocator.ok_or_else(|| text("the provider allocates no hosts to jobs"))?;
         let host = ctx.sessions.get(&from).ok_or_else(|| text("the agent has no session"))?.host;
-        if !ctx.settings.tenants.contains(&asked.tenant) {
+        if !ctx.settings.tenants.contains(&message.tenant) {
             return Err(text("the provider does not know this tenant"));
         }
-        let report = asked.report();
-        check(ctx, &asked.tenant, &report)?;
-        let key = (asked.tenant.clone(), report.job.clone());
+        let report = message.report();
+        check(ctx, &message.tenant, &report)?;
+        let key = (message.tenant.clone(), report.job.clone());
         let runner = (host, report.runner);
         self.settled |= self.jobs.is_empty() && ctx.now >= allocator.round;
         self.admit(ctx.now, allocator, (&key, runner), &report)?;
@@ -111,9 +111,9 @@ impl Jobs {
             WorkerState::Running { .. } => known.recalled,
             WorkerState::None | WorkerState::Ended { .. } => None,
         };
-        let wait = Duration::from_nanos(asked.wait_ns).min(LONGEST);
+        let wait = Duration::from_nanos(message.wait_ns).min(LONGEST);
         let question =
-            Question { session: from, request: asked.request, until: ctx.now.saturating_add(wait) };
+            Question { session: from, request: message.request, until: ctx.now.saturating_add(wait) };
         if let Some(earlier) = known.question.replace(question) {
             send(effects, earlier.session, earlier.request, Ok(RunnerOrder::Wait));
         }
@@ -349,9 +349,10 @@ impl Jobs {
         let wishes: Vec<Wish> = jobs
             .iter()
             .zip(&usable)
-            .map(|((_, job), usable)| Wish {
+            .map(|((key, job), usable)| Wish {
                 number: job.number,
-                workers: job.workers,
+                // Runners of one whose fewest are too many are told so.
+                workers: (job.workers.0, job.workers.1.min(most_workers(ctx, &key.0)).max(job.workers.0)),
                 arrived: job.arrived,
                 attained: job.attained(ctx.now),
                 hosts: usable.keys().filter(|host| !taken.contains(host)).copied().collect(),
@@ -432,11 +433,7 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         }
         Err(error) => return Err(Refused::Text(error.to_string())),
     }
-    // Hosts that the tenant is not bound to are the provider's to know.
-    let listed = ctx.settings.hosts.get(tenant).and_then(|hosts| u32::try_from(hosts.len()).ok());
-    let quota = ctx.settings.terms(tenant).ranks;
-    let limits = [listed, quota].into_iter().flatten();
-    let most = limits.fold(ctx.settings.most_ranks, u32::min).max(1);
+    let most = most_workers(ctx, tenant);
     let (least, largest) = report.workers;
     if least > most {
         let text = format!(
@@ -445,11 +442,22 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         return infeasible(text, (most, most));
     }
     match report.state {
-        WorkerState::Running { place, .. } | WorkerState::Ended { place, .. } if place.workers > most => {
+        WorkerState::Running { place, .. } | WorkerState::Ended { place, .. }
+            if place.workers as usize > MOST_RUNNERS =>
+        {
             Err(Refused::Text("a worker of a place that is never given".to_owned()))
         }
         _ => Ok(()),
     }
+}
+
+/// The most workers that a job of a tenant may have now.
+fn most_workers(ctx: &Ctx<'_>, tenant: &str) -> u32 {
+    // Hosts that the tenant is not bound to are the provider's to know.
+    let listed = ctx.settings.hosts.get(tenant).and_then(|hosts| u32::try_from(hosts.len()).ok());
+    let quota = ctx.settings.terms(tenant).ranks;
+    let limits = [listed, quota].into_iter().flatten();
+    limits.fold(ctx.settings.most_ranks, u32::min).max(1)
 }
 
 /// When a runner counts as gone; never while it asks. Where its host's agent is away it is waited for as ranks are.

@@ -302,6 +302,31 @@ fn infeasible_ranges_are_refused_with_the_nearest() {
 }
 
 #[test]
+fn a_job_has_as_many_workers_as_its_tenant_may_have_ranks() {
+    let mut settings = allocating(LivePolicy::Fifo);
+    let bound = |settings: &mut Settings, ranks| {
+        settings.terms.insert("a".to_owned(), Terms { ranks: Some(ranks), ..Terms::default() });
+    };
+    bound(&mut settings, 3);
+    let mut play = Play::with(settings.clone());
+    play.world.wait(ROUND);
+    let runners = play.add_all("a", "bert", (1, 4));
+    play.wait_seconds(40);
+    let places = |play: &Play| -> Vec<(u64, u32)> {
+        let places = runners.iter().filter_map(|it| play.place(*it));
+        places.map(|place| (place.generation, place.workers)).collect()
+    };
+    assert_eq!(places(&play), [(1, 3); 3]);
+    assert_eq!(play.jobs()[0].reason(), AllocationReason::Most);
+    // With a lower limit those that run are recalled by the next round.
+    bound(&mut settings, 2);
+    play.world.state.configure(play.world.now, settings).unwrap();
+    play.world.run_until_quiet();
+    play.wait_seconds(40);
+    assert_eq!(places(&play), [(2, 2); 2]);
+}
+
+#[test]
 fn a_job_without_the_section_is_refused() {
     let mut play = Play::with(settings(4));
     let number = play.add(0, "a", "bert", (1, 1));

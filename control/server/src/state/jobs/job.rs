@@ -241,11 +241,11 @@ impl Job {
     pub(super) fn start(&mut self, now: Duration) {
         self.account(now);
         // Whatever a runner says of earlier workers is of an earlier generation.
-        let said = self.runners.values().filter_map(|runner| match runner.state {
+        let reported = self.runners.values().filter_map(|runner| match runner.state {
             WorkerState::Running { place, .. } | WorkerState::Ended { place, .. } => Some(place.generation),
             WorkerState::None => None,
         });
-        self.generation = said.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
+        self.generation = reported.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
         self.ranks = self.target.iter().copied().map(Some).collect();
     }
 

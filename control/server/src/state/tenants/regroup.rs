@@ -227,8 +227,9 @@ impl Regroups {
             let waiting =
                 waiting.flat_map(|(_, waiting)| waiting.joined.values().map(|(session, _)| *session));
             let sessions: BTreeSet<SessionId> = members.chain(waiting).chain([from]).collect();
-            let held = sessions.iter().filter_map(|session| ctx.sessions.get(session)?.processes.get(tenant));
-            held.for_each(|held| sum.add_processes(*held));
+            let usages =
+                sessions.iter().filter_map(|session| ctx.sessions.get(session)?.processes.get(tenant));
+            usages.for_each(|usage| sum.add_processes(*usage));
         }
         for ((_, name), set) in self.sets.iter().filter(|((of, _), _)| of == tenant) {
             if live().any(|known| known.name == *name) {
