@@ -379,7 +379,7 @@ impl Agent {
         self.next_request += 1;
         let rank = (join.regroup.is_none() && join.split.is_none()).then_some(Rank(join.rank));
         self.pending_joins.insert(request, PendingJoin { attachment, rank, reply });
-        let held = self.attachments.get(&attachment).map(|at| at.limits.held_by_processes());
+        let held = self.attachments.get(&attachment).map(|at| at.limits.process_usage());
         let (tensor_bytes, ring_entries) = held.unwrap_or_default();
         let join = v1::Join { request, tensor_bytes, ring_entries, ..join };
         self.send_to_control(from_agent::Message::Join(join));

@@ -38,8 +38,8 @@ fn attached(socket: &Path) -> Client {
     Client::attach(socket, options()).unwrap()
 }
 
-/// A way to control for one connection, and what comes each time that something came from the agent.
-fn way_to(control: SocketAddr) -> (SocketAddr, Receiver<()>) {
+/// A proxy to control for one connection, and what comes each time that something came from the agent.
+fn proxy_to(control: SocketAddr) -> (SocketAddr, Receiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, (seen, from_agent)) = (listener.local_addr().unwrap(), channel());
     std::thread::spawn(move || {
@@ -64,8 +64,8 @@ fn a_stalled_thread_of_tenants_keeps_the_session_with_control() {
     let socket = folder.path().join("a.sock");
     // Control asks for a sign of life each second.
     let (control, _control) = control_with(&star(2, "10Gbit/s"), Duration::from_secs(2));
-    let (way, from_agent) = way_to(control);
-    let Agent { config, devices, .. } = Agent::new("h0", way, &socket);
+    let (proxy, from_agent) = proxy_to(control);
+    let Agent { config, devices, .. } = Agent::new("h0", proxy, &socket);
     let ((stall, stalls), (stalled, is_stalled)) = (channel::<Receiver<()>>(), channel());
     let _agent = background(move |_| async move {
         // Asked at each turn of the loop that takes tenants' requests, on the thread of their sessions.

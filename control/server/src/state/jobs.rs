@@ -43,7 +43,7 @@ pub(crate) struct Jobs {
     /// When a round decides about all jobs.
     round: Option<Duration>,
     /// When one decides about those that wait, on hosts that nobody has.
-    early: Option<Duration>,
+    extra_round: Option<Duration>,
     /// Whether there was a round.
     settled: bool,
     /// Nothing is due before.
@@ -60,15 +60,15 @@ impl Jobs {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        asked: &v1::AwaitOrder,
+        message: &v1::AwaitOrder,
     ) -> Result<(), &'static str> {
-        let request = asked.request;
+        let request = message.request;
         let open = self.jobs.values().flat_map(|job| job.runners.values());
         let same = |question: Question| (question.session, question.request) == (from, request);
         if open.filter_map(|runner| runner.question).any(same) {
             return Err("a number of AwaitOrder twice");
         }
-        let outcome = match self.take_report(ctx, effects, from, asked) {
+        let outcome = match self.take_report(ctx, effects, from, message) {
             Ok(()) => return Ok(()),
             Err(Refused::Text(text)) => Err(text),
             Err(Refused::Order(order)) => Ok(order),
@@ -82,18 +82,18 @@ impl Jobs {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        asked: &v1::AwaitOrder,
+        message: &v1::AwaitOrder,
     ) -> Result<(), Refused> {
         let text = |text: &str| Refused::Text(text.to_owned());
         let allocator =
             ctx.settings.allocator.ok_or_else(|| text("the provider allocates no hosts to jobs"))?;
         let host = ctx.sessions.get(&from).ok_or_else(|| text("the agent has no session"))?.host;
-        if !ctx.settings.tenants.contains(&asked.tenant) {
+        if !ctx.settings.tenants.contains(&message.tenant) {
             return Err(text("the provider does not know this tenant"));
         }
-        let report = asked.report();
-        check(ctx, &asked.tenant, &report)?;
-        let key = (asked.tenant.clone(), report.job.clone());
+        let report = message.report();
+        check(ctx, &message.tenant, &report)?;
+        let key = (message.tenant.clone(), report.job.clone());
         let runner = (host, report.runner);
         self.settled |= self.jobs.is_empty() && ctx.now >= allocator.round;
         self.admit(ctx.now, allocator, (&key, runner), &report)?;
@@ -111,9 +111,9 @@ impl Jobs {
             WorkerState::Running { .. } => known.recalled,
             WorkerState::None | WorkerState::Ended { .. } => None,
         };
-        let wait = Duration::from_nanos(asked.wait_ns).min(LONGEST);
+        let wait = Duration::from_nanos(message.wait_ns).min(LONGEST);
         let question =
-            Question { session: from, request: asked.request, until: ctx.now.saturating_add(wait) };
+            Question { session: from, request: message.request, until: ctx.now.saturating_add(wait) };
         if let Some(earlier) = known.question.replace(question) {
             send(effects, earlier.session, earlier.request, Ok(RunnerOrder::Wait));
         }
@@ -171,7 +171,7 @@ impl Jobs {
         let soon = now.saturating_add(GATHER);
         match self.round {
             None => self.round = Some(if self.settled { soon } else { soon.max(allocator.round) }),
-            Some(_) => self.early = self.early.or(Some(soon)),
+            Some(_) => self.extra_round = self.extra_round.or(Some(soon)),
         }
         note(&mut self.due, soon);
         Ok(())
@@ -226,10 +226,10 @@ impl Jobs {
         if self.round.is_some_and(|at| at <= ctx.now) {
             self.settled = true;
             self.decide(ctx, effects, allocator, true);
-            self.early = None;
+            self.extra_round = None;
             self.round = Some(ctx.now.saturating_add(allocator.round));
-        } else if self.early.is_some_and(|at| at <= ctx.now) {
-            self.early = None;
+        } else if self.extra_round.is_some_and(|at| at <= ctx.now) {
+            self.extra_round = None;
             if self.settled {
                 self.decide(ctx, effects, allocator, false);
             }
@@ -247,7 +247,7 @@ impl Jobs {
             let question = runner.question.map(|question| question.until);
             [ignored, question, gone_at(ctx, *key, runner)]
         });
-        dues.chain([self.round, self.early]).flatten().min()
+        dues.chain([self.round, self.extra_round]).flatten().min()
     }
 
     /// Runners may be gone: jobs go on without them, and what is empty is forgotten.
@@ -274,8 +274,8 @@ impl Jobs {
             }
             let (Some(step), Some(job)) = (step, self.jobs.get(key)) else { break };
             if matches!(step, Step::Stopped | Step::Over(_)) {
-                let early = *self.early.get_or_insert(ctx.now.saturating_add(GATHER));
-                note(&mut self.due, early);
+                let extra_round = *self.extra_round.get_or_insert(ctx.now.saturating_add(GATHER));
+                note(&mut self.due, extra_round);
             }
             fact(ctx, effects, key, job, step);
         }

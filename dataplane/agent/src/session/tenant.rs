@@ -407,7 +407,7 @@ impl TenantLimits {
     }
 
     /// What the tenant's processes have now: tensor memory, in bytes, and entries of rings.
-    pub(crate) fn held_by_processes(&self) -> (u64, u64) {
+    pub(crate) fn process_usage(&self) -> (u64, u64) {
         let held = self.0.usage();
         (held.arena_bytes, held.operations.into())
     }

@@ -3,7 +3,7 @@
 use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::output::{Fact, SessionId};
-use crate::state::world::agents::{HeldByProcesses, OpenJoin};
+use crate::state::world::agents::{OpenJoin, ProcessUsage};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use std::time::Duration;
@@ -22,7 +22,7 @@ impl Controller {
         if self.settings.terms(&join.tenant).bound_processes()
             && let Some(session) = self.sessions.get_mut(&from)
         {
-            let held = HeldByProcesses { tensors: join.tensor_bytes, operations: join.ring_entries };
+            let held = ProcessUsage { tensors: join.tensor_bytes, operations: join.ring_entries };
             session.processes.insert(join.tenant.clone(), held);
         }
         let ctx = &ctx!(self, now);

@@ -2,7 +2,7 @@
 
 use crate::state::ctx::Ctx;
 use crate::state::settings::Terms;
-use crate::state::world::agents::HeldByProcesses;
+use crate::state::world::agents::ProcessUsage;
 use harmonaize_disclose::JoinFailure;
 use harmonaize_units::{Gcra, Quota};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub(crate) struct InSum {
     pub communicators: usize,
     pub ranks: u64,
     /// What its processes have on hosts with ranks of it.
-    pub processes: HeldByProcesses,
+    pub processes: ProcessUsage,
 }
 
 impl InSum {
@@ -24,9 +24,9 @@ impl InSum {
     }
 
     /// Adds what processes have on one more host.
-    pub(crate) fn add_processes(&mut self, held: HeldByProcesses) {
-        let HeldByProcesses { tensors, operations } = self.processes;
-        self.processes = HeldByProcesses {
+    pub(crate) fn add_processes(&mut self, held: ProcessUsage) {
+        let ProcessUsage { tensors, operations } = self.processes;
+        self.processes = ProcessUsage {
             tensors: tensors.saturating_add(held.tensors),
             operations: operations.saturating_add(held.operations),
         };

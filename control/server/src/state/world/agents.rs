@@ -18,7 +18,7 @@ const MOST_CONTROLS: usize = 32;
 
 /// What a tenant's processes have, as an agent said at the last join there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HeldByProcesses {
+pub(crate) struct ProcessUsage {
     /// Bytes of tensor memory.
     pub tensors: u64,
     /// Entries of rings.
@@ -36,7 +36,7 @@ pub(crate) struct Session {
     /// Tenants there: where their processes attach, or why they cannot.
     pub tenants: BTreeMap<String, (String, String)>,
     /// By tenant, of those with a limit on it.
-    pub processes: BTreeMap<String, HeldByProcesses>,
+    pub processes: BTreeMap<String, ProcessUsage>,
     /// Open joins by the agent's number.
     pub joins: BTreeMap<u64, OpenJoin>,
 }
