@@ -5,10 +5,10 @@ use crate::telemetry::cpu_pressure::CpuPressure;
 use harmonaize_abi::Nanos;
 use std::time::Duration;
 
-/// Shares of a core, as one part in so many. Samples of flows that move much, samples of all active flows, reads of all
-/// flows, reads of RDMA ports, wake-ups for events, fast samples, and late round trips. Together 1.8%: what this thread takes,
-/// operations wait
-/// for, where all cores are busy. Beside it comes what taking in marks and events costs, which nobody can choose.
+/// Shares of a core, as one part in so many. They are for samples of flows that move much, samples of all active flows, reads
+/// of all flows, reads of RDMA ports, wake-ups for events, fast samples, and late round trips. Together they are 1.8%: where
+/// all cores are busy, operations wait for what this thread takes. Beside it comes what taking in marks and events costs,
+/// which nobody can choose.
 const SAMPLE_SHARE: u32 = 166;
 const FULL_SAMPLE_SHARE: u32 = 1000;
 const READ_ALL_SHARE: u32 = 1000;
