@@ -75,7 +75,7 @@ impl Merging {
         self.found.iter().max_by_key(|found| found.delay_ns)
     }
 
-    /// Takes in one agent's report of an operation, which was checked. Returns verdicts that are new or
+    /// Takes in one agent's report of an operation, which was checked. Returns findings that are new or
     /// over. Of an operation that all have reported, it also returns the bytes and the nanoseconds from the
     /// last rank's call.
     pub(crate) fn take(
