@@ -1,5 +1,5 @@
-//! An aggregator on the fabric, end to end. Real agents and control; what it does is right while it serves, when it is killed in the
-//! middle of operations, and when it comes back.
+//! An aggregator on the fabric, end to end, with real agents and control. What it does is right while it serves, when it is killed
+//! in the middle of operations, and when it comes back.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Result, ensure};

@@ -264,7 +264,7 @@ impl Trainer {
         print(&Line::Regrouped { at_us: now_us(), ranks: self.ranks()?, took_us })
     }
 
-    /// All ranks get the state of the one that has done most. Newcomers have none, and of those that were there when ranks were lost some
+    /// All ranks get the state of the one that has done most. Newcomers have none. Of those that were there when ranks were lost, some
     /// may have ended an operation that failed at others.
     fn synchronize_state(&mut self) -> Result<()> {
         let (rank, most) = (self.rank()? as u64, MOST_RANKS as u64);

@@ -177,8 +177,8 @@ fn ratio_of_codes(hosts: usize, sum_bits: f64) -> f64 {
     2.0 * (hosts - 1.0) / hosts * ELEMENT / sum_bits.max(BITS)
 }
 
-/// How many times as fast as the best of the hosts' own ways an operation can be by an aggregator.
-/// That is on a star whose hosts' links have this rate in Mbit/s and this delay, if nothing but ways and bytes takes time.
+/// How many times as fast as the best of the hosts' own algorithms an operation can be by an aggregator. That is on a star
+/// whose hosts' links have this rate in Mbit/s and this delay, if nothing but routes and bytes takes time.
 fn ideal(hosts: usize, rate: u64, delay: Duration, size: u64) -> f64 {
     let (hosts, way) = (hosts as f64, 2.0 * delay.as_secs_f64());
     let all = size as f64 * 8.0 / (rate as f64 * 1e6);
@@ -237,8 +237,8 @@ fn lossy(suite: &Suite) -> Result<Vec<Row>> {
 /// Of a large operation so much is done where hosts alone are slow.
 const PART: u64 = 8;
 
-/// The same, smaller, where each end loses one in twenty, has one in a hundred twice, and others overtake one in twenty. Against the same where
-/// nothing does, and by the hosts alone: were they faster, the aggregator would have to be left sooner.
+/// The same, smaller, where each end loses one in twenty, has one in a hundred twice, and others overtake one in twenty. It stands against
+/// the same where nothing does, and against the hosts alone: were they faster, the aggregator would have to be left sooner.
 fn faults(suite: &Suite) -> Result<Vec<Row>> {
     let faults = Faults { lost: 50_000, twice: 10_000, late: 50_000 };
     let (size, what) = (suite.budget.large / PART, "5% of frames lost, 1% twice, 5% late at each end");

@@ -1,5 +1,5 @@
-//! Suite compression: AllReduces in fewer bits against exact ones, in turn in one run on four hosts. What control chooses where
-//! links are fast and slow; and what fewer bits make of trainings.
+//! Suite compression: AllReduces in fewer bits against exact ones, in turn in one run on four hosts. It also shows what control
+//! chooses where links are fast and slow, and what fewer bits make of trainings.
 
 mod training;
 

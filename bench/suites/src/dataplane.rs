@@ -26,9 +26,9 @@ fn mean_us(measured: &[Measured], bytes: u64) -> f64 {
     sum / f64::from(count.max(1))
 }
 
-/// Four hosts around a switch, links of 1 Gbit/s, one rank a host. Bytes a second that each host sends, against the goodput
-/// of one TCP stream between two of the hosts in the same run. The least that each host must send of a tensor of `S` bytes
-/// among `n` is `2(n-1)/n * S` for AllReduce and `(n-1)/n * S` for the others.
+/// Four hosts around a switch, links of 1 Gbit/s, one rank a host. Bytes a second that each host sends stand against the
+/// goodput of one TCP stream between two of the hosts in the same run. The least that each host must send of a tensor of
+/// `S` bytes among `n` is `2(n-1)/n * S` for AllReduce and `(n-1)/n * S` for the others.
 pub fn shaped(lab: &mut Lab, request: &Request) -> Result<Vec<Row>> {
     let runs = request.rounds();
     const RANKS: usize = 4;

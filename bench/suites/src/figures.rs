@@ -1,8 +1,8 @@
 //! Arithmetic on figures of runs.
 
-/// A bound that the median lies below with 95% confidence, from values whose distribution is not known. The smallest of the
-/// sorted values that at least so many binomial cases leave below it (Conover, Practical Nonparametric Statistics, 3.2). With
-/// less than five values there is none.
+/// A bound that the median lies below with 95% confidence, from values whose distribution is not known. It is the smallest of
+/// the sorted values that at least so many binomial cases leave below it (Conover, Practical Nonparametric Statistics, 3.2).
+/// With less than five values there is none.
 pub(super) fn upper_bound(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

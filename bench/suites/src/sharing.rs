@@ -65,8 +65,8 @@ struct Place {
     hosts: usize,
     ranks: &'static [usize],
     bar: f64,
-    /// Bytes of operations that share by weight, and how many a communicator has under way. Of the lightest tenant's, each window
-    /// holds dozens, and all that share always have more to send.
+    /// Bytes of operations that share by weight, and how many a communicator has under way. Each window holds dozens of the
+    /// lightest tenant's, and all that share always have more to send.
     weighed: (u64, u64),
 }
 

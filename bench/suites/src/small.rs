@@ -1,5 +1,5 @@
-//! Suite small: AllReduces of sizes at which hops count more than bytes, on eight hosts far apart. By each algorithm, and as control
-//! chooses, a tenant each, in turn in one run.
+//! Suite small: AllReduces of sizes at which hops count more than bytes, on eight hosts far apart. They run by each algorithm, and
+//! as control chooses, a tenant each, in turn in one run.
 
 use super::lab::{Lab, Measured};
 use super::row::{Case, Row, median};

@@ -1,5 +1,5 @@
-//! Who runs where, with how many workers. An inventory of accelerators by kind, jobs with ranges, goodput fitted to what was
-//! measured, policies behind one trait, a market, and a simulator in virtual time.
+//! Who runs where, with how many workers. Here are an inventory of accelerators by kind, jobs with ranges, goodput fitted to
+//! what was measured, policies behind one trait, a market, and a simulator in virtual time.
 //!
 //! Architecture invariant: no clock, no socket, no thread, no file; time, profiles and workloads come in as arguments. The
 //! solver of programs alone reads a clock, against limits that callers give.

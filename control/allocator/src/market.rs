@@ -1,5 +1,5 @@
-//! A market of units that stand until they are outbid (LaissezCloud). Bids with a highest price by kind, one price for all units of a
-//! kind, and recalls that wait for the moment that the tenant named as cheap.
+//! A market of units that stand until they are outbid (LaissezCloud). It has bids with a highest price by kind, one price for all
+//! units of a kind, and recalls that wait for the moment that the tenant named as cheap.
 //!
 //! The price of a kind is the least at which nobody prefers another kind or none. With one kind it is the highest bid that gets nothing,
 //! or the base price. No tenant with one bid can gain by another price than its own. Who has several bids can, by withholding some.

@@ -39,8 +39,8 @@ pub enum SyntheticError {
 /// Kinds: name, hosts, accelerators of each, and how much faster than the first.
 const KINDS: [(&str, u32, u32, f64); 3] = [("slow", 6, 4, 1.0), ("medium", 3, 8, 1.6), ("fast", 2, 8, 4.0)];
 
-/// A model that is made. Epochs, steps of an epoch, the initial batch, how often it can double, seconds of a sample and of an exchange
-/// between hosts, seconds of a restart, and how often a job trains it.
+/// A model that is made. It has epochs, steps of an epoch, the initial batch, how often that can double, seconds of a sample and of an
+/// exchange between hosts, seconds of a restart, and how often a job trains it.
 struct Sketch {
     name: &'static str,
     epochs: usize,

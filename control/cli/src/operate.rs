@@ -164,7 +164,7 @@ impl FromStr for Moment {
 
 impl Moment {
     /// How long until then; nothing where it is over.
-    pub(crate) fn left(self, now: SystemTime) -> Duration {
+    pub(crate) fn remaining(self, now: SystemTime) -> Duration {
         match self {
             Self::At(at) => at.duration_since(now).unwrap_or_default(),
             Self::In(later) => later.into(),

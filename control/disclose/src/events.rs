@@ -356,8 +356,8 @@ impl Feed {
         }
     }
 
-    /// Who is late by the network has changed, or a pause is over. Who was named is so as long as it is late, and another, the latest,
-    /// only once the pause after that is over.
+    /// Who is late by the network has changed, or a pause is over. Who was named stays so as long as it is late. Another, the latest,
+    /// is named only once the pause after that is over.
     fn name_late(&mut self, now: Duration) {
         let pause = self.limits.pause;
         self.named = match self.named {

@@ -10,9 +10,8 @@ use std::time::Duration;
 /// A checkpoint that is not due comes so many times its cost after the last one at least.
 const MIN_COST_RATIO: u32 = 4;
 
-/// How long after the last one a checkpoint is taken early, while the network is slow.
-/// So it need not be taken while that is fast. It is a quarter, half or three quarters of the longest time, by importance, and not
-/// before it pays.
+/// How long after the last one a checkpoint is taken early, while the network is slow. So none is needed while it is fast. It is a
+/// quarter, half or three quarters of the longest time, by importance, and not before it pays.
 fn throttled_interval(Checkpoint { every, cost, importance, .. }: &Checkpoint) -> Duration {
     let quarters = match importance {
         Priority::High => 1,

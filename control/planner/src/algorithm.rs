@@ -1,6 +1,6 @@
-//! Which algorithm an operation takes, by the time that each is predicted to take. A hop's delay, what a message costs the hosts, the bytes over
-//! what the fabric carries, and the bytes that a host adds up. Source: Hockney, "The communication challenge for MPP", 1994; Thakur,
-//! Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005.
+//! Which algorithm an operation takes, by the time that each is predicted to take. That time has a hop's delay, what a message costs the
+//! hosts, the bytes over what the fabric carries, and the bytes that a host adds up. Source: Hockney, "The communication challenge for
+//! MPP", 1994; Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005.
 
 use crate::all_to_all::{exchange_rate, usage};
 use crate::conditions::Conditions;
@@ -584,7 +584,7 @@ mod tests {
         assert!(last(&narrow) < last(&wide), "{} {}", last(&narrow), last(&wide));
     }
 
-    /// Two racks of six whose uplinks carry half of what a host sends. Within a rack all is as wide as hosts are, and from rack to rack
+    /// Two racks of six whose uplinks carry half of what a host sends. Within a rack all is as wide as hosts are. From rack to rack
     /// goes as much as the tensor has, where a ring sends eleven sixths of it.
     #[test]
     fn a_narrow_spine_is_crossed_by_racks() {

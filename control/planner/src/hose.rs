@@ -1,5 +1,5 @@
-//! What can be promised of a fabric to whoever's hosts, wherever they stand. A hose for each host (Duffield et al., "A flexible model
-//! for resource management in virtual private networks", SIGCOMM 1999), and a part for those who want more than that.
+//! What can be promised of a fabric to whoever's hosts, wherever they stand. Each host has a hose (Duffield et al., "A flexible model
+//! for resource management in virtual private networks", SIGCOMM 1999), and those who want more than that share a part.
 //!
 //! Whether a promise fits is decided without a look at who stands in which rack, so that what is refused tells nobody. Two things
 //! make it true for all placements alike. A communicator whose hops all cross one spine puts its rate on each of that spine's links at
@@ -14,8 +14,8 @@ use harmonaize_topology::DirectedLink;
 use harmonaize_topology::{HostId, Node, SwitchId, Topology};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The least part of a fabric's trees, and of their rate, that counts as there. What is out of use beyond that is out of use for
-/// those whom it meets alone, whose promises are broken then.
+/// The least part of a fabric's trees, and of their rate, that counts as there. Beyond it, what is out of use is so for those
+/// alone whom it meets. Their promises are broken then.
 const MIN_PART: f64 = 0.5;
 
 /// The links between hosts that stand together and all others, by the topology; hosts are counted, never named.
@@ -193,7 +193,7 @@ fn max_whole_trees(trees: usize) -> usize {
 }
 
 /// The largest part of a link that each of so many hosts can be promised on so many links, each flow whole on one. First fit finds a
-/// place as long as all is no more than `links - (links - 1) * part`, and where at least q fit on a link fills q of q + 1.
+/// place as long as all is no more than `links - (links - 1) * part`. Where at least q fit on a link, it fills q of q + 1.
 fn hose_part(links: usize, hosts: usize) -> f64 {
     let (links, hosts) = (links as f64, hosts.max(1) as f64);
     if links < 1.0 {

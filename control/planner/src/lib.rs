@@ -1,5 +1,6 @@
-//! What control decides from the provider's topology and from what is measured on it. Which way rings go, which paths their
-//! connections take, who has which share, who waits for whom, and which sizes segments have. Pure: values in, values out.
+//! What control decides from the provider's topology and from what is measured on it. That is how rings are ordered, which
+//! paths their connections take, who has which share, who waits for whom, and which sizes segments have. Pure: values in,
+//! values out.
 //!
 //! Architecture invariant: no clock, socket, thread or file; a topology comes as text, time as a number.
 #![forbid(unsafe_code)]

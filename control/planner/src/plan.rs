@@ -95,7 +95,8 @@ pub struct Policy {
     /// Most that is searched, in links looked at; bounds the time a plan takes.
     pub search_budget: u64,
     /// Of it, most that goes into the last stretch, where the predicted score itself is tried out. A small fabric's plan is
-    /// seldom far from the best without, and within a twentieth of it with the default, which takes some milliseconds.
+    /// seldom far from the best without it. With the default it is within a twentieth of the best, which takes some
+    /// milliseconds.
     pub polish_budget: u64,
 }
 
@@ -301,8 +302,8 @@ pub fn plan(request: &Request<'_>) -> Plan {
     Plan { assignments, before, after, reason }
 }
 
-/// What links are to be held to. Those of limited jobs, and of jobs that share a full link with one of another weight or with one
-/// that has a promise, for connections share alike by themselves.
+/// What links are to be held to. Links of limited jobs are, and those of jobs that share a full link with one of another weight
+/// or with one that has a promise. Else connections share alike by themselves.
 fn rate_limits(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<Option<Rate>> {
     let jobs = search.model.jobs();
     let mut links: BTreeMap<LinkIndex, Contenders> = BTreeMap::new();

@@ -114,8 +114,8 @@ pub struct Completion {
     pub reserved1: u16,
     /// Receipt: the most that the error (vNMSE) is, by what encoders measured, as `f32` bits; 0 for exact operations.
     pub error: u32,
-    /// Receipt: the error (vNMSE) that encoders measured, added up over all encodings, as `f32` bits. What was lost where the errors of
-    /// several hosts are not alike, and at most `error`; 0 for exact operations.
+    /// Receipt: the error (vNMSE) that encoders measured, added up over all encodings, as `f32` bits. It is what was lost where the
+    /// errors of several hosts are not alike, and at most `error`. It is 0 for exact operations.
     pub measured_error: u32,
     /// Receipt: in which codec the tensor travelled, an index into [`CODECS`]; [`SEVERAL_CODECS`] where that was not always the same.
     pub codec: u16,

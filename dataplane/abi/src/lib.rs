@@ -1,5 +1,5 @@
-//! What a tenant's process and the provider's agent share byte for byte. Element types, operations, versioned
-//! descriptors, status codes, and the view of tensor memory that nobody may turn into a reference.
+//! What a tenant's process and the provider's agent share byte for byte. Here are element types, operations,
+//! versioned descriptors, status codes, and the view of tensor memory that nobody may turn into a reference.
 //!
 //! Architecture invariant: no I/O, no allocation beyond decoding a session message, no knowledge of hosts or links.
 #![no_std]

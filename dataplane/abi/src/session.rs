@@ -1,5 +1,5 @@
-//! Messages between a tenant's process and its agent, over a Unix socket or, after a [proof](AuthRequest), over TCP. The handshake
-//! that opens an attachment, then joining and leaving communicators and asking why an operation failed.
+//! Messages between a tenant's process and its agent, over a Unix socket or, after a [proof](AuthRequest), over TCP. A handshake
+//! opens an attachment. Others join and leave communicators, and ask why an operation failed.
 //!
 //! A message is a little-endian `u32` length (of what follows, at most [`MAX_MESSAGE`]) and a postcard encoding. The
 //! first message each way opens with [`MAGIC`] and the sender's version, in that order and for ever, so that any two

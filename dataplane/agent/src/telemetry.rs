@@ -1,5 +1,5 @@
-//! What crosses this host's interfaces. Measured by programs in the kernel, brought together with the engine's marks, and
-//! analysed, all by one thread that is no part of any operation's path.
+//! What crosses this host's interfaces. Programs in the kernel measure it. One thread, which is no part of any
+//! operation's path, brings it together with the engine's marks and analyses it.
 //!
 //! The thread sleeps on the programs' ring of events. It looks at flows under way at short intervals and at all of them
 //! seldom, and rests in proportion to what that cost, so that it takes less than 2% of a core with ten thousand flows. What

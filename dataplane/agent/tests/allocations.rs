@@ -1,5 +1,5 @@
-//! Once a communicator is up and has run each kind of operation, no poll loop allocates. Two whole agents with control over
-//! TCP in one process, tenants mapped and remote, every allocation of the engines' threads counted.
+//! Once a communicator is up and has run each kind of operation, no poll loop allocates. Two whole agents run with control
+//! over TCP in one process, with tenants mapped and remote. Every allocation of the engines' threads is counted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 #[allow(dead_code, reason = "it counts for threads that others run")]

@@ -1,5 +1,5 @@
-//! One world in virtual time. Tenants' rings, engines, agents' tasks and sessions, and control, all of them the real ones; what carries
-//! bytes between hosts, and to control and its disk, is the world's. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
+//! One world in virtual time. Tenants' rings, engines, agents' tasks and sessions, and control are the real ones. What carries bytes
+//! between hosts, and to control and its disk, is the world's. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 //!
 //! A seed has a process of its own, so that nothing of the process's is left over from another.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone

@@ -1,5 +1,5 @@
-//! The aggregator's memory, cut into units, and who may use how many. What is guaranteed is never lent, the rest is divided
-//! max-min between the tenants that want it, by their weights.
+//! The aggregator's memory, cut into units, and who may use how many. What is guaranteed is never lent. All else is divided
+//! max-min between the tenants that ask for it, by their weights.
 
 use crate::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_abi::GrantId;

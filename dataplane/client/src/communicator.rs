@@ -435,8 +435,9 @@ impl Communicator {
         }
     }
 
-    /// Ends a step of the operations that are marked as gradients ([`OperationOptions::gradients`]), and estimates their noise. By how much
-    /// ranks' gradients are longer than their mean, averaged over about `memory` steps. `None` before the first step that can be estimated.
+    /// Ends a step of the operations that are marked as gradients ([`OperationOptions::gradients`]), and estimates their noise. That is by
+    /// how much ranks' gradients are longer than their mean, averaged over about `memory` steps. `None` before the first step that can be
+    /// estimated.
     /// A step's gradient may be the tensors of several operations; this rank has seen the ends of all. Steps that are not to be measured
     /// mark none, and do without this call.
     ///
@@ -624,8 +625,8 @@ impl Communicator {
         self.submit(Collective::Scatter, ReduceOp::Sum, root, output.elements(), [input, Some(output)], None)
     }
 
-    /// Starts a Scatter in place. At the root `tensor` is the input, whose block of the root's number is its output, and stays as it is; at the
-    /// others it is the output.
+    /// Starts a Scatter in place. At the root `tensor` is the input and stays as it is; its block of the root's number is the output. At
+    /// the others `tensor` is the output.
     pub fn scatter_in_place(&self, tensor: &Tensor, root: Rank) -> Result<Operation, Error> {
         let all = self.of_root(Collective::Scatter, root, Some(tensor))?;
         let count = all.map_or(Ok(tensor.elements()), |all| self.block_of(Collective::Scatter, all))?;

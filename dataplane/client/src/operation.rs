@@ -95,10 +95,11 @@ pub struct Receipt {
     pub codec: &'static str,
     /// Error (vNMSE) that the sum has at most, from what encoders measured; 0 for exact operations.
     pub error: f32,
-    /// Error (vNMSE) that encoders measured, added up over all encodings on the way. What was lost, but where the errors of several
-    /// hosts are alike (as of the same tensor at all, in codecs that are not unbiased), or cancel; then it lies anywhere up to `error`. Never
-    /// above it; the same where nothing was added, or an aggregator added. Both are over the squares that are known: where a host has several
-    /// ranks, those of their sum over their number, which are fewer, so that both say too much there.
+    /// Error (vNMSE) that encoders measured, added up over all encodings on the way. It is what was lost, unless the errors of several
+    /// hosts are alike, or cancel. They are alike where all have the same tensor, in codecs that are not unbiased. Then the loss lies
+    /// anywhere up to `error`. This is never above `error`, and the same where nothing was added, or an aggregator added. Both are over the
+    /// squares that are known. Where a host has several ranks, those are of their sum over their number, which are fewer, so both say too
+    /// much there.
     pub measured_error: f32,
 }
 

@@ -105,8 +105,8 @@ impl Pool {
         Ok(self.parts()?.iter().map(|part| part.memory.bytes() as u64).sum())
     }
 
-    /// A piece of so many bytes, for which the arena grows if it must and may. To twice what it is, or by the piece if that is more, or if
-    /// the quota leaves less.
+    /// A piece of so many bytes, for which the arena grows if it must and may. It doubles, or grows by the piece where that is
+    /// more or the quota leaves less.
     pub(crate) fn take(&self, bytes: u64) -> Result<Piece, Error> {
         if let Some(piece) = self.find(bytes)? {
             return Ok(piece);

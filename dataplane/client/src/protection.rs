@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The class of replicas on their way.
-const BULK: u8 = 3;
+const CLASS: u8 = 3;
 
 /// How state is protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub struct Protection {
     /// Of the same ranks, for this alone.
     communicator: Communicator,
     /// The same, for replicas.
-    bulk: Communicator,
+    channel: Communicator,
     member: Member,
     header: Header,
     /// With the byte of an image where each begins.
@@ -187,10 +187,10 @@ impl Communicator {
         let begin = |name: &str| header.places.get(name).map_or(0, |place| place.begin);
         let tensors = tensors.iter().map(|(name, tensor)| Ok((begin(name), tensor.slice(..)?)));
         let tensors = tensors.collect::<Result<_, Error>>()?;
-        let bulk = communicator.with(OperationOptions { class: BULK, ..OperationOptions::default() })?;
+        let channel = communicator.with(OperationOptions { class: CLASS, ..OperationOptions::default() })?;
         Ok(Protection {
             communicator,
-            bulk,
+            channel,
             member: Member { id, rank: rank.0, ranks },
             header,
             tensors,
@@ -281,7 +281,7 @@ impl Protection {
                 // One that has failed waits for the reason; its result stays for the next round.
                 let _ = started.get_mut(ended).map(|operation| operation.wait(Duration::ZERO));
             } else if let Some(first) = self.transfers.first_mut() {
-                first.operation = Some(first.start(&self.bulk)?);
+                first.operation = Some(first.start(&self.channel)?);
             }
         }
         Ok(())
@@ -325,9 +325,9 @@ impl Protection {
 
     /// Begins what has not begun, and notes what has ended; whether everything has. A failure hides no end.
     fn advance(&mut self) -> Result<bool, Error> {
-        let Self { transfers, bulk, ledger, .. } = self;
+        let Self { transfers, channel, ledger, .. } = self;
         let mut failed = None;
-        transfers.retain_mut(|transfer| match transfer.poll(bulk) {
+        transfers.retain_mut(|transfer| match transfer.poll(channel) {
             Ok(true) => {
                 if transfer.receives {
                     ledger.mark_whole(transfer.owner);

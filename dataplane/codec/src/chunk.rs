@@ -38,8 +38,8 @@ pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Res
     Ok(Encoded { bytes: HEADER_BYTES + bytes, squares })
 }
 
-/// Has the header of the chunk at the start of `chunk` say other squares. Of all that was lost on the way to the chunk's elements, and
-/// the part of that, 0 to 1, which encoders measured where the rest is a bound.
+/// Sets other squares in the header of the chunk at the start of `chunk`. They are of all that was lost on the way to the chunk's
+/// elements. With them comes the part of that, 0 to 1, which encoders measured where the rest is a bound.
 ///
 /// # Errors
 /// As [`header`].

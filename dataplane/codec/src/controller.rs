@@ -267,8 +267,8 @@ impl Controller {
         }
     }
 
-    /// In what chunks go that lose too much by the codec that was chosen. What is as unbiased, is thought to keep the bound whatever the tensor, sends
-    /// the fewest bytes of such, though no fewer than that codec, and is faster than exact.
+    /// In what chunks go that lose too much by the codec that was chosen. It is as unbiased, is thought to keep the bound whatever the
+    /// tensor, and is faster than exact. Of such it sends the fewest bytes, though no fewer than that codec.
     pub fn finer(
         &self,
         budget: &Budget,

@@ -4,8 +4,8 @@ use crate::{CodecError, Coded, Squares, Store, decode};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use harmonaize_kernels::{copy, reduce, sum_scaled};
 
-/// One participant's account of a part of a tensor. What it owes to sums of this part, and room for what it owes after the next; f32,
-/// as many as the part has elements, in memory apart.
+/// One participant's account of a part of a tensor. It has what the participant owes to sums of this part, and room for what it owes
+/// after the next: f32, as many as the part has elements, in memory apart.
 ///
 /// Whoever contributes owes what its chunk left out, whoever owns the part what the chunk of the sum left out (Seide et al., 1-bit
 /// stochastic gradient descent, Interspeech 2014; on both sides, Tang et al., DoubleSqueeze, ICML 2019). Both are parts of the sum

@@ -16,7 +16,7 @@ use harmonaize_kernels::{Isa, codes};
 /// blocks spread theirs over the whole block.
 const INDEPENDENT: usize = 256;
 /// The part of the budget that all contributions may use together. Where errors are independent they lose a little less than the sum does,
-/// for the owner's is not coded, and chance is allowed for. Elsewhere a half.
+/// for the owner's is not coded, and chance is allowed for. Elsewhere it is a half.
 const CONTRIBUTED: f64 = 0.6;
 /// Standard deviations that a sum of independent errors is allowed above its mean.
 const DEVIATIONS: f64 = 4.0;
@@ -66,7 +66,7 @@ pub struct Sums {
 }
 
 impl Terms {
-    /// Encodes what a participant contributes, the sum of `ranks` ranks' elements. Exactly if it alone would use too much of the
+    /// Encodes what a participant contributes, the sum of `ranks` ranks' elements. It is exact if it alone would use too much of the
     /// budget, or has what the codec has no room for, such as a NaN. `to` has room for the chunk and for the exact elements with a header.
     ///
     /// # Errors
@@ -176,8 +176,8 @@ impl Terms {
         [Some(self.codec), finer].into_iter().flatten().filter(|codec| *codec != Codec::EXACT)
     }
 
-    /// Encodes by the first codec that `judge` lets pass and whose result stays finite, or exactly. Of a codec and what was lost by it, it
-    /// says what the header is to say and whether that may be.
+    /// Encodes by the first codec that `judge` lets pass and whose result stays finite, or exactly. From a codec and what was lost by it,
+    /// `judge` says what goes into the header and whether that may be.
     fn encode(
         &self,
         seed: u64,

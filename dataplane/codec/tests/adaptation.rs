@@ -325,8 +325,8 @@ fn over_many_traces_it_is_as_good_as_the_best_fixed_codec_in_hindsight() {
     }
 }
 
-/// The tensors of a step of a training. What blocks with a scale lose of each, over what is thought, from normal ones to such of which each block
-/// has one large element.
+/// The tensors of a step of a training: what blocks with a scale lose of each, over what is assumed. They range from normal tensors to such
+/// of which each block has one large element.
 const LAYERS: [f64; 8] = [0.14, 0.14, 0.3, 0.5, 1.0, 1.0, 2.0, 4.0];
 
 /// Seconds that `operations` take, one layer after another, in the codecs that `choose` says: the first, and that of what loses too much.

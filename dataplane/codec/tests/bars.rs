@@ -98,7 +98,7 @@ fn rotation_buys_much_over_blocks_at_4_bits_on_heavy_tails() {
 }
 
 /// The mean over seeds of what comes back comes as near as an unbiased one of that variance does. Its squared distance from the
-/// tensor is the mean error over the number of seeds, within 10%; a bias of a hundredth of the tensor would show.
+/// tensor is the mean error over the number of seeds, within 10%. A bias of a hundredth of the tensor would show.
 #[test]
 fn unbiased_codes_are() {
     const SAMPLES: u64 = 400;

@@ -1,5 +1,5 @@
 //! Error feedback over compressed AllReduces. What was sent over all steps is what was given, less what is owed at the end, whatever
-//! codecs, owners and ranks; nothing of what is no number is owed.
+//! codecs, owners and ranks. Nothing of what is no number is owed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};

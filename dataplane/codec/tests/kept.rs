@@ -1,5 +1,5 @@
-//! The budget is kept by every operation. The controller chooses a codec by rates that come and go and by what encoders told it, a compressed
-//! AllReduce runs on tensors that change by the minute, and what it lost is found against the exact sum.
+//! The budget is kept by every operation. The controller chooses a codec by rates that come and go and by what encoders measured. A
+//! compressed AllReduce runs on tensors that change by the minute, and what it lost is found against the exact sum.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // tests alone
 
 mod common;

@@ -1,5 +1,6 @@
-//! Where nothing moves, everyone is asked who has called what. Soon, and again ever more rarely, since ranks that called
-//! different things wait for each other; and before a time-out is declared, so that the error can name the missing.
+//! Where nothing moves, everyone is asked who has called what. That is soon, and again ever more rarely, since ranks
+//! that called different things wait for each other. It is also before a time-out is declared, so that the error can
+//! name the missing.
 
 use crate::failure::Failure;
 use crate::message::Control;

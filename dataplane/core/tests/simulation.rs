@@ -1,5 +1,6 @@
-//! Communicators in virtual time. Participants with real memory, a network with every delay that a seed can think of, and
-//! what can go wrong, each with what must be told of it. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
+//! Communicators in virtual time. Participants have real memory, and the network every delay that a seed can think of.
+//! What can go wrong does, each with what must be reported of it. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses
+//! seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "simulation/aggregator.rs"]
@@ -393,8 +394,8 @@ fn cut() {
     assert!(sum.cut > 0 && sum.switches > 0, "nothing was cut, or nothing switched");
 }
 
-/// The end of one participant between the commit and the end of the old epoch, told on a new link that is broken.
-/// And an old link that breaks while a third plan takes over, with segments left that need it.
+/// One participant ends between the commit and the end of the old epoch. A new link that is broken tells so. An
+/// old link breaks while a third plan takes over, with segments left that need it.
 #[test]
 fn cut_while_two_plans_are_in_force() {
     for seed in [1267, 2005] {

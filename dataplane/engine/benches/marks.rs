@@ -1,5 +1,5 @@
-//! What a mark of an own operation costs the poll loop. Nanoseconds to write one into the queue, beside a look at the clock, which is
-//! part of it, and beside a queue that nobody reads. Medians of rounds in turn.
+//! What a mark of an own operation costs the poll loop. It is in nanoseconds to write one into the queue, beside a look at the clock,
+//! which is part of it, and beside a queue that nobody reads. Figures are medians of rounds in turn.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)] // no part of the product
 
 use harmonaize_engine::{MarkWriter, marks};

@@ -200,9 +200,9 @@ fn compute<'a>(
     Ok(())
 }
 
-/// Copies the blocks of a step and of those after it, if each goes as it is to a place of its own.
-/// That is so in some operations within this host. Then their order is nobody's concern, and threads that share them wait once for
-/// each other. Returns how many steps are done so; none where fewer than two can be.
+/// Copies the blocks of a step and of those after it, if each goes as it is to a place of its own. That is so in some operations
+/// within this host. Then their order is nobody's concern, and threads that share them wait once for each other. Returns how many
+/// steps are done so; none where fewer than two can be.
 fn copy_blocks(
     context: &Context<'_>,
     passes: &mut PassSharing,

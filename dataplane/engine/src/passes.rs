@@ -176,8 +176,8 @@ impl Shared {
     }
 }
 
-/// Passes with pieces to take. Whose they are takes from the front and others from the back, so that what one core has touched it touches
-/// again in the next operation on the same tensors.
+/// Passes with pieces to take. Their owner takes from the front and others from the back. So a core touches again in the next operation
+/// on the same tensors what it has touched.
 #[derive(Debug, Default)]
 struct Offer {
     passes: Vec<Shared>,

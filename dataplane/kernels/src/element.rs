@@ -202,8 +202,8 @@ complex_lanes! {
     Complex128;
 }
 
-/// The bits of a byte, each a number of 0 or 1. A product is "and", so is the lesser; the greater is "or"; a sum, without its carry,
-/// "exclusive or". They are neither divided nor scaled.
+/// The bits of a byte, each a number of 0 or 1. A product is "and", and so is the lesser. The greater is "or". A sum, without its
+/// carry, is "exclusive or". They are neither divided nor scaled.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Bits(u8);

@@ -70,7 +70,7 @@ impl PassOptions {
     }
 
     /// As a part of tensors that have `whole` bytes each, of which one part is passed over after the other. Whether they pay to be
-    /// written past the caches is a question of them, not of a part.
+    /// written past the caches depends on the whole, not on a part.
     pub fn part_of(whole: usize) -> Self {
         Self { whole, ..Self::default() }
     }

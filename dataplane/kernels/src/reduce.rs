@@ -213,8 +213,8 @@ impl<L: Lane> Lane for Pair<L> {
     }
 }
 
-/// Defines the lanes of a type that is computed in itself. Its row, its arithmetic, the quotient by a divisor, the row of a factor, and what a row
-/// becomes before it is stored.
+/// Defines the lanes of a type that is computed in itself. Given are its row, its arithmetic, the quotient by a divisor, the row of a
+/// factor, and what a row becomes before it is stored.
 macro_rules! lanes {
     ($($element:ty: $name:ident($row:ident), $sum:ident $product:ident $minimum:ident $maximum:ident $scale:ident,
         |$simd:ident, $lanes:ident, $by:ident| $quotient:expr, $factor:expr, $pack:expr;)*) => {$(

@@ -93,8 +93,8 @@ impl AlgorithmTable {
         table
     }
 
-    /// What goes straight between participants. In one shot up to a size, and of more up to another in two; AllGathers and
-    /// ReduceScatters, each of which is half of an AllReduce in two, in one shot up to the larger. Barriers have no bytes: they go in one
+    /// What goes straight between participants. It goes in one shot up to a size, and in two beyond it up to another. AllGathers and
+    /// ReduceScatters are each half of an AllReduce in two, and go in one shot up to the larger. Barriers have no bytes: they go in one
     /// shot unless that size is 0.
     pub fn direct(one_shot: u64, two_shot: u64) -> Self {
         let mut ranges = Vec::new();

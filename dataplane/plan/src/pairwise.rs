@@ -1,7 +1,7 @@
 //! AllToAll, Gather and Scatter, pairwise. In round `d` each participant sends to the one `d` places on and receives from the one `d`
-//! places back, a message per source and destination rank. Of a Gather the root is the only destination, of a Scatter the only source: each
-//! block crosses one link, once. Within a participant, blocks are copied between the messages. Where it is coded, each message is
-//! encoded once and decoded once; what stays within a participant stays exact.
+//! places back, a message per source and destination rank. Of a Gather the root is the only destination, of a Scatter the only source. Each
+//! block crosses one link, once. Within a participant, blocks are copied between the messages. Where it is coded, each message is encoded
+//! once and decoded once. What stays within a participant stays exact.
 //!
 //! In place the root's own block is written over by itself alone: nothing needs to be held back.
 //!

@@ -432,8 +432,8 @@ fn every_reduce_in_one_shot_is_right() {
     sweep(Collective::Reduce, false, Algorithm::OneShot);
 }
 
-/// Of 8 participants each sends a tensor, in four parts, but the root's, which receives one. Along the chain as far as the root, or each
-/// straight to it, which adds in the order of participants.
+/// Of 8 participants each sends a tensor, in four parts, but the root's, which receives one. It goes along the chain as far as the root,
+/// or straight to the root, which adds in the order of participants.
 #[test]
 fn a_reduce_brings_one_tensor_to_the_root() {
     let group = Grouping::PerHost(1).plan(8).group().clone();

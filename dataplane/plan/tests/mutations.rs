@@ -328,8 +328,8 @@ fn damaged_programs_are_refused_unless_they_are_harmless() {
     }
 }
 
-/// What no participant finds in its own program alone is in none of them, nor in what they make together. Whether one is damaged, some are, or
-/// all in the same way, which may fit together and be wrong.
+/// What no participant finds in its own program alone is in none of them, nor in what they make together. One program is damaged, or some
+/// are, or all in the same way, which may fit together and be wrong.
 #[test]
 fn programs_that_pass_alone_pass_together() {
     let first = setting("HARMONAIZE_SEED", 1);

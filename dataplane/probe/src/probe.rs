@@ -24,8 +24,8 @@ const ANSWER: Duration = Duration::from_millis(400);
 const ASK: Duration = Duration::from_millis(20);
 /// Bytes of a train of which no length is asked for.
 const USUAL: u32 = 64 << 10;
-/// Datagrams that are handed to the kernel together, so that nothing of this host gets between them. About 16 KiB, since they may
-/// arrive as one, and a train is to arrive as several.
+/// Datagrams that are handed to the kernel together, so that nothing of this host gets between them. They have about 16 KiB,
+/// since they may arrive as one, and a train is to arrive as several.
 const TOGETHER: u32 = 11;
 /// What the kernel counts for a train that waits to leave is more than its bytes.
 const ROOM: u32 = 4 * super::MAX_TRAIN;

@@ -1,5 +1,5 @@
-//! An attachment over RDMA. Agent and tenant share no memory, and perhaps no machine, but a network that RDMA crosses: that of
-//! a host's function and its offload unit, or of two functions of one device.
+//! An attachment over RDMA. Agent and tenant share no memory, and perhaps no machine, but a network that RDMA crosses. It is
+//! that of a host's function and its offload unit, or of two functions of one device.
 //!
 //! One reliable queue pair joins them. Descriptors and completions are written, with immediate, into mailboxes (`channel`); the
 //! agent reads and writes the tenant's arena, which the tenant registered, so its process sleeps meanwhile. Results are written

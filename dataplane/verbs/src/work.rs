@@ -63,8 +63,8 @@ impl Work {
     }
 
     /// The bytes are copied into the request when it is posted, at most as many as the queue pair's
-    /// [`inline_bytes`](crate::Depths::inline_bytes). The memory is free at once, and the token comes all the same. Not for
-    /// reads.
+    /// [`inline_bytes`](crate::Depths::inline_bytes). The memory is free at once, and the token comes all the same. Reads
+    /// cannot be inline.
     #[must_use]
     pub fn inline(mut self) -> Self {
         self.inline = true;

@@ -1,5 +1,5 @@
-//! What a packet costs. The programs run on one in the kernel, a million times a round, beside a program that does nothing; then on
-//! packets of a sequence, each once.
+//! What a packet costs. The programs run on one in the kernel, a million times a round, beside a program that does nothing. Then
+//! they run on packets of a sequence, each once.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // a benchmark alone
 
 #[path = "../tests/support/mod.rs"]
@@ -24,8 +24,8 @@ const ELSE: usize = 2 << 20;
 /// Opcodes of RoCE: a WRITE of one packet, and an acknowledgement, both of reliable connections.
 const WRITE_ONLY: u8 = 0x0a;
 const ACKNOWLEDGE: u8 = 0x11;
-/// The most that both directions together may take, in nanoseconds. Of one packet again and again, and of those of a sequence that find
-/// cold caches, over TCP and over RoCE.
+/// The most that both directions together may take, in nanoseconds. It is for one packet again and again, and for those of a sequence
+/// that find cold caches, over TCP and over RoCE.
 const BAR: u64 = 150;
 const COLD_BARS: [(&str, u64); 2] = [("TCP", 250), ("RoCE", 300)];
 

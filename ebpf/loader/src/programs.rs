@@ -61,8 +61,8 @@ pub struct Options {
     /// Also follow what the kernel itself knows of the flows' ends, sockets and queue pairs. Where that cannot be had, the rest
     /// goes on without: [`Programs::missing`] says why.
     pub endpoints: Option<harmonaize_core_c::Options>,
-    /// Load the programs that were built for diagnosis. Why a packet was of no flow, found no place, or could not be told goes to
-    /// tracing as a warning, at most one each 10 ms a processor. Needs Linux 5.19.
+    /// Load the programs that were built for diagnosis. Tracing gets as a warning why a packet was of no flow, found no place, or
+    /// could not be reported: at most one each 10 ms a processor. Needs Linux 5.19.
     pub diagnosis: bool,
     /// Other programs than those of this crate, for tests.
     pub object: Option<Cow<'static, [u8]>>,

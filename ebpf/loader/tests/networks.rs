@@ -89,8 +89,8 @@ impl Cable {
         });
     }
 
-    /// Packets and bytes, in and out, that the kernel has counted on the near end, less those of the programs. The same at
-    /// all times, where both were read while nothing passed.
+    /// Packets and bytes, in and out, that the kernel has counted on the near end, less those of the programs. It is the
+    /// same at all times, where both were read while nothing passed.
     fn difference(&self, collector: &Programs, index: u32) -> [u64; 4] {
         let counted = || {
             let read = || std::fs::read_to_string("/proc/thread-self/net/dev");

@@ -1,6 +1,6 @@
-//! Links with delays for kernels without netem. A thread that takes frames from one end of a link and lets them go at the other, each so
-//! much later, and no faster than the link's rate. The shaping before it lets a bucket of bytes through at once, which are more than all
-//! of a small operation.
+//! Links with delays for kernels without netem. A thread takes frames from one end of a link and lets them go at the other, each so much
+//! later, and no faster than the link's rate. The shaping before it lets a bucket of bytes through at once, which are more than all of a
+//! small operation.
 //!
 //! Each end is a macvtap device, which is read and written as a file. Segments that travel as one buffer (TSO) are one read and one
 //! write, for the header that says so (virtio's) is handed on as it came.
@@ -135,8 +135,8 @@ struct Direction<'a> {
 struct Pacer {
     delay: Duration,
     rate: u64,
-    /// Of a buffer of segments so many bytes have to be at the other end before any goes on. A host takes it in whole, a switch sends its first
-    /// frame while it takes in the second.
+    /// Of a buffer of segments so many bytes have to be at the other end before any goes on. A host receives it as a whole. A switch sends
+    /// its first frame while it receives the second.
     most: usize,
     /// When all that came so far is on its way.
     free: Instant,

@@ -1,5 +1,5 @@
-//! An elastic training on a deployment while things happen to it. Its ranks, a process each on a host of its own, the folder that they
-//! share, and what its first rank prints. `bench` has the program.
+//! An elastic training on a deployment while things happen to it. It has its ranks, a process each on a host of its own, the folder
+//! that they share, and what its first rank prints. `bench` has the program.
 
 pub mod disturbances;
 

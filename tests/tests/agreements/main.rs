@@ -1,5 +1,5 @@
-//! Agreements end to end. The tutorial of docs/tenants.md as it stands there, promises that others' proposals meet and a restart of
-//! control does not end, what becomes of jobs that fail, and the commands for people.
+//! Agreements end to end. Tests run the tutorial of docs/tenants.md as it stands there, promises that others' proposals meet and a
+//! restart of control does not end, what becomes of jobs that fail, and the commands for people.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod failures;

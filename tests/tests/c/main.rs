@@ -1,5 +1,5 @@
-//! The C library end to end. Its symbols, the example of docs/tenants.md as it stands there, and programs in C that try every
-//! function and every mistake, under sanitizers of addresses, leaks and undefined behaviour.
+//! The C library end to end. Tests check its symbols, run the example of docs/tenants.md as it stands there, and run programs
+//! in C that try every function and every mistake. Those run under sanitizers of addresses, leaks and undefined behaviour.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::workspace::{Profile, root};

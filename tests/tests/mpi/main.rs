@@ -1,5 +1,5 @@
-//! The library for programs of MPI end to end. A program in C that knows MPI alone, compiled and run by Debian's Open MPI and MPICH, on
-//! two hosts in turn. What the provider carried is read from the file of its operations.
+//! The library for programs of MPI end to end. A program in C that uses MPI alone is compiled and run by Debian's Open MPI and MPICH,
+//! on two hosts in turn. What the provider carried is read from the file of its operations.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::c_library;

@@ -63,8 +63,8 @@ fn a_removed_device_ends_its_communicators_only() {
     succeeded(ranks(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
 
-/// An agent without the privilege to pin what it likes, and a low limit. Joining fails on all ranks, the agent's log says
-/// which limit and how to raise it, and the other hosts' communicators form.
+/// An agent lacks the privilege to pin what it likes, and has a low limit. Joining fails on all ranks, the agent's log
+/// says which limit and how to raise it, and the other hosts' communicators form.
 #[test]
 fn a_low_memlock_limit_names_the_setting() {
     let _alone = alone();

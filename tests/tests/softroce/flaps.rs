@@ -1,5 +1,5 @@
-//! A port that goes down and up again under a running collective. Results stay right where the devices' retries bridge it, and else
-//! every rank has a typed error, after which the agents serve new communicators.
+//! A port goes down and up again under a running collective. Results stay right where the devices' retries bridge it. Else every
+//! rank has a typed error, after which the agents serve new communicators.
 
 use crate::host::{Host, PATIENCE, may_break, until};
 use crate::provider::{HOSTS, Provider, program};

@@ -157,8 +157,8 @@ fn assert_mentions(reason: &impl std::fmt::Display, words: &[&str]) {
     assert!(words.iter().all(|word| text.contains(word)), "{text} has not all of {words:?}");
 }
 
-/// An index without an entry is refused when the agent starts, with those that there are. One of another network when the
-/// link is made, at both ends, before anything is sent.
+/// An index without an entry is refused when the agent starts, with those that there are. One of another network is
+/// refused when the link is made, at both ends, before anything is sent.
 #[test]
 fn a_wrong_gid_index_is_named() {
     let _alone = alone();
@@ -209,8 +209,8 @@ fn a_wrong_mtu_is_named() {
     dropping.mend();
 }
 
-/// Under frames in flight a port goes down. Both ends know it in time; while it is down, a new link is refused with the
-/// reason; once it is back, the same endpoints work again.
+/// Under frames in flight a port goes down. Both ends know it in time. While it is down, a new link is refused with the
+/// reason. Once it is back, the same endpoints work again.
 #[test]
 fn a_port_serves_again_after_going_down() {
     let _alone = alone();

@@ -1,5 +1,5 @@
-//! Trainings of two models whose gradients travel in fewer bits, on links so slow that steps wait for them. How long until a
-//! model tells so many of the test images, and how many it tells in the end.
+//! Trainings of two models whose gradients travel in fewer bits, on links so slow that steps wait for them. Rows say how
+//! long it is until a model tells so many of the test images, and how many it tells in the end.
 
 use super::super::lab::Lab;
 use super::super::pictures::chart;

@@ -1,5 +1,5 @@
-//! Cross traffic takes half of the spine that a job crosses. How long until all participants are on a better plan, what that plan
-//! is worth, and what is left when the flow has ended.
+//! Cross traffic takes half of the spine that a job crosses. Rows say how long it is until all participants are on a better plan,
+//! what that plan is worth, and what is left when the flow has ended.
 
 use super::job::{Running, bytes_for};
 use super::{HOSTS, PATIENCE, RATE, Suite, case, spine_of};

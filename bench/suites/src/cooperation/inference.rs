@@ -1,5 +1,5 @@
-//! Small operations with a target for their time, beside a tenant that fills the links. As two parts, fifty drawn cases against control in
-//! virtual time, an experiment of control's own tests, and a handful on the fabric.
+//! Small operations with a target for their time, beside a tenant that fills the links. One part runs fifty drawn cases against
+//! control in virtual time, an experiment of control's own tests. The other runs a handful on the fabric.
 
 use super::{BULK_TENANT, Suite, case, experiment};
 use crate::lab::{Lab, options};

@@ -1,5 +1,5 @@
-//! A thousand tenants who read events through one agent. How long after the moment at which an event is made it is there, and what
-//! agent and control keep in memory for them.
+//! A thousand tenants who read events through one agent. Rows say how long after an event is made it is there, and what agent and
+//! control keep in memory for them.
 
 use super::Suite;
 use crate::row::{Case, Row};

@@ -17,7 +17,7 @@ const SIZES: [u64; 2] = [128 << 10, 4 << 20];
 /// Operations of each size in a run.
 type Operations = [usize; SIZES.len()];
 /// How links are, the most that telemetry may take of busbw, in percent, and how many operations are a run. Where processors
-/// are what is short, runs differ most, and telemetry takes less once it has seen so, which a short run would not show.
+/// are short, runs differ most. Telemetry takes less once it has seen so, which a short run would not show.
 const UNSHAPED: (&str, f64, Operations) = ("unshaped", 3.0, [4000, 160]);
 const SHAPED: (&str, f64, Operations) = ("1 Gbit/s", 1.0, [100, 8]);
 /// Runs with telemetry (0), without (1), and without on a network of their own (2), in turn: what drifts steadily is the same for all.
@@ -85,8 +85,8 @@ fn figure(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(figure)
 }
 
-/// AllReduce on four hosts with telemetry on and off, in turn. The loss of busbw that it stays below with 95% confidence; and what
-/// two networks without telemetry differ by in the same rounds.
+/// AllReduce on four hosts with telemetry on and off, in turn. Rows are the loss of busbw that it stays below with 95% confidence,
+/// and what two networks without telemetry differ by in the same rounds.
 pub(super) fn unshaped(suite: &Suite) -> Result<Vec<Row>> {
     busbw(suite, |telemetry| suite.unshaped(telemetry), UNSHAPED)
 }

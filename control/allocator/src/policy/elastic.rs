@@ -92,8 +92,8 @@ fn regular(kind: &Kind) -> impl Iterator<Item = u32> {
     within.chain((1..=hosts).map(move |hosts| hosts * host))
 }
 
-/// The best goodput of a job on so many workers that fill hosts. By what was measured on that kind, or else on another one, times how
-/// much faster one worker is here. `None` where nothing was measured.
+/// The best goodput of a job on so many workers that fill hosts. It follows from what was measured on that kind, or else on another
+/// one, times how much faster one worker is here. `None` where nothing was measured.
 ///
 /// Batches are those up to the one that the job was tuned for, as in the artifact; what runs may use its whole range.
 fn goodput(

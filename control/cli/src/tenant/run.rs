@@ -178,11 +178,11 @@ impl Run {
         };
         let thread = std::thread::Builder::new().name("orders".to_owned()).spawn(ask);
         thread.map_err(|error| Failure::Refused(error.to_string()))?;
-        self.carry_out(&socket, &state, ordered).await
+        self.execute(&socket, &state, ordered).await
     }
 
     /// Carries orders out until the job is over, the time is, or a signal asks this process to end.
-    async fn carry_out(
+    async fn execute(
         &self,
         socket: &Path,
         state: &State,
@@ -194,7 +194,7 @@ impl Run {
             handler(SignalKind::terminate())?,
             handler(SignalKind::hangup())?,
         ];
-        let until = self.until.map(|until| Instant::now() + until.left(SystemTime::now()));
+        let until = self.until.map(|until| Instant::now() + until.remaining(SystemTime::now()));
         let (mut worker, mut notice, mut last_error): (Option<Worker>, Duration, String) =
             (None, NOTICE, String::new());
         let mut ending: Option<Result<String, Failure>> = None;

@@ -300,8 +300,8 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
 }
 
 proptest! {
-    /// Whoever reads along has every event once, in order. The last that was told of each subject is what holds; and a tick has no
-    /// more events than it may, nor two of one kind and communicator.
+    /// Whoever reads along has every event once, in order. The last event about each subject is what holds. A tick has no more
+    /// events than it may, nor two of one kind and communicator.
     #[test]
     fn last_event_matches_current_state(moves in moves(), burst in 1_usize..5) {
         let (events, feed) = run(&moves, limits(burst, 64), |share| share);

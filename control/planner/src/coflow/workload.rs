@@ -91,8 +91,9 @@ impl Workload {
         valid.then_some(Self { ports, coflows })
     }
 
-    /// Reads the text of the Coflow-Benchmark. Ports and coflows; then for each coflow a number, its arrival in milliseconds, how many
-    /// ports send, which, how many receive, and which with its megabytes of 2^20 bytes. All senders send a receiver alike.
+    /// Reads the text of the Coflow-Benchmark. It begins with the numbers of ports and coflows. Each coflow follows with a number, its
+    /// arrival in milliseconds, how many ports send, which, how many receive, and which with its megabytes of 2^20 bytes. All senders
+    /// send a receiver alike.
     ///
     /// # Errors
     /// Where a line is not so, names a port that there is not, or comes before an earlier coflow.

@@ -1,5 +1,5 @@
 //! What of a better plan is worth a change. Each communicator that would change must gain more than a change costs, for itself or
-//! for others; the rest stays as it is.
+//! for others. All others stay as they are.
 
 use super::model::Ring;
 use super::search::Search;

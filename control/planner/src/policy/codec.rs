@@ -222,8 +222,8 @@ pub fn coded_ratio(hosts: usize, bytes: u64, saved: u64) -> Option<f64> {
     (exact >= 1.0).then(|| (1.0 - saved as f64 / exact).max(0.0))
 }
 
-/// Returns the same of an operation that would leave out blocks of zeros. By how many of the blocks that agents looked at were zeros, in
-/// the inputs of a host's ranks and in the sum.
+/// Returns the same of an operation that would leave out blocks of zeros. It goes by how many of the blocks that agents looked at were
+/// zeros, in the inputs of a host's ranks and in the sum.
 pub fn nonzero_ratio(inputs: impl Iterator<Item = Option<u32>>, sum: Option<u32>) -> Option<f64> {
     let part = |zeros: Option<u32>| zeros.map(|zeros| 1.0 - (f64::from(zeros) / LOOKED).min(1.0));
     // A host sends what any of its ranks has.

@@ -7,7 +7,7 @@ use harmonaize_units::Rate;
 /// Bits of one host's element.
 const BITS: u8 = 4;
 /// What codes of so many bits lose of a host's part, as vNMSE. They are rotated, so it hardly depends on the
-/// tensor, but the more hosts' blocks differ in their norms the more it is.
+/// tensor. The more hosts' blocks differ in their norms, the more it is.
 const LOSS: f64 = 0.0225;
 /// Elements of a block, the most first: the fewer, the better a chunk is filled, the more ranges there are,
 /// and the more they differ between hosts, which costs accuracy.

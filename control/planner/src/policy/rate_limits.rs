@@ -1,5 +1,5 @@
-//! What connections are held to. Along a ring to what the plan says, and those to other participants so that all of them together leave
-//! others what they are promised, for exchanges use these alike and no plan counts them.
+//! What connections are held to. Those along a ring are held to what the plan says. Those to other participants together leave others
+//! what these are promised, for exchanges use them alike and no plan counts them.
 
 use crate::plan::RingEdge;
 use harmonaize_abi::CommunicatorId;

@@ -1,4 +1,4 @@
-//! Jobs of tenants: their runners wait on hosts, a round gives hosts to jobs, and runners are told to start workers or to end them.
+//! Jobs of tenants: their runners wait on hosts, a round gives hosts to jobs, and runners get orders to start workers or to end them.
 //!
 //! A runner says all of itself with each question. So a control that has just started learns who runs where, and decides nothing before
 //! its first round.
@@ -43,7 +43,7 @@ pub(crate) struct Jobs {
     /// When a round decides about all jobs.
     round: Option<Duration>,
     /// When one decides about those that wait, on hosts that nobody has.
-    early: Option<Duration>,
+    extra_round: Option<Duration>,
     /// Whether there was a round.
     settled: bool,
     /// Nothing is due before.
@@ -171,7 +171,7 @@ impl Jobs {
         let soon = now.saturating_add(GATHER);
         match self.round {
             None => self.round = Some(if self.settled { soon } else { soon.max(allocator.round) }),
-            Some(_) => self.early = self.early.or(Some(soon)),
+            Some(_) => self.extra_round = self.extra_round.or(Some(soon)),
         }
         note(&mut self.due, soon);
         Ok(())
@@ -226,10 +226,10 @@ impl Jobs {
         if self.round.is_some_and(|at| at <= ctx.now) {
             self.settled = true;
             self.decide(ctx, effects, allocator, true);
-            self.early = None;
+            self.extra_round = None;
             self.round = Some(ctx.now.saturating_add(allocator.round));
-        } else if self.early.is_some_and(|at| at <= ctx.now) {
-            self.early = None;
+        } else if self.extra_round.is_some_and(|at| at <= ctx.now) {
+            self.extra_round = None;
             if self.settled {
                 self.decide(ctx, effects, allocator, false);
             }
@@ -247,7 +247,7 @@ impl Jobs {
             let question = runner.question.map(|question| question.until);
             [ignored, question, gone_at(ctx, *key, runner)]
         });
-        dues.chain([self.round, self.early]).flatten().min()
+        dues.chain([self.round, self.extra_round]).flatten().min()
     }
 
     /// Runners may be gone: jobs go on without them, and what is empty is forgotten.
@@ -274,8 +274,8 @@ impl Jobs {
             }
             let (Some(step), Some(job)) = (step, self.jobs.get(key)) else { break };
             if matches!(step, Step::Stopped | Step::Over(_)) {
-                let early = *self.early.get_or_insert(ctx.now.saturating_add(GATHER));
-                note(&mut self.due, early);
+                let extra_round = *self.extra_round.get_or_insert(ctx.now.saturating_add(GATHER));
+                note(&mut self.due, extra_round);
             }
             fact(ctx, effects, key, job, step);
         }

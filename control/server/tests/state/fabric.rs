@@ -1,5 +1,5 @@
-//! A fabric and its agents in virtual time. Switches that hash, strangers' flows, agents that trace, probe, prepare, switch and
-//! tell what holds them up, each after a while of its own.
+//! A fabric and its agents in virtual time. It has switches that hash, and cross traffic. Its agents trace, probe, prepare,
+//! switch and report what holds them up, each after a while of its own.
 
 use super::topology::leaf_spine;
 use super::world::{SECOND, join_of, lost, settings_of};

@@ -111,8 +111,8 @@ fn hints_of_others_nonsense_and_floods_are_refused() {
     assert!(fabric.state.queries(Duration::ZERO).plans(CommunicatorId(0)).unwrap().plans.is_empty());
 }
 
-/// A job of a tenant that says nothing and one of a liar's share a spine. Whatever the liar says, and however often, the other does as many
-/// iterations as without.
+/// A job of a tenant that gives no hints and one of a liar's share a spine. Whatever the liar states, and however often, the other does as
+/// many iterations as without.
 #[test]
 fn a_lie_costs_only_the_liar() {
     for seed in 0..8 {

@@ -112,7 +112,7 @@ impl Play {
                 runner.open = None;
                 match answer.outcome() {
                     Err(refused) => runner.refused = refused.to_string(),
-                    Ok(order) => runner.carry_out(order),
+                    Ok(order) => runner.execute(order),
                 }
             }
         }
@@ -192,7 +192,7 @@ impl Play {
 }
 
 impl Runner {
-    fn carry_out(&mut self, order: RunnerOrder) {
+    fn execute(&mut self, order: RunnerOrder) {
         match &order {
             RunnerOrder::Wait => return,
             RunnerOrder::Offer { place, .. } => {
@@ -258,7 +258,7 @@ fn a_second_job_gets_what_the_first_has_to_spare() {
 }
 
 #[test]
-fn least_attained_takes_turns() {
+fn least_attained_alternates_jobs() {
     let mut play = Play::new(LivePolicy::LeastAttained);
     play.add_all("a", "bert", (4, 4));
     play.wait_seconds(3);

@@ -1,5 +1,5 @@
-//! Small operations with a target for their time, beside a tenant that fills the links. What drawn proposals come to, whether what was
-//! promised is kept or its breach told, and how many of those that an exact planner could keep are promised.
+//! Small operations with a target for their time, beside a tenant that fills the links. Tests say what drawn proposals come to,
+//! whether promises are kept or their breach reported, and how many of those that an exact planner could keep are made.
 //!
 //! Control runs as it is, in virtual time; what operations take is a model's: connections share links alike (max-min) within what
 //! agents hold them to, an operation takes what delays and rates make of it, and up to a fifth more. The exact planner knows that model, the

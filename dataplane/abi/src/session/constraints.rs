@@ -101,8 +101,8 @@ pub struct Constraints {
     pub aggregation: bool,
     /// What becomes of it when it fails; if left out its members may regroup, and nothing is kept for them.
     pub on_failure: Option<OnFailure>,
-    /// Whether its sums and products of floats have the same bits in every run. Whichever way they take, they are added in one order, rank by
-    /// rank of a host and then host by host, by each host's lowest rank. They are exact then, whatever a budget lets be lost.
+    /// Whether its sums and products of floats have the same bits in every run. Whichever route they have, they are added in one order,
+    /// rank by rank of a host and then host by host, by each host's lowest rank. They are exact then, whatever a budget lets be lost.
     pub ordered: bool,
 }
 
@@ -278,8 +278,9 @@ impl Constraints {
         self.min_busbw > 0 || self.iteration.is_some() || !self.completions.is_empty()
     }
 
-    /// The nearest that makes sense, of all but a budget. Values brought into range; of times that contradict each other, the longer one; of
-    /// too many targets those for the smallest operations; beside a guarantee, the usual priority for the low one. [`Constraints::check`] passes it.
+    /// The nearest that makes sense, of all but a budget. Values are brought into range. Of times that contradict each other it has the
+    /// longer one, of too many targets those for the smallest operations, and beside a guarantee the usual priority for the low one.
+    /// [`Constraints::check`] passes it.
     #[must_use]
     pub fn clamped(&self) -> Self {
         let within = |target: Target| Target {

@@ -128,8 +128,8 @@ pub struct SessionServer {
     tasks: JoinSet<()>,
 }
 
-/// What another process of the agent's handed over of an attachment. What its memory is lent on by offset, and its session, to be
-/// served once the other process is gone.
+/// What another process of the agent's handed over of an attachment. It has what memory is lent on by offset, and the session, to
+/// be served once the other process is gone.
 pub struct Inherited {
     /// What tenant it is of.
     pub limits: TenantLimits,
@@ -213,7 +213,7 @@ impl SessionServer {
     }
 
     /// Serves these tenants, each by these rules, and no others. Sockets of new ones are there when it returns, in place of
-    /// stale ones that a dead agent left, and those of others are gone, whose attachments end. What a tenant holds beyond a
+    /// stale ones that a dead agent left. Those of others are gone, and their attachments end. What a tenant holds beyond a
     /// quota that shrinks stays, and so do attachments of a user that may attach no longer.
     ///
     /// # Errors

@@ -19,8 +19,8 @@ const HANDSHAKES: u32 = 16;
 /// How long an attachment waits for those before it to be gone.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// Descriptors of an attachment at most. Its session, three for its memory, rings and doorbell, one of memory on its way to it, and four
-/// that came and belong to no request yet.
+/// Descriptors of an attachment at most. It has its session, three for its memory, rings and doorbell, one of memory on its way to it,
+/// and four that came and belong to no request yet.
 pub(crate) const ATTACHMENT_DESCRIPTORS: u32 = 9;
 
 /// What a tenant's attachments hold together.

@@ -336,8 +336,8 @@ mod tests {
         assert_eq!(world.reports(BEGIN + 1002 * MS), []);
     }
 
-    /// What is told of a connection, and when, in milliseconds. At each it sends so many packets and its round trips take so long; a
-    /// `link` of 15 MB/s is stated or not.
+    /// What is reported of a connection, and when, in milliseconds. At each it sends so many packets and its round trips take so
+    /// long. A `link` of 15 MB/s is stated or not.
     fn reported_sends(stated: bool, sends: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, v1::Congestion)> {
         let (local_port, remote_port) = (40_001, LISTEN);
         let mut world = World::new(&[(local_port, remote_port)], 100, 64);

@@ -17,8 +17,8 @@ pub fn replay(bytes: &[u8], with: impl FnMut(&Finding, &Names)) -> Result<Replay
     Ok(replayed)
 }
 
-/// The same of several hosts' records, made one by [`trace::merge`]. Foreign jobs as all the hosts together show them, each host's
-/// operations, and the congestion of the host that speaks first.
+/// The same of several hosts' records, made one by [`trace::merge`]. It has foreign jobs as all the hosts together show them, each
+/// host's operations, and the congestion of the host that speaks first.
 pub fn replay_merged(records: &[Record], with: impl FnMut(&Finding, &Names)) {
     let mut replay = Replay::new(with);
     records.iter().for_each(|record| replay.take(record));

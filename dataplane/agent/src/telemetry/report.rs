@@ -183,9 +183,9 @@ fn sample(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
     all.into_iter().take(most).collect()
 }
 
-/// The operations of each communicator, and how many of them are told. Of what is left as much as of those that come after it, so that
-/// nobody's go untold because others are busy. Where there are more communicators than are told of, others are left out in
-/// another `second`, the same by all agents' clocks.
+/// The operations of each communicator, and how many of them are reported. Each gets as much of what is left as those that come after
+/// it, so that nobody's are left out because others are busy. Where there are more communicators than are reported, others are left
+/// out in another `second`, the same by all agents' clocks.
 fn shares(operations: &BTreeMap<u64, Vec<Arc<Finding>>>, second: u64) -> Vec<(&[Arc<Finding>], usize)> {
     let count = operations.len();
     let first = usize::try_from(second % count.max(1) as u64).unwrap_or(0);

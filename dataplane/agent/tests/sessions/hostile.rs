@@ -333,8 +333,8 @@ fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
     assert!(matches!(bind(nobody), Err(BindError::NoUser { .. })));
 }
 
-/// One process asks the provider as fast as it can. It is told so, its next questions reach nobody, whether it attaches anew or not, and no
-/// other tenant is held up.
+/// One process asks the provider as fast as it can. It gets an error that says so, its next questions reach nobody, whether it attaches
+/// anew or not, and no other tenant is held up.
 #[test]
 fn floods_of_questions_stop_at_the_agent() {
     let stub = Stub::setup(|setup| {

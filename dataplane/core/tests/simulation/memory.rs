@@ -159,7 +159,7 @@ pub(crate) fn scaled(signature: &Signature, rank: Rank, bytes: Vec<u8>) -> Vec<u
     bytes.chunks_exact(signature.dtype.size()).flat_map(parts).collect()
 }
 
-/// So many bytes of an input. Any integers; for floats small ones whose sums and products are exact, and of complex products no part is
+/// So many bytes of an input. Integers are any. Floats are small ones whose sums and products are exact. Of complex products no part is
 /// ever zero, whose sign would tell in which order they were made.
 fn content(seed: u64, operation: OperationId, rank: Rank, signature: &Signature, length: usize) -> Vec<u8> {
     let base = mix(seed ^ mix(operation.0 ^ mix(u64::from(rank.0) + 1)));

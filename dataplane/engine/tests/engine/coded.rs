@@ -1,5 +1,5 @@
-//! Coded AllReduces through engines, rings and transports. Within their budgets, the same bits everywhere, right across changes
-//! of codec; a peer that sends no chunk ends the communicator and is named.
+//! Coded AllReduces through engines, rings and transports. They keep within their budgets, give the same bits everywhere, and
+//! are right across changes of codec. A peer that sends no chunk ends the communicator and is named.
 
 use crate::common::{SMALL, World, call, loopback, reduce, tcp};
 use crate::tampering::{Damage, tampering};

@@ -6,8 +6,8 @@ use harmonaize_abi::{Dtype, ReduceOp, Region, Submission, View};
 use harmonaize_aggregator::Grant;
 use harmonaize_plan::{AlgorithmTable, Tuning};
 
-/// Elements of any type that adds exactly, or as floats of its own, by every reduction. Of several ranks on a host, in place, and small ones that
-/// are done at once.
+/// Elements of any type that adds exactly, or as floats of its own, by every reduction. Some are of several ranks on a host, some in place,
+/// and some are small ones that are done at once.
 #[test]
 fn all_types_and_reductions_go_by_the_aggregator() {
     let _turn = my_turn();

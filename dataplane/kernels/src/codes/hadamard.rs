@@ -1,5 +1,5 @@
-//! The randomised Hadamard rotation of a block. Random signs, then the transform, after which every element holds something of
-//! all, and they are spread nearly as normal ones are, whatever they were.
+//! The randomised Hadamard rotation of a block. Random signs come first, then the transform. After it every element holds
+//! something of all, and they are spread nearly as normal ones are, whatever they were.
 
 use super::memory::Source;
 use super::noise::Stream;

@@ -58,9 +58,9 @@ pub enum Code {
     Bf16,
     /// IEEE 754 binary16: as above.
     F16,
-    /// Blocks of `block` elements (a power of two in [`BLOCK`], the last may be shorter). A scale in f32, the block's greatest
-    /// magnitude over the grid's, then the codes in rows of 16 (the last one padded with zeros). A row of codes of `b` bits has
-    /// `2 b` bytes: of 8 bits one after another; of 4 bits byte `i` holds code `i`, and above it code `i + 8`.
+    /// Blocks of `block` elements (a power of two in [`BLOCK`], the last may be shorter). Each has a scale in f32, the block's
+    /// greatest magnitude over the grid's, then the codes in rows of 16 (the last one padded with zeros). A row of codes of `b`
+    /// bits has `2 b` bytes: of 8 bits one after another; of 4 bits byte `i` holds code `i`, and above it code `i + 8`.
     ///
     /// A block whose greatest magnitude is below 2^-100 becomes zeros; one with a NaN or an infinity becomes NaN everywhere.
     Blocks {
@@ -83,10 +83,10 @@ pub enum Code {
         /// Elements that are rotated together and share a scale.
         block: usize,
     },
-    /// Rotated as above, then rounded at random to a uniform grid whose range all ranks share, so that codes add. A range in f32
-    /// and codes in rows, of `bits` bits (1 to 4) of one rank, of several of 6 bits or, where they can exceed 63, of 8, or 255, of 16.
-    /// A row of 6-bit codes holds the lower 4 bits of each in 8 bytes, then the upper 2 in 4.
-    /// Encoded by [`encode_shared`], added by [`add_shared`]. Rounding is unbiased, and independent between ranks; what lies beyond
+    /// Rotated as above, then rounded at random to a uniform grid whose range all ranks share, so that codes add. A block has a range
+    /// in f32 and codes in rows. Codes of one rank have `bits` bits (1 to 4). Those of several ranks have 6, or 8 where they can
+    /// exceed 63, or 16 where they can exceed 255. A row of 6-bit codes holds the lower 4 bits of each in 8 bytes, then the upper 2 in
+    /// 4. Encoded by [`encode_shared`], added by [`add_shared`]. Rounding is unbiased, and independent between ranks. What lies beyond
     /// the grid's end is cut, alike on ranks that hold the same.
     Shared {
         /// Bits of one rank's element, 1 to 4.

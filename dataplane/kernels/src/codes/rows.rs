@@ -72,9 +72,9 @@ impl RowTarget<'_> {
 /// A 1 in each byte.
 const ONES: u128 = u128::from_le_bytes([1; LANES]);
 
-/// A row of codes of `bits` bits (1, 2, 3, 4 or 8). Folded in halves, so that byte `i` of 4-bit codes holds code `i` and above it
-/// code `i + 8`, byte `i` of 2-bit codes the codes `i`, `i + 4`, `i + 8` and `i + 12`, and so on. Of 3-bit
-/// codes the lower 2 bits come first, then the upper one.
+/// A row of codes of `bits` bits (1, 2, 3, 4 or 8). It is folded in halves: byte `i` of 4-bit codes holds code `i` and above it
+/// code `i + 8`. Byte `i` of 2-bit codes holds the codes `i`, `i + 4`, `i + 8` and `i + 12`, and so on. Of 3-bit codes the lower
+/// 2 bits come first, then the upper one.
 #[inline(always)]
 fn pack(codes: [u8; LANES], bits: usize) -> u128 {
     let row = u128::from_le_bytes(codes);

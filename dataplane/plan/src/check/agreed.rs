@@ -1,5 +1,5 @@
-//! What is agreed on between participants, by plan and request alone. For each link, which messages go over it, in which order, what each
-//! holds, and when; and what everybody's outputs hold in the end.
+//! What is agreed on between participants, by plan and request alone. For each link it says which messages go over it, in which order,
+//! what each holds, and when. It also says what everybody's outputs hold in the end.
 //!
 //! Times are numbers that order what happens, nothing that a clock shows. They are such that each message is sent before it is received,
 //! and received before the next one over its link is sent.
@@ -276,8 +276,8 @@ impl Link<'_> {
         vec![contribution.coded(Stage::Contribution), complete.coded(Stage::Result)]
     }
 
-    /// Between whom an exchange by powers of two has messages over this link. Partners, with the level at which they are; to a neighbour
-    /// that takes part for the sender; or back to it.
+    /// Between whom an exchange by powers of two has messages over this link. They are between partners, with the level at which these
+    /// are, to a neighbour that takes part for the sender, or back to it.
     fn exchange(&self) -> Exchange {
         let folding = Folding::of(self.all());
         let to = (self.position + self.distance) % self.all();

@@ -107,8 +107,8 @@ fn is_deferred(error: &io::Error) -> bool {
     known.map(Some).contains(&error.raw_os_error())
 }
 
-/// Whether an error says that there is no way to an address. No route, or none from the address that the socket was connected with, which the
-/// host has no more (older kernels say EINVAL).
+/// Whether an error says that there is no route to an address. There is none at all, or none from the address that the socket was connected
+/// with, which the host has no more (older kernels say EINVAL).
 fn is_unroutable(error: &io::Error) -> bool {
     let known = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EADDRNOTAVAIL, libc::EINVAL];
     known.map(Some).contains(&error.raw_os_error())

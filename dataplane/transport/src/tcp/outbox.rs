@@ -269,8 +269,9 @@ impl Outbox {
         }
     }
 
-    /// What is to be written still when the link closes. The rest of a frame that the peer has a part of, and the frames
-    /// without payload, then what is `behind` them; on a protected path as records. Allocates; no payload is held on to.
+    /// What is to be written still when the link closes. It is what is left of a frame that the peer has a part of, the
+    /// frames without payload, then what is `behind` them. On a protected path they are records. Allocates; no payload
+    /// is held on to.
     pub(super) fn take_pending(&mut self, behind: &[u8]) -> Vec<u8> {
         if self.closed {
             return Vec::new();

@@ -544,8 +544,8 @@ fn one_network(ours: Gid, theirs: Gid) -> Result<(), String> {
     ))
 }
 
-/// Receive requests for a mailbox of so many slots. A quarter more than messages that may come, so that they need to be posted
-/// again only when so many are used up.
+/// Receive requests for a mailbox of so many slots. They are a quarter more than messages that may come, so that they need to
+/// be posted again only when so many are used up.
 fn receives(count: u32) -> u32 {
     count + count / 4
 }

@@ -1,4 +1,4 @@
-//! Destroys queue pairs beside the endpoint's thread, which others' links wait for. A driver may take long over it. rxe waits for
+//! Destroys queue pairs beside the endpoint's thread, which others' links wait for. A driver may need long for it. rxe waits for
 //! packets that still hold on to it, up to 200 ticks of the kernel's clock, and once a port is down they do.
 
 use super::path::Path;

@@ -20,8 +20,8 @@ use std::time::Duration;
 /// Without news the windows end this long before now.
 const SILENCE: Duration = Duration::from_millis(10);
 const SWEEP: Duration = Duration::from_secs(10);
-/// A path with nothing measured, or less than this part of its interface's bytes, does not speak for the interface. Where there are many paths, one with
-/// less than half of an equal part.
+/// A path with nothing measured, or less than this part of its interface's bytes, does not speak for the interface. Where there are many
+/// paths, neither does one with less than half of an equal part.
 const MIN_PATH_SHARE: u64 = 20;
 
 const NO_MONITOR: u32 = u32::MAX;

@@ -69,9 +69,9 @@ impl LateRtt {
         }
     }
 
-    /// The round trips since the last snapshot, `taken` that took `sum` together, one after the other. All others, the one before it, it, and the
-    /// one after; and what passed until when. None where it is not among them, or the snapshots contradict it: what is not known to
-    /// have been sent in time would seem not to have been sent at all.
+    /// The round trips since the last snapshot, `taken` that took `sum` together, one after the other. They are split into all others, the
+    /// one before this one, this one, and the one after; and into what passed until when. None where this one is not among them, or the
+    /// snapshots contradict it. What is not known to have been sent in time would seem not to have been sent at all.
     fn split_samples(
         &self,
         taken: u64,

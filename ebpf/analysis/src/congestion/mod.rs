@@ -70,8 +70,9 @@ use std::time::Duration;
 /// What a link's capacity is taken from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Capacity {
-    /// What was seen: what the link carried while a queue stood, and the most that it carried while none did. What is stated
-    /// where that is close (70%), or nothing was seen. Right where the narrowest place of a path may lie behind the interface.
+    /// What was seen: what the link carried while a queue stood, and the most that it carried while none did. It is what is
+    /// stated where that is close (70%), or nothing was seen. It is right where the narrowest place of a path may lie behind
+    /// the interface.
     #[default]
     Seen,
     /// What is stated.

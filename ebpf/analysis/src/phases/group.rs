@@ -50,8 +50,8 @@ pub(super) struct DetectedJob {
 const CERTAIN_PERIODS: u32 = 14;
 
 impl DetectedJob {
-    /// The same of a job that is found, which began when groups of bursts did. Of one part in so many of its bytes, parted by its gap; of
-    /// sends by an eighth of the period at most, as those of pipelines fill the rest.
+    /// The same of a job that is found, which began when groups of bursts did. A group has one part in so many of the job's bytes, and
+    /// the job's gap parts it from others. Of sends the gap is an eighth of the period at most, as those of pipelines fill all else.
     fn found(&self, sends: bool) -> FoundJob {
         let IterationPattern { period, bytes, gap, .. } = self.pattern;
         let main = self.bursts.iter().filter(|burst| !self.sends.contains(&burst.connection));

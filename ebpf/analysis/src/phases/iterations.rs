@@ -47,9 +47,8 @@ pub(super) const SHORTEST_GAP: Duration = Duration::from_millis(1);
 const GAPS: u32 = 26;
 /// A group of less than this part of the usual bytes is chatter.
 pub(super) const CHATTER: f64 = 0.05;
-/// What is believed: so many distances at least, of which a part is near the median.
-/// None is longer than so many medians, as those of groups of groups are, and none shorter. So near to each other have nearly all
-/// groups' bytes to be. Each is about as
+/// What is believed: so many distances at least, of which a part is near the median. None is longer than so many medians, as
+/// those of groups of groups are, and none shorter. Nearly all groups' bytes have to be so near to each other. Each is about as
 /// unlikely in traffic at random times (one in a million) as the others.
 const EVIDENCE: [Evidence; 6] = [
     Evidence { min_periods: 7, part: 1.0, near: 0.12, within: (0.4, 2.2), bytes: 0.2 },

@@ -129,8 +129,8 @@ impl Hosts {
         }
     }
 
-    /// Takes side groups that are over out of bursts, which are in the order of their beginning. Of words, those that a silence of
-    /// `gap` follows, and of bytes, if `bytes`, those that recur.
+    /// Takes side groups that are over out of bursts, which are in the order of their beginning. Of words it takes those that a
+    /// silence of `gap` follows, and of bytes, if `bytes`, those that recur.
     pub(super) fn take(
         &self,
         bursts: &mut Vec<(Burst, bool)>,
@@ -272,8 +272,8 @@ impl Kinds {
     }
 }
 
-/// How long each host was held up by others between its last bytes of a phase, `ended`, and its first of the next.
-/// Parts of the next come last. It was held up in side groups and `sends` between them, and because it began with what it had to wait for.
+/// How long each host was held up by others between its last bytes of a phase, `ended`, and its first of the next. Parts of the next come
+/// last. It was held up in side groups and `sends` between them, and because it began with what it had to wait for.
 ///
 /// Between two groups a host computes; that is known of those that begin by themselves. Who sends on what has just come in has waited for
 /// it, so that it computed no longer than the median of those.

@@ -1,5 +1,5 @@
-//! What happens to an elastic training, each when so much of its work is done, whoever trains. Cross traffic on both spines, a host that
-//! is drained and then taken away, a host that is lost.
+//! What happens to an elastic training, each when so much of its work is done, whoever trains. There is cross traffic on both spines, a
+//! host that is drained and then taken away, and a host that is lost.
 
 use crate::clock::realtime_ns;
 use crate::cross_traffic::CrossTraffic;

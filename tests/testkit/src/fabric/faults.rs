@@ -46,7 +46,7 @@ impl Fabric {
     }
 }
 
-/// A program that so many of a million frames match. It loads a random number (SKF_AD_RANDOM of linux/filter.h); if that is above the
+/// A program that so many of a million frames match. It loads a random number (SKF_AD_RANDOM of linux/filter.h). If that is above the
 /// chance's part of all there is no match, else there is.
 fn drawn(of_a_million: u32) -> String {
     let most = u64::from(of_a_million.min(1_000_000)) * u64::from(u32::MAX) / 1_000_000;

@@ -23,8 +23,8 @@ fn usage(hops: &[RingEdge]) -> Usage {
     usage
 }
 
-/// Weighted max-min shares by definition. The least level is raised as far as it goes, by a linear program; who cannot rise further
-/// stays; and so on (water filling by linear programs).
+/// Weighted max-min shares by definition. The least level is raised as far as it goes, by a linear program. Who cannot rise further
+/// stays, and so on (water filling by linear programs).
 fn shares_by_programs(conditions: &Conditions, usages: &[(f64, f64, Usage)]) -> Vec<f64> {
     let mut fixed: Vec<Option<f64>> = vec![None; usages.len()];
     while fixed.iter().any(Option::is_none) {

@@ -39,8 +39,8 @@ pub(super) fn jobs(rng: &mut impl Rng, hosts: usize) -> Vec<Job> {
     (0..count).map(each).collect()
 }
 
-/// Plans are checked at each step of a random walk of conditions. The same request gives the same plan; what does not change is what
-/// ran; a change that nothing forces makes the whole no worse.
+/// Plans are checked at each step of a random walk of conditions. The same request gives the same plan. What does not change is what
+/// ran. A change that nothing forces makes the whole no worse.
 #[test]
 fn plans_stay_valid_under_random_conditions() {
     for seed in 0..40 {

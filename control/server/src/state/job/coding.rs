@@ -107,8 +107,8 @@ pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
     Some(CodecOutcome { level: *level, loss: coded.error, ratio })
 }
 
-/// An agent told of an operation, and how many zeros are in its tensors. By that the next choice goes, until
-/// operations in blocks that are not zeros tell what was saved. Of a dense tensor nothing is learned.
+/// An agent reported an operation, and how many zeros are in its tensors. The next choice goes by that,
+/// until operations in blocks that are not zeros show what was saved. Of a dense tensor nothing is learned.
 pub(crate) fn zeros_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<CodecOutcome> {
     let inputs = told.ranks.iter().map(|rank| rank.zero_input);
     let ratio = nonzero_ratio(inputs, told.ranks.first().and_then(|rank| rank.zero_output))?;

@@ -143,7 +143,7 @@ fn recipe(best: &AggregationPlan, coding: &CodecChoice, base: v1::Aggregation) -
 }
 
 /// Returns how many chunks of so many bytes are in flight. Who comes later gets as large a window as who came
-/// first, for who shares a link has of it what its window is of all.
+/// first, since shares of a link go by windows.
 fn window(best: &AggregationPlan, bytes: u32) -> u32 {
     // A turn of each program on the way.
     let turns = if best.leaves.is_empty() { TURN } else { 2 * TURN };

@@ -125,7 +125,7 @@ pub(crate) fn stored_plan_status(plan: &Plan) -> v1::PlanStatus {
     }
 }
 
-/// Gives a communicator that an agent says is running back what was stored of it. Its links keep the ways
+/// Gives back what was stored of a communicator that an agent reports as running. Its links keep the paths
 /// that are known of them, what codecs lose is known, and no epoch's number is given twice. Returns the ports
 /// that it held, which stay taken.
 pub(crate) fn take_up_plan(

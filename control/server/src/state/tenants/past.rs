@@ -413,8 +413,8 @@ impl Pasts {
     }
 
     /// Some of this could not be stored. What was to be kept of communicators that failed, or no longer, is
-    /// stored once more after a pause, as it is then; and with it that nothing is promised for them any more,
-    /// or a restart would find both.
+    /// stored once more after a pause, as it is then. So is that nothing is promised for them any more, or a
+    /// restart would find both.
     pub(crate) fn store_again(&mut self, now: Duration, changes: &[Change]) {
         let again = &mut self.again;
         for change in changes {

@@ -271,9 +271,9 @@ impl Regroups {
             || ctx.communicators.values().any(forms)
     }
 
-    /// Whether the first who wants to go on under a name needs no room for one more communicator. The one
-    /// before is kept for its members, or runs and will be left. Who does not leave it has no such place the
-    /// next time.
+    /// Whether the first who wants to go on under a name needs no room for one more communicator. It needs
+    /// none where the one before is kept for its members, or runs and will be left. Who does not leave it
+    /// has no such place the next time.
     fn has_place(&self, ctx: &Ctx<'_>, joins: &Joins, key: &Key) -> bool {
         let Some(Before { id, .. }) = self.before(ctx, key) else { return false };
         let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);

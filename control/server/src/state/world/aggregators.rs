@@ -183,8 +183,8 @@ impl Aggregators {
         Some(id)
     }
 
-    /// Lays the grants that an aggregator says it has beside those that it should have. It is told those that
-    /// it lacks, and those that its workers would not find there are void.
+    /// Compares the grants that an aggregator reports with those that it should have. It gets those that it
+    /// lacks. Those that its workers would not find there are void.
     fn take_up_grants(
         &mut self,
         ctx: &Ctx<'_>,

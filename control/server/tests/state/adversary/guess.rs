@@ -1,5 +1,5 @@
-//! From numbers for each two ranks to a guess of who stands with whom. Logistic regression, learnt where the truth is known (the
-//! adversary can run the provider's software itself), then average linkage by log odds.
+//! From numbers for each two ranks to a guess of who stands with whom. It is a logistic regression, learnt where the truth is
+//! known, then average linkage by log odds. The adversary can run the provider's software itself.
 
 /// Steps of Newton's method, and the ridge.
 const STEPS: usize = 12;

@@ -26,8 +26,8 @@ struct Before {
     ended: u32,
 }
 
-/// So many quick and slow round trips of one flow, by `pass` and its argument, whether to wait. What was measured says what must be told, however slow
-/// this machine is.
+/// So many quick and slow round trips of one flow, by `pass` and its argument, whether to wait. What was measured says what must be
+/// reported, however slow this machine is.
 fn late_rtts(
     line: &mut Line,
     late: Duration,

@@ -45,8 +45,8 @@ const UNUSED: Trains = Trains { bytes: 384 << 10, most: 3, spread: 0 };
 /// Over a path that is in use: shorter, for more buckets are empty there.
 const USED: Trains = Trains { bytes: 256 << 10, most: 3, spread: 0 };
 
-/// Over a path of which the agent says that little passes and a queue stands. With that fewer are enough, one
-/// where all of it is spread, and if one was not, others follow as long as it is said.
+/// Over a path of which the agent says that little passes and a queue stands. Fewer are enough then: one,
+/// where all of it is spread. If one was not, others follow as long as the agent says so.
 const STARVED: Trains = Trains { most: 2, spread: 80, ..USED };
 
 /// A train that comes out at so much of its path's rate, in percent, is the last: nobody was in its way.

@@ -75,8 +75,9 @@ impl Merging {
         self.found.iter().max_by_key(|found| found.delay_ns)
     }
 
-    /// Takes one agent's word on an operation, which was checked. Returns verdicts that are new or over, and
-    /// of an operation of which all have told its bytes and nanoseconds from the last rank's call.
+    /// Takes in one agent's report of an operation, which was checked. Returns findings that are new or
+    /// over. Of an operation that all have reported, it also returns the bytes and the nanoseconds from the
+    /// last rank's call.
     pub(crate) fn take(
         &mut self,
         operation: v1::Operation,

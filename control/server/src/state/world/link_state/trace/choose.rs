@@ -199,8 +199,8 @@ impl LinkState {
     }
 }
 
-/// When a path of a pair is to be looked at again, and by which of its ports. One that a connection has,
-/// where there is one, and of those the one that was looked at longest ago.
+/// When a path of a pair is to be traced again, and by which of its ports. A port that a connection has
+/// goes first, and of those the one that was traced longest ago.
 fn stalest(
     ports: &Ports,
     pair: Pair,
