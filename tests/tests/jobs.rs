@@ -1,7 +1,7 @@
 //! Jobs that the provider places, end to end: runners on three hosts, whose workers are shells.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_testkit::deployment::{Deployment, socket};
+use harmonaize_testkit::deployment::{Deployment, Setup, socket};
 use harmonaize_testkit::process::Process;
 use harmonaize_tests::job::deploy;
 use harmonaize_tests::star;
@@ -113,9 +113,9 @@ impl Scene {
     fn runs_with(&mut self, job: &str, workers: u64) -> u64 {
         self.until(&format!("{job} runs with {workers}"), |this| {
             let notes = this.notes();
-            let own = || notes.iter().filter(|note| note.job == job);
-            let generation = own().map(|note| note.generation).max()?;
-            let latest: Vec<&Note> = own().filter(|note| note.generation == generation).collect();
+            let own: Vec<&Note> = notes.iter().filter(|note| note.job == job).collect();
+            let generation = own.iter().map(|note| note.generation).max()?;
+            let latest: Vec<&Note> = own.into_iter().filter(|note| note.generation == generation).collect();
             let mut ranks: Vec<u64> = latest.iter().map(|note| note.rank).collect();
             ranks.sort_unstable();
             let all_run = latest.iter().all(|note| note.what == "started" && note.workers == workers);
@@ -144,22 +144,22 @@ impl Scene {
 /// Whether a process has this in its arguments.
 fn runs(argument: &Path) -> bool {
     let argument = argument.as_os_str().as_encoded_bytes();
-    let lines = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+    let mut lines = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
         entry.file_name().to_str()?.parse::<u32>().ok()?;
         fs::read(entry.path().join("cmdline")).ok()
     });
-    lines.into_iter().any(|line| line.split(|byte| *byte == 0).any(|one| one == argument))
+    lines.any(|line| line.split(|byte| *byte == 0).any(|one| one == argument))
 }
 
 #[test]
 fn jobs_share_hosts_and_end() {
-    let allocates = |setup: &mut harmonaize_testkit::deployment::Setup| setup.control += ALLOCATOR;
+    let allocates = |setup: &mut Setup| setup.control += ALLOCATOR;
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
     let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };
     let mut bert: Vec<Process> = (0..3).map(|host| scene.runner(host, "a", "bert", "1..3")).collect();
     let alone = scene.runs_with("bert", 3);
     let why = scene.json(&["why", "a/bert"]);
-    assert_eq!((&why["tenant"], &why["reason"]), (&"a".into(), &"most".into()), "{why}");
+    assert_eq!((why["tenant"].as_str(), why["reason"].as_str()), (Some("a"), Some("most")), "{why}");
     assert_eq!(scene.json(&["queue"])["jobs"], Value::Array(Vec::new()));
 
     // One that lacks runners waits, and goes when its runner is asked to.
