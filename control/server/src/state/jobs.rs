@@ -189,6 +189,24 @@ impl Jobs {
         self.after_loss(ctx, effects, allocator);
     }
 
+    /// A runner without a worker is where its tenant may not be.
+    pub(crate) fn forget_runner(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        tenant: &str,
+        runner: (HostId, u64),
+    ) {
+        let Some(allocator) = ctx.settings.allocator else { return };
+        let mut gone = false;
+        for (_, job) in self.jobs.iter_mut().filter(|(key, _)| key.0 == tenant) {
+            gone |= job.runners.remove(&runner).is_some();
+        }
+        if gone {
+            self.after_loss(ctx, effects, allocator);
+        }
+    }
+
     /// A session is over: what runs on its host goes on, for a lease.
     pub(crate) fn session_ended(&mut self, now: Duration, session: SessionId) {
         for runner in self.jobs.values_mut().flat_map(|job| job.runners.values_mut()) {
@@ -349,9 +367,9 @@ impl Jobs {
         let wishes: Vec<Wish> = jobs
             .iter()
             .zip(&usable)
-            .map(|((_, job), usable)| Wish {
+            .map(|((key, job), usable)| Wish {
                 number: job.number,
-                workers: job.workers,
+                workers: (job.workers.0, job.workers.1.min(most_workers(ctx, &key.0)).max(job.workers.0)),
                 arrived: job.arrived,
                 attained: job.attained(ctx.now),
                 hosts: usable.keys().filter(|host| !taken.contains(host)).copied().collect(),
@@ -432,11 +450,7 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         }
         Err(error) => return Err(Refused::Text(error.to_string())),
     }
-    // Hosts that the tenant is not bound to are the provider's to know.
-    let listed = ctx.settings.hosts.get(tenant).and_then(|hosts| u32::try_from(hosts.len()).ok());
-    let quota = ctx.settings.terms(tenant).ranks;
-    let limits = [listed, quota].into_iter().flatten();
-    let most = limits.fold(ctx.settings.most_ranks, u32::min).max(1);
+    let most = most_workers(ctx, tenant);
     let (least, largest) = report.workers;
     if least > most {
         let text = format!(
@@ -445,11 +459,22 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         return infeasible(text, (most, most));
     }
     match report.state {
-        WorkerState::Running { place, .. } | WorkerState::Ended { place, .. } if place.workers > most => {
+        // A tenant may have had more before.
+        WorkerState::Running { place, .. } | WorkerState::Ended { place, .. }
+            if place.workers > ctx.settings.most_ranks =>
+        {
             Err(Refused::Text("a worker of a place that is never given".to_owned()))
         }
         _ => Ok(()),
     }
+}
+
+/// The most workers that a job of a tenant may have.
+fn most_workers(ctx: &Ctx<'_>, tenant: &str) -> u32 {
+    // Hosts that the tenant is not bound to are the provider's to know.
+    let listed = ctx.settings.hosts.get(tenant).and_then(|hosts| u32::try_from(hosts.len()).ok());
+    let limits = [listed, ctx.settings.terms(tenant).ranks].into_iter().flatten();
+    limits.fold(ctx.settings.most_ranks, u32::min).max(1)
 }
 
 /// When a runner counts as gone; never while it asks. Where its host's agent is away it is waited for as ranks are.

@@ -302,6 +302,34 @@ fn infeasible_ranges_are_refused_with_the_nearest() {
 }
 
 #[test]
+fn a_worker_where_its_tenant_may_not_be_is_ended() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (1, 2)));
+    play.wait_seconds(3);
+    assert_eq!(play.place(runners[1]).map(|place| place.workers), Some(2));
+    let hosts = BTreeMap::from([("a".to_owned(), ["h0".to_owned()].into())]);
+    let again = Settings { hosts, ..play.settings.clone() };
+    play.world.state.configure(play.world.now, again).unwrap();
+    play.wait_seconds(60);
+    assert_eq!(play.place(runners[1]), None, "{:?}", play.jobs());
+    assert!(play.runners[&runners[1]].refused.contains("elsewhere"));
+    let place = play.place(runners[0]).map(|place| (place.generation, place.workers));
+    assert_eq!(place, Some((2, 1)), "{:?}", play.jobs());
+}
+
+#[test]
+fn a_job_gets_no_more_workers_than_its_tenant_may_have() {
+    let mut settings = allocating(LivePolicy::Fifo);
+    settings.terms.insert("b".to_owned(), Terms { ranks: Some(3), ..Terms::default() });
+    let mut play = Play::with(settings);
+    play.world.wait(ROUND);
+    let runners = play.add_all("b", "bert", (1, 4));
+    play.wait_seconds(3);
+    assert_eq!(runners.iter().filter(|it| play.place(**it).is_some()).count(), 3);
+    assert_eq!(play.jobs()[0].reason(), AllocationReason::Most);
+}
+
+#[test]
 fn a_job_without_the_section_is_refused() {
     let mut play = Play::with(settings(4));
     let number = play.add(0, "a", "bert", (1, 1));
