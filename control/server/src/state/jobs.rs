@@ -189,24 +189,6 @@ impl Jobs {
         self.after_loss(ctx, effects, allocator);
     }
 
-    /// A runner without a worker is where its tenant may not be.
-    pub(crate) fn forget_runner(
-        &mut self,
-        ctx: &Ctx<'_>,
-        effects: &mut Effects,
-        tenant: &str,
-        runner: (HostId, u64),
-    ) {
-        let Some(allocator) = ctx.settings.allocator else { return };
-        let mut gone = false;
-        for (_, job) in self.jobs.iter_mut().filter(|(key, _)| key.0 == tenant) {
-            gone |= job.runners.remove(&runner).is_some();
-        }
-        if gone {
-            self.after_loss(ctx, effects, allocator);
-        }
-    }
-
     /// A session is over: what runs on its host goes on, for a lease.
     pub(crate) fn session_ended(&mut self, now: Duration, session: SessionId) {
         for runner in self.jobs.values_mut().flat_map(|job| job.runners.values_mut()) {

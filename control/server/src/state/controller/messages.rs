@@ -7,7 +7,6 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
 use crate::state::tenants::elsewhere::for_a_tenant;
 use crate::state::view::view;
-use harmonaize_abi::session::WorkerState;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_planner::AggregationReason;
@@ -62,19 +61,11 @@ impl Controller {
         message: from_agent::Message,
     ) -> Result<(), &'static str> {
         use from_agent::Message;
-        // A worker that runs where its tenant may not be any more is ended first.
-        let runs = matches!(&message, Message::AwaitOrder(asked)
-            if matches!(asked.report().state, WorkerState::Running { .. }));
-        if !runs
-            && let Some((tenant, what, answer)) = for_a_tenant(&message)
+        if let Some((tenant, what, answer)) = for_a_tenant(&message)
             && let Some(session) = self.sessions.get(&from)
             && let host = self.settings.host_name(session.host)
             && ctx!(self, now).is_elsewhere(tenant, &host)
         {
-            if let Message::AwaitOrder(asked) = &message {
-                let (ctx, runner) = (&ctx!(self, now), (session.host, asked.runner));
-                self.jobs.forget_runner(ctx, &mut self.outbox, tenant, runner);
-            }
             self.outbox.send(from, answer);
             self.outbox.fact(Fact::TenantElsewhere { host, tenant: tenant.to_owned(), what });
             return Ok(());
