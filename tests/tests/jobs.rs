@@ -157,7 +157,7 @@ fn jobs_share_hosts_and_end() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
     let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };
     let mut bert: Vec<Process> = (0..3).map(|host| scene.runner(host, "a", "bert", "1..3")).collect();
-    let alone = scene.runs_with("bert", 3);
+    scene.runs_with("bert", 3);
     let why = scene.json(&["why", "a/bert"]);
     assert_eq!((why["tenant"].as_str(), why["reason"].as_str()), (Some("a"), Some("most")), "{why}");
     assert_eq!(scene.json(&["queue"])["jobs"], Value::Array(Vec::new()));
@@ -175,6 +175,7 @@ fn jobs_share_hosts_and_end() {
     scene.until("a job without runners is gone", |this| this.job("late").is_none().then_some(()));
 
     // Another job takes what the first has to spare: all its workers are asked to end, and those that go on start anew.
+    let alone = scene.runs_with("bert", 3);
     let mut gpt = [0, 1].map(|host| scene.runner(host, "b", "gpt", "2"));
     scene.runs_with("gpt", 2);
     assert!(scene.runs_with("bert", 1) > alone);
