@@ -10,6 +10,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
 use crate::state::settings::AllocatorSettings;
+use crate::state::tenants::elsewhere::turn_away;
 use harmonaize_abi::session::{RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
@@ -89,7 +90,8 @@ impl Jobs {
             ctx.settings.allocator.ok_or_else(|| text("the provider allocates no hosts to jobs"))?;
         let host = ctx.sessions.get(&from).ok_or_else(|| text("the agent has no session"))?.host;
         if !ctx.settings.tenants.contains(&asked.tenant) {
-            return Err(text("the provider does not know this tenant"));
+            let refused = turn_away(asked, "the provider does not know this tenant".to_owned());
+            return Err(refused.map_or_else(Refused::Text, Refused::Order));
         }
         let report = asked.report();
         check(ctx, &asked.tenant, &report)?;

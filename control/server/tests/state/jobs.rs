@@ -318,6 +318,18 @@ fn a_worker_where_its_tenant_may_not_be_is_ended() {
 }
 
 #[test]
+fn workers_of_a_removed_tenant_are_ended() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runner = play.add(0, "a", "bert", (1, 1));
+    play.wait_seconds(3);
+    assert!(play.place(runner).is_some());
+    let again = Settings { tenants: vec!["b".to_owned()], ..play.settings.clone() };
+    play.world.state.configure(play.world.now, again).unwrap();
+    play.wait_seconds(3);
+    assert_eq!((play.place(runner), play.jobs()), (None, vec![]));
+}
+
+#[test]
 fn a_job_gets_no_more_workers_than_its_tenant_may_have() {
     let mut settings = allocating(LivePolicy::Fifo);
     settings.terms.insert("b".to_owned(), Terms { ranks: Some(3), ..Terms::default() });

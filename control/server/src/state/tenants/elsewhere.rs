@@ -9,6 +9,18 @@ const ELSEWHERE: &str = "the provider serves this tenant elsewhere";
 /// How long a worker there has to end: less than its runner may be silent, after which its host may get others'.
 const NOTICE_NS: u64 = 10_000_000_000;
 
+/// The answer to a runner whose tenant may not be there: a worker that runs is to end, and without one there is this text. Nothing else of
+/// the runner is taken in, so its job goes on without it.
+pub(crate) fn turn_away(asked: &v1::AwaitOrder, text: String) -> Result<RunnerOrder, String> {
+    match asked.report().state {
+        WorkerState::Running { place, stopping: false } => {
+            let (generation, reason) = (place.generation, RecallReason::Unknown);
+            Ok(RunnerOrder::Recall { generation, reason, notice_ns: NOTICE_NS })
+        }
+        _ => Err(text),
+    }
+}
+
 /// Of a message that names a tenant: which, what is asked, and the answer where the agent may not speak for it. All other messages
 /// name a communicator, and are for its members alone.
 pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'static str, to_agent::Message)> {
@@ -37,15 +49,7 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
             (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
         }
         Message::AwaitOrder(asked) => {
-            // A worker that runs there is to end. Of its runner nothing else is taken in: its job goes on without it.
-            let order = match asked.report().state {
-                WorkerState::Running { place, stopping: false } => {
-                    let (generation, reason) = (place.generation, RecallReason::Unknown);
-                    Ok(RunnerOrder::Recall { generation, reason, notice_ns: NOTICE_NS })
-                }
-                _ => Err(text),
-            };
-            let answer = v1::RunnerOrder::answer(asked.request, order);
+            let answer = v1::RunnerOrder::answer(asked.request, turn_away(asked, text));
             (&asked.tenant, "run a job", to_agent::Message::RunnerOrder(answer))
         }
         Message::Hello(_)
