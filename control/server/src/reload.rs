@@ -16,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Reads the configuration again at each SIGHUP and where its file or the topology's has changed, and has it be in force. One that cannot be
-/// used is refused as a whole, and the log says why.
+/// used is refused as a whole, and the log says why. Where the topology alone is refused, operators are those of the file.
 pub(crate) async fn follow(
     mut source: Source,
     mut hangup: Signal,
@@ -50,13 +50,14 @@ pub(crate) async fn follow(
             known.algorithms.clone_from(&settings.algorithms);
             known.congestion_controls.clone_from(&settings.congestion_controls);
         });
+        // Operators who are taken out are so at once, whatever becomes of the topology.
+        access.set(may);
         let configure = |answer| Command::Configure(Box::new(settings), answer);
         if let Ok(Err(refusal)) = commands.ask(configure).await {
             in_force.send_replace(before);
             tracing::error!(%refusal, path = %source.topology.display(), "the configuration stays as it was");
             continue;
         }
-        access.set(may);
         source = again.unwrap_or(source);
         tracing::info!(target: "audit", path = %source.path.display(), tenants, operators, hosts, links, "the configuration was read again");
     }

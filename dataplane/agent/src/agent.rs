@@ -459,9 +459,11 @@ impl Agent {
         }
     }
 
-    /// Has control forget the questions of processes that went away.
+    /// Has control forget the questions of processes that went away; not of those that this agent's end detaches, which come back.
     fn cancel_abandoned(&mut self) {
-        self.questions.abandoned().into_iter().for_each(|message| self.send_to_control(message));
+        if !self.stopping {
+            self.questions.abandoned().into_iter().for_each(|message| self.send_to_control(message));
+        }
     }
 
     fn handle_detached(&mut self, attachment: AttachmentId) {

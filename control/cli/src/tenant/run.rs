@@ -5,11 +5,14 @@ use crate::Failure;
 use crate::operate::Moment;
 use crate::text::visible;
 use harmonaize_client::{Error, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
-use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal, test_kill_process_group,
+};
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -33,6 +36,9 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// How long after an error it is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// How often it is seen whether processes of a worker are left that has ended itself.
+const LEFT_BEHIND: Duration = Duration::from_millis(50);
 
 /// A worker's notice while nobody has said another one.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -105,6 +111,8 @@ struct Worker {
     place: WorkerPlace,
     /// When it is killed.
     kill_at: Option<Instant>,
+    /// Whether it was.
+    killed: bool,
 }
 
 impl Worker {
@@ -116,6 +124,8 @@ impl Worker {
         command
             .args(["tenant", "become", "--runner", runner.as_str(), "--"])
             .args(&run.command)
+            // Its group is none of the terminal's, which would stop it where it reads.
+            .stdin(Stdio::null())
             .process_group(0);
         command.env_remove("HARMONAIZE_RANK").env_remove("HARMONAIZE_RANKS");
         command.env("RANK", rank.0.to_string()).env("WORLD_SIZE", workers.to_string());
@@ -124,7 +134,7 @@ impl Worker {
         command.env("HARMONAIZE_SOCKET", socket);
         let child = command.spawn()?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        Ok(Self { child, group, place, kill_at: None })
+        Ok(Self { child, group, place, kill_at: None, killed: false })
     }
 
     /// Signals all processes of its group; those that are gone are no error.
@@ -132,6 +142,11 @@ impl Worker {
         if let Some(group) = self.group {
             let _ = kill_process_group(group, signal);
         }
+    }
+
+    /// Whether a process of its group is left.
+    fn has_processes(&self) -> bool {
+        self.group.is_some_and(|group| test_kill_process_group(group).is_ok())
     }
 
     /// Asks it to end, once. It is killed after its notice.
@@ -215,7 +230,7 @@ impl Run {
                 () = at(kill_at), if kill_at.is_some() => {
                     if let Some(worker) = &mut worker {
                         worker.signal(Signal::KILL);
-                        worker.kill_at = Some(Instant::now() + NOTICE);
+                        (worker.killed, worker.kill_at) = (true, Some(Instant::now() + NOTICE));
                     }
                 }
                 status = ended(&mut worker) => {
@@ -225,8 +240,7 @@ impl Run {
                         let WorkerPlace { generation, rank, .. } = gone.place;
                         eprintln!("{}: rank {rank} of generation {generation} ended: {status}", self.job);
                         if ending.is_none() {
-                            let succeeded = status.success();
-                            state.set(WorkerState::Ended { place: gone.place, succeeded });
+                            state.set(outcome(gone.place, gone.kill_at.is_some(), status));
                         }
                     }
                 }
@@ -307,13 +321,20 @@ async fn at(time: Option<Instant>) {
 }
 
 /// How the worker ended; never without one. May be dropped and called again.
-async fn ended(worker: &mut Option<Worker>) -> std::process::ExitStatus {
+async fn ended(worker: &mut Option<Worker>) -> ExitStatus {
     let Some(worker) = worker else { return std::future::pending().await };
-    match worker.child.wait().await {
-        Ok(status) => status,
-        // Nobody else waits for it, so this is a kernel's or a bug: it counts as failed.
-        Err(_) => std::os::unix::process::ExitStatusExt::from_raw(1 << 8),
+    // Nobody else waits for it, so an error is a kernel's or a bug: it counts as failed.
+    let status = worker.child.wait().await.unwrap_or_else(|_| ExitStatusExt::from_raw(1 << 8));
+    // Of a worker that was asked to end, all processes have its notice: a shell ends before what it started.
+    while worker.kill_at.is_some() && !worker.killed && worker.has_processes() {
+        tokio::time::sleep(LEFT_BEHIND).await;
     }
+    status
+}
+
+/// What a worker has come to. One that was asked to end has not done its work, whatever its status.
+fn outcome(place: WorkerPlace, stopping: bool, status: ExitStatus) -> WorkerState {
+    WorkerState::Ended { place, succeeded: status.success() && !stopping }
 }
 
 fn text(reason: RecallReason) -> &'static str {
@@ -380,5 +401,45 @@ mod tests {
         for wrong in ["", "..", "2..", "two", "-1..2", "2..4294967296"] {
             assert!(wrong.parse::<Workers>().unwrap_err().contains("2..8"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_stopped_worker_has_not_succeeded() {
+        let place = WorkerPlace { generation: 1, rank: harmonaize_client::Rank(0), workers: 1 };
+        let succeeded = |stopping, code: i32| {
+            let state = outcome(place, stopping, ExitStatus::from_raw(code << 8));
+            matches!(state, WorkerState::Ended { succeeded: true, .. })
+        };
+        assert_eq!([succeeded(false, 0), succeeded(false, 1), succeeded(true, 0)], [true, false, false]);
+    }
+
+    /// A group whose first process ends at once on SIGTERM, and another only once a file is there.
+    #[tokio::test]
+    async fn what_a_shell_started_has_its_notice_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "(trap '' TERM; echo > up; until [ -e go ]; do sleep 0.01; done; echo > saved) & wait";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(folder.path()).process_group(0);
+        let child = command.spawn().unwrap();
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let place = WorkerPlace { generation: 1, rank: harmonaize_client::Rank(0), workers: 1 };
+        let mut worker = Some(Worker { child, group, place, kill_at: None, killed: false });
+        let file = |name: &str| folder.path().join(name);
+        while !file("up").exists() {
+            tokio::time::sleep(LEFT_BEHIND).await;
+        }
+        worker.as_mut().unwrap().stop(Duration::from_secs(60));
+        assert!(!worker.as_mut().unwrap().child.wait().await.unwrap().success(), "SIGTERM ends the shell");
+        let over =
+            tokio::select! { biased; _ = ended(&mut worker) => true, () = std::future::ready(()) => false };
+        assert!(!over, "another process runs still");
+        std::fs::write(file("go"), "").unwrap();
+        let saved = async {
+            while !file("saved").exists() {
+                tokio::time::sleep(LEFT_BEHIND).await;
+            }
+        };
+        tokio::select! { _ = ended(&mut worker) => {} () = saved => {} }
+        assert!(file("saved").exists());
     }
 }

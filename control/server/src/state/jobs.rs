@@ -10,6 +10,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
 use crate::state::settings::AllocatorSettings;
+use crate::state::tenants::elsewhere::turn_away;
 use harmonaize_abi::session::{RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
@@ -89,7 +90,8 @@ impl Jobs {
             ctx.settings.allocator.ok_or_else(|| text("the provider allocates no hosts to jobs"))?;
         let host = ctx.sessions.get(&from).ok_or_else(|| text("the agent has no session"))?.host;
         if !ctx.settings.tenants.contains(&message.tenant) {
-            return Err(text("the provider does not know this tenant"));
+            let refused = turn_away(message, "the provider does not know this tenant".to_owned());
+            return Err(refused.map_or_else(Refused::Text, Refused::Order));
         }
         let report = message.report();
         check(ctx, &message.tenant, &report)?;
@@ -442,8 +444,9 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         return infeasible(text, (most, most));
     }
     match report.state {
+        // A tenant may have had more before.
         WorkerState::Running { place, .. } | WorkerState::Ended { place, .. }
-            if place.workers as usize > MOST_RUNNERS =>
+            if place.workers > ctx.settings.most_ranks =>
         {
             Err(Refused::Text("a worker of a place that is never given".to_owned()))
         }

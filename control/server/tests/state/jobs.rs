@@ -302,6 +302,34 @@ fn infeasible_ranges_are_refused_with_the_nearest() {
 }
 
 #[test]
+fn a_worker_where_its_tenant_may_not_be_is_ended() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (1, 2)));
+    play.wait_seconds(3);
+    assert_eq!(play.place(runners[1]).map(|place| place.workers), Some(2));
+    let hosts = BTreeMap::from([("a".to_owned(), ["h0".to_owned()].into())]);
+    let again = Settings { hosts, ..play.settings.clone() };
+    play.world.state.configure(play.world.now, again).unwrap();
+    play.wait_seconds(60);
+    assert_eq!(play.place(runners[1]), None, "{:?}", play.jobs());
+    assert!(play.runners[&runners[1]].refused.contains("elsewhere"));
+    let place = play.place(runners[0]).map(|place| (place.generation, place.workers));
+    assert_eq!(place, Some((2, 1)), "{:?}", play.jobs());
+}
+
+#[test]
+fn workers_of_a_removed_tenant_are_ended() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runner = play.add(0, "a", "bert", (1, 1));
+    play.wait_seconds(3);
+    assert!(play.place(runner).is_some());
+    let again = Settings { tenants: vec!["b".to_owned()], ..play.settings.clone() };
+    play.world.state.configure(play.world.now, again).unwrap();
+    play.wait_seconds(3);
+    assert_eq!((play.place(runner), play.jobs()), (None, vec![]));
+}
+
+#[test]
 fn a_job_has_as_many_workers_as_its_tenant_may_have_ranks() {
     let mut settings = allocating(LivePolicy::Fifo);
     let bound = |settings: &mut Settings, ranks| {

@@ -234,9 +234,9 @@ mod tests {
     use crate::engines::Engines;
     use crate::paths::Paths;
     use crate::recipe::tests::recipe;
-    use crate::session::{AttachmentId, Quota, SessionRequest, TenantLimits};
+    use crate::session::{AttachmentId, Question, Quota, SessionRequest, TenantLimits};
     use crate::wiring::Wiring;
-    use harmonaize_abi::session::{Budget, JoinRefused};
+    use harmonaize_abi::session::{Budget, JoinRefused, RunnerReport, WorkerState};
     use harmonaize_engine::{Engine, start};
     use harmonaize_transport::loopback::Hub;
     use std::time::Duration;
@@ -482,6 +482,32 @@ mod tests {
         assert_eq!(refused, [JoinRefusal::Unavailable; 300 - 256]);
         wiring.agent.stop();
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn runners_that_a_stopping_agent_detaches_are_not_gone() {
+        for stops in [false, true] {
+            let (mut agent, mut messages, thread, counters) = agent();
+            attach(&mut agent, AttachmentId(1), &TenantLimits::of(Quota::default(), &counters));
+            agent.questions.session(true, true, true);
+            let state = WorkerState::None;
+            let report = RunnerReport { runner: 1, job: "job".to_owned(), workers: (1, 1), state };
+            let (reply, answer) = oneshot::channel();
+            let question = Question::Runner { report, wait: Duration::from_secs(1), reply };
+            agent.handle_request(SessionRequest::Ask { attachment: AttachmentId(1), question });
+            assert!(matches!(messages.try_recv(), Ok(from_agent::Message::AwaitOrder(_))));
+            if stops {
+                agent.stop();
+            }
+            drop(answer);
+            agent.handle_request(SessionRequest::Detached { attachment: AttachmentId(1) });
+            let cancelled = matches!(messages.try_recv(), Ok(from_agent::Message::CancelOrder(_)));
+            assert_eq!(cancelled, !stops);
+            if !stops {
+                agent.stop();
+            }
+            thread.join().unwrap();
+        }
     }
 
     /// Bytes that the links of a recipe of four hosts land in, and its staging where tensors are mapped.

@@ -65,8 +65,12 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
         })
         .collect();
     let feasible = |wish: &Wish| wish.workers.0 > 0 && wish.hosts.len() >= wish.workers.0 as usize;
+    // Between rounds, too, nobody passes by an earlier job that could use what is free.
+    let lacks = |wish: &Wish| !feasible(wish) && wish.most_hosts >= wish.workers.0 as usize;
+    let first = wishes.iter().position(lacks).filter(|_| policy == LivePolicy::Fifo);
+    let reached = wishes.iter().take(first.unwrap_or(wishes.len()));
     let considered: Vec<usize> =
-        wishes.iter().enumerate().filter(|(_, wish)| feasible(wish)).map(|(at, _)| at).collect();
+        reached.enumerate().filter(|(_, wish)| feasible(wish)).map(|(at, _)| at).collect();
     let of = |at: &usize| wishes.get(*at);
     let pool: BTreeSet<HostId> =
         considered.iter().filter_map(of).flat_map(|wish| wish.hosts.iter().copied()).collect();
@@ -293,6 +297,16 @@ mod tests {
         let shares = shared(LivePolicy::Fifo, &wishes);
         assert_eq!(shares[0], (vec![], AllocationReason::TooFewRunners));
         assert_eq!(shares[1], (hosts(&[0, 1]), AllocationReason::Most));
+    }
+
+    #[test]
+    fn first_in_is_not_passed_by_between_rounds() {
+        // The first could have three hosts, of which two are others'.
+        let first = Wish { most_hosts: 3, ..wish(0, (2, 2), &[0], &[]) };
+        let wishes = [first, wish(1, (1, 1), &[0], &[])];
+        let fifo = shared(LivePolicy::Fifo, &wishes);
+        assert_eq!([&fifo[0].0, &fifo[1].0], [&hosts(&[]), &hosts(&[])]);
+        assert_eq!(shared(LivePolicy::LeastAttained, &wishes)[1].0, hosts(&[0]));
     }
 
     #[test]

@@ -1,9 +1,25 @@
 //! Messages of agents that name a tenant: whoever does not let a host's agent speak for it, the file or an operator, answers alike.
 
+use harmonaize_abi::session::{RecallReason, RunnerOrder, WorkerState};
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
 
 /// What a tenant hears through an agent of a host that the operator does not let it be on.
 const ELSEWHERE: &str = "the provider serves this tenant elsewhere";
+
+/// How long a worker there has to end: less than its runner may be silent, after which its host may get others'.
+const NOTICE_NS: u64 = 10_000_000_000;
+
+/// The answer to a runner whose tenant may not be there: a worker that runs is to end, and without one there is this text. Nothing else of
+/// the runner is taken in, so its job goes on without it.
+pub(crate) fn turn_away(message: &v1::AwaitOrder, text: String) -> Result<RunnerOrder, String> {
+    match message.report().state {
+        WorkerState::Running { place, stopping: false } => {
+            let (generation, reason) = (place.generation, RecallReason::Unknown);
+            Ok(RunnerOrder::Recall { generation, reason, notice_ns: NOTICE_NS })
+        }
+        _ => Err(text),
+    }
+}
 
 /// Of a message that names a tenant: which, what is asked, and the answer where the agent may not speak for it. All other messages
 /// name a communicator, and are for its members alone.
@@ -33,7 +49,7 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
             (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
         }
         Message::AwaitOrder(asked) => {
-            let answer = v1::RunnerOrder::answer(asked.request, Err(text));
+            let answer = v1::RunnerOrder::answer(asked.request, turn_away(asked, text));
             (&asked.tenant, "run a job", to_agent::Message::RunnerOrder(answer))
         }
         Message::Hello(_)

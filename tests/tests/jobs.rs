@@ -1,0 +1,199 @@
+//! Jobs that the provider places, end to end: runners on three hosts, whose workers are shells.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_testkit::deployment::{Deployment, Setup, socket};
+use harmonaize_testkit::process::Process;
+use harmonaize_tests::job::deploy;
+use harmonaize_tests::star;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long anything may take: a bound for machines that are busy with other things, and no figure.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Nobody waits for the end of the notice, unless something is wrong.
+const ALLOCATOR: &str = "[allocator]\npolicy = \"fifo\"\nround = \"2s\"\nnotice = \"60s\"\n";
+
+/// A worker, with a folder: it notes there what becomes of it, and ends with 0 once the folder has a file of its job's name.
+const WORKER: &str = r#"
+note() { echo "$HARMONAIZE_JOB $HARMONAIZE_GENERATION $RANK $WORLD_SIZE $1" >> "$0/notes"; }
+trap 'note stopped; exit 0' TERM
+note started
+until [ -e "$0/$HARMONAIZE_JOB" ]; do sleep 0.1; done
+note finished
+"#;
+
+/// What a worker noted.
+#[derive(Debug)]
+struct Note {
+    job: String,
+    generation: u64,
+    rank: u64,
+    workers: u64,
+    what: String,
+}
+
+impl Note {
+    fn of(line: &str) -> Self {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [job, generation, rank, workers, what] = words[..] else { panic!("{line}") };
+        let number = |word: &str| word.parse().unwrap();
+        let (generation, rank, workers) = (number(generation), number(rank), number(workers));
+        Self { job: job.to_owned(), generation, rank, workers, what: what.to_owned() }
+    }
+}
+
+struct Scene {
+    folder: tempfile::TempDir,
+    deployment: Deployment,
+}
+
+impl Scene {
+    /// A runner on a host.
+    fn runner(&self, host: usize, tenant: &str, job: &str, workers: &str) -> Process {
+        let host = &self.deployment.hosts()[host];
+        let mut command = Command::new(self.deployment.binaries().path("harmonaize").unwrap());
+        command.env("HARMONAIZE_SOCKET", socket(host, tenant));
+        command.args(["tenant", "run", "--job", job, "--workers", workers, "--", "sh", "-c", WORKER]);
+        command.arg(self.folder.path());
+        let log = host.folder.join(format!("runner-{job}"));
+        Process::start(&format!("{job} on {}", host.name), &mut command, &host.namespace, &log).unwrap()
+    }
+
+    fn notes(&self) -> Vec<Note> {
+        let text = fs::read_to_string(self.folder.path().join("notes")).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.lines().map(Note::of).collect()
+    }
+
+    /// What `harmonaize` prints as JSON.
+    fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.deployment.harmonaize(&[arguments, &["-o", "json"]].concat()).unwrap();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    /// A job as operators see it.
+    fn job(&self, name: &str) -> Option<Value> {
+        let reply = self.json(&["jobs"]);
+        reply["jobs"].as_array().unwrap().iter().find(|job| job["job"] == name).cloned()
+    }
+
+    /// Asks again until there is an answer.
+    fn until<T>(&mut self, what: &str, ask: impl Fn(&Self) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.deployment.check().unwrap();
+            if let Some(answer) = ask(self) {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}; {}", self.told());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// What there is to see, for an error.
+    fn told(&self) -> String {
+        let mut text = format!("{:#}\n{:#?}\n", self.json(&["jobs"]), self.notes());
+        for host in self.deployment.hosts() {
+            for entry in fs::read_dir(&host.folder).unwrap().flatten() {
+                if entry.file_name().to_string_lossy().starts_with("runner-") {
+                    let log = fs::read(entry.path()).unwrap_or_default();
+                    text += &format!("{}:\n{}\n", entry.path().display(), String::from_utf8_lossy(&log));
+                }
+            }
+        }
+        text
+    }
+
+    /// Waits until a job runs with so many workers, by themselves and by control; its generation.
+    fn runs_with(&mut self, job: &str, workers: u64) -> u64 {
+        self.until(&format!("{job} runs with {workers}"), |this| {
+            let notes = this.notes();
+            let own: Vec<&Note> = notes.iter().filter(|note| note.job == job).collect();
+            let generation = own.iter().map(|note| note.generation).max()?;
+            let latest: Vec<&Note> = own.into_iter().filter(|note| note.generation == generation).collect();
+            let mut ranks: Vec<u64> = latest.iter().map(|note| note.rank).collect();
+            ranks.sort_unstable();
+            let all_run = latest.iter().all(|note| note.what == "started" && note.workers == workers);
+            let status = this.job(job)?;
+            let agrees = status["phase"] == "running"
+                && status["generation"].as_u64() == Some(generation)
+                && status["hosts"].as_array()?.len() as u64 == workers;
+            (all_run && agrees && ranks.into_iter().eq(0..workers)).then_some(generation)
+        })
+    }
+
+    /// Workers of a generation that noted this.
+    fn count(&self, job: &str, generation: u64, what: &str) -> usize {
+        let is = |note: &&Note| note.job == job && note.generation == generation && note.what == what;
+        self.notes().iter().filter(is).count()
+    }
+
+    /// Lets the workers of a job end by themselves, and its runners with them.
+    fn finish(&self, job: &str, runners: &mut [Process]) {
+        fs::write(self.folder.path().join(job), "").unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        runners.iter_mut().for_each(|runner| runner.succeed_by(deadline).unwrap());
+    }
+}
+
+/// Whether a process has this in its arguments.
+fn runs(argument: &Path) -> bool {
+    let argument = argument.as_os_str().as_encoded_bytes();
+    let mut lines = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        entry.file_name().to_str()?.parse::<u32>().ok()?;
+        fs::read(entry.path().join("cmdline")).ok()
+    });
+    lines.any(|line| line.split(|byte| *byte == 0).any(|one| one == argument))
+}
+
+#[test]
+fn jobs_share_hosts_and_end() {
+    let allocates = |setup: &mut Setup| setup.control += ALLOCATOR;
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
+    let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };
+    let mut bert: Vec<Process> = (0..3).map(|host| scene.runner(host, "a", "bert", "1..3")).collect();
+    scene.runs_with("bert", 3);
+    let why = scene.json(&["why", "a/bert"]);
+    assert_eq!((why["tenant"].as_str(), why["reason"].as_str()), (Some("a"), Some("most")), "{why}");
+    assert_eq!(scene.json(&["queue"])["jobs"], Value::Array(Vec::new()));
+
+    // One that lacks runners waits, and goes when its runner is asked to.
+    let mut late = scene.runner(2, "b", "late", "3");
+    scene.until("a job waits", |this| {
+        let queue = this.json(&["queue"]);
+        (queue["jobs"][0]["job"] == "late" && queue["jobs"][0]["reason"] == "too_few_runners").then_some(())
+    });
+    assert!(scene.deployment.harmonaize(&["why", "late"]).unwrap().contains("too_few_runners"));
+    late.signal(Signal::INT).unwrap();
+    let status = late.wait_until(Instant::now() + PATIENCE).unwrap();
+    assert!(status.is_some_and(|status| status.code().is_some_and(|code| code != 0)), "{status:?}");
+    scene.until("a job without runners is gone", |this| this.job("late").is_none().then_some(()));
+
+    // Another job takes what the first has to spare: all its workers are asked to end, and those that go on start anew.
+    let alone = scene.runs_with("bert", 3);
+    let mut gpt = [0, 1].map(|host| scene.runner(host, "b", "gpt", "2"));
+    scene.runs_with("gpt", 2);
+    assert!(scene.runs_with("bert", 1) > alone);
+    assert_eq!(scene.count("bert", alone, "stopped"), 3, "{}", scene.told());
+    assert_eq!(scene.json(&["why", "bert"])["reason"], "least");
+    scene.finish("gpt", &mut gpt);
+    scene.runs_with("bert", 3);
+
+    // A runner dies, and its worker with it.
+    let mut dead = bert.remove(0);
+    dead.signal(Signal::KILL).unwrap();
+    assert!(dead.wait_until(Instant::now() + PATIENCE).unwrap().is_some());
+    let last = scene.runs_with("bert", 2);
+    scene.finish("bert", &mut bert);
+    let finished = scene.notes().into_iter().filter(|note| note.job == "bert" && note.what == "finished");
+    assert_eq!(finished.map(|note| note.generation).collect::<Vec<_>>(), [last; 2], "{}", scene.told());
+    scene.until("no job is left", |this| {
+        (this.json(&["jobs"])["jobs"] == Value::Array(Vec::new())).then_some(())
+    });
+    scene.until("no process is left", |this| (!runs(this.folder.path())).then_some(()));
+}
