@@ -38,7 +38,7 @@ const POLL: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// How often it is seen whether processes of a worker are left that has ended itself.
-const LEFT_BEHIND: Duration = Duration::from_millis(50);
+const ORPHAN_POLL: Duration = Duration::from_millis(50);
 
 /// A worker's notice while nobody has said another one.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -327,7 +327,7 @@ async fn ended(worker: &mut Option<Worker>) -> ExitStatus {
     let status = worker.child.wait().await.unwrap_or_else(|_| ExitStatusExt::from_raw(1 << 8));
     // Of a worker that was asked to end, all processes have its notice: a shell ends before what it started.
     while worker.kill_at.is_some() && !worker.killed && worker.has_processes() {
-        tokio::time::sleep(LEFT_BEHIND).await;
+        tokio::time::sleep(ORPHAN_POLL).await;
     }
     status
 }
@@ -426,7 +426,7 @@ mod tests {
         let mut worker = Some(Worker { child, group, place, kill_at: None, killed: false });
         let file = |name: &str| folder.path().join(name);
         while !file("up").exists() {
-            tokio::time::sleep(LEFT_BEHIND).await;
+            tokio::time::sleep(ORPHAN_POLL).await;
         }
         worker.as_mut().unwrap().stop(Duration::from_secs(60));
         assert!(!worker.as_mut().unwrap().child.wait().await.unwrap().success(), "SIGTERM ends the shell");
@@ -436,7 +436,7 @@ mod tests {
         std::fs::write(file("go"), "").unwrap();
         let saved = async {
             while !file("saved").exists() {
-                tokio::time::sleep(LEFT_BEHIND).await;
+                tokio::time::sleep(ORPHAN_POLL).await;
             }
         };
         tokio::select! { _ = ended(&mut worker) => {} () = saved => {} }

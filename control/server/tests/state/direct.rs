@@ -1,6 +1,6 @@
 //! How operations go by their size: by delays, rates and what hosts have measured; an operator's choice; after a restart as before.
 
-use super::fabric::Fabric;
+use super::fabric::{Fabric, two_by_two};
 use super::topology::{leaf_spine, star};
 use super::world::{SECOND, World, hello, join_of, running, settings, settings_of};
 use harmonaize_abi::{Collective, CommunicatorId};
@@ -76,7 +76,7 @@ fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
     let before = algorithm(&fabric);
     assert_ne!(before, "recursive-halving");
     let algorithms = vec![chosen_by_operator(None, 0..=u64::MAX, Algorithm::RecursiveHalving)];
-    let again = Settings { algorithms, ..settings(4) };
+    let again = Settings { algorithms, ..settings_of(&two_by_two()) };
     fabric.state.configure(fabric.now, again).unwrap();
     fabric.run_until_quiet();
     assert_eq!(algorithm(&fabric), before);
