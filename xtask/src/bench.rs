@@ -171,7 +171,7 @@ mod tests {
         };
         assert_eq!(
             wrong("control --only onset,typo"),
-            "the suite control has no part typo; it has onset, order, stagger, drain, cut, planner"
+            "the suite control has no part typo; it has onset, order, stagger, drain, cut, planner, page"
         );
         let lines =
             ["rdma --only typo", "telemetry --only gloo-long", "telemetry --traces /tmp --only packet"];

@@ -160,6 +160,27 @@ fn members_of_an_ended_communicator_keep_their_lease() {
     assert_eq!(every!(job.world.received(job.sessions[0]), Form)[0].participants.len(), 2);
 }
 
+/// Agents told control, which went before it heard: they say so again behind their Hello.
+#[test]
+fn who_was_lost_is_not_awaited_once_a_member_says_so() {
+    let mut job = Job::new();
+    job.sessions.clone().into_iter().for_each(|session| job.world.gone(session));
+    for rank in [2, 0] {
+        let (host, ended) = (rank as usize, running(&job.recipes[rank as usize]));
+        job.sessions[host] = job.world.hello(v1::Hello { ended, ..hello(host, vec![]) });
+        let regroup = v1::Regroup { communicator: job.id, previous_rank: rank, key: rank, min_ranks: 1 };
+        let join = v1::Join { request: 5, regroup: Some(regroup), ..join_of("a", "world", 0, 0) };
+        job.world.send(job.sessions[host], from_agent::Message::Join(join));
+    }
+    assert!(every!(job.world.received(job.sessions[0]), Form).is_empty(), "host 1 may come");
+    // One that was no member cannot say so.
+    let other = job.world.agent(3);
+    job.world.send(other, from_agent::Message::Failed(lost(job.id, vec![1])));
+    assert!(every!(job.world.received(job.sessions[0]), Form).is_empty());
+    job.world.send(job.sessions[2], from_agent::Message::Failed(lost(job.id, vec![1])));
+    assert_eq!(job.world.recipe(job.sessions[0]).previous_ranks, [1, 3]);
+}
+
 #[test]
 fn who_comes_back_without_it_has_lost_its_ranks() {
     let mut job = Job::new();

@@ -26,8 +26,15 @@ pub(super) struct Ledger {
     /// By request, and since when.
     joins: BTreeMap<u64, (v1::Join, Instant)>,
     running: BTreeMap<u64, Running>,
-    /// Recipes of communicators that have ended, without secrets; in `local` those whose processes are here still.
-    ended: BTreeMap<u64, v1::Recipe>,
+    ended: BTreeMap<u64, Ended>,
+}
+
+/// A communicator that has ended.
+struct Ended {
+    /// Without secrets; its local ranks are those whose processes are here still.
+    recipe: v1::Recipe,
+    /// How it failed, as control was told. It may have gone before it heard that, so it is told in each new session.
+    failed: Option<v1::Failed>,
 }
 
 /// Most communicators that have ended and are remembered; the oldest is forgotten.
@@ -49,6 +56,24 @@ struct Running {
     budgets: BTreeMap<u32, v1::SetBudget>,
     /// The last word about it, while control has not heard it.
     unsent: Option<from_agent::Message>,
+}
+
+/// Whether a communicator that is over failed.
+enum Failure {
+    None,
+    /// Control said so.
+    ByControl,
+    /// Control was told so.
+    Told(v1::Failed),
+}
+
+impl Failure {
+    fn of(last: &from_agent::Message) -> Self {
+        match last {
+            from_agent::Message::Failed(failed) => Self::Told(failed.clone()),
+            _ => Self::None,
+        }
+    }
 }
 
 /// A ledger as it is handed over; messages are encoded.
@@ -99,7 +124,7 @@ impl Ledger {
         };
         LedgerImage {
             running: self.running.values().map(running).collect(),
-            ended: self.ended.values().map(Message::encode_to_vec).collect(),
+            ended: self.ended.values().map(|ended| ended.recipe.encode_to_vec()).collect(),
         }
     }
 
@@ -130,7 +155,7 @@ impl Ledger {
         }
         for recipe in image.ended {
             let recipe = v1::Recipe::decode(recipe.as_slice())?;
-            self.ended.insert(recipe.communicator, recipe);
+            self.ended.insert(recipe.communicator, Ended { recipe, failed: None });
         }
         Ok(())
     }
@@ -148,7 +173,7 @@ impl Ledger {
             listen: self.listen.clone(),
             build: harmonaize_program::version().to_owned(),
             running: self.running.values().map(|running| running.recipe.clone()).collect(),
-            ended: self.ended.values().cloned().collect(),
+            ended: self.ended.values().map(|ended| ended.recipe.clone()).collect(),
             capabilities: Some(self.abilities.clone()),
             aggregator: self.aggregator.as_ref().map(|aggregator| v1::Aggregator {
                 granted: self.granted.iter().copied().collect(),
@@ -160,7 +185,8 @@ impl Ledger {
     /// Opens the session: returns what must be said again.
     pub(super) fn connected(&mut self) -> Vec<from_agent::Message> {
         self.disconnected_since = None;
-        let mut messages = Vec::new();
+        let failed = self.ended.values().filter_map(|ended| ended.failed.clone());
+        let mut messages: Vec<_> = failed.map(from_agent::Message::Failed).collect();
         for running in self.running.values_mut() {
             messages.append(&mut running.epochs);
             messages.extend(running.budgets.values().cloned().map(from_agent::Message::SetBudget));
@@ -169,23 +195,28 @@ impl Ledger {
         }
         let over = self.running.iter().filter_map(|(id, running)| Some((*id, running.unsent.clone()?)));
         for (id, last) in over.collect::<Vec<_>>() {
-            self.over(id, matches!(last, from_agent::Message::Failed(_)));
+            self.over(id, Failure::of(&last));
         }
         messages.extend(self.joins.values().map(|(join, _)| from_agent::Message::Join(join.clone())));
         messages
     }
 
-    /// A communicator is over, and control knows; its processes may go on if it failed. Whether it was there.
-    fn over(&mut self, id: u64, failed: bool) -> bool {
+    /// A communicator is over; its processes may go on if it failed. Whether it was there.
+    fn over(&mut self, id: u64, failure: Failure) -> bool {
         let Some(Running { mut recipe, leaves: left, ready, .. }) = self.running.remove(&id) else {
             return false;
         };
         recipe.local_ranks.retain(|local| left.iter().all(|leave| leave.rank != local.rank));
-        if failed && ready && !recipe.local_ranks.is_empty() {
+        let failed = match failure {
+            Failure::None => return true,
+            Failure::ByControl => None,
+            Failure::Told(failed) => Some(failed),
+        };
+        if ready && !recipe.local_ranks.is_empty() {
             if self.ended.len() >= MAX_ENDED {
                 self.ended.pop_first();
             }
-            self.ended.insert(id, recipe);
+            self.ended.insert(id, Ended { recipe, failed });
         }
         true
     }
@@ -210,8 +241,8 @@ impl Ledger {
                     running.leaves.push(*leave);
                 }
                 if let Some(ended) = self.ended.get_mut(&leave.communicator) {
-                    ended.local_ranks.retain(|local| local.rank != leave.rank);
-                    if ended.local_ranks.is_empty() {
+                    ended.recipe.local_ranks.retain(|local| local.rank != leave.rank);
+                    if ended.recipe.local_ranks.is_empty() {
                         self.ended.remove(&leave.communicator);
                     }
                 }
@@ -236,7 +267,7 @@ impl Ledger {
             Message::Closed(v1::Closed { communicator })
             | Message::Failed(v1::Failed { communicator, .. }) => {
                 if self.disconnected_since.is_none() {
-                    self.over(*communicator, matches!(message, Message::Failed(_)));
+                    self.over(*communicator, Failure::of(&message));
                 } else if let Some(running) = self.running.get_mut(communicator) {
                     running.unsent = Some(message.clone());
                 }
@@ -317,7 +348,7 @@ impl Ledger {
                 Some(Event::JoinRefused(refused))
             }
             Message::Dissolve(dissolved) => {
-                self.over(dissolved.communicator, true).then_some(Event::Dissolve(dissolved))
+                self.over(dissolved.communicator, Failure::ByControl).then_some(Event::Dissolve(dissolved))
             }
             // Answered beside the session.
             Message::Question(_) => None,
@@ -564,7 +595,7 @@ mod tests {
         ledger.outgoing(now, leave(2, 1));
         assert_eq!((ended(&ledger), running(&ledger).len()), (vec![(1, vec![0])], 1));
         // Control hears last words first, and what is left of it with the next session.
-        assert_eq!(ledger.connected(), [failed(4)]);
+        assert_eq!(ledger.connected(), [failed(1), failed(4)]);
         assert_eq!(ended(&ledger), [(1, vec![0]), (4, vec![0, 1])]);
         (10..10 + MAX_ENDED as u64).for_each(|id| {
             used(&mut ledger, id);

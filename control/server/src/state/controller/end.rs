@@ -24,7 +24,12 @@ impl Controller {
         from: SessionId,
         failed: v1::Failed,
     ) -> Result<(), &'static str> {
-        let Some((communicator, _)) = ctx!(self, now).part(from, CommunicatorId(failed.communicator))? else {
+        let id = CommunicatorId(failed.communicator);
+        let Some((communicator, _)) = ctx!(self, now).part(from, id)? else {
+            // It was known to have ended, but not why.
+            if failed.kind() == FailureKind::RanksLost {
+                self.regroups.past.lost(id, from, &failed.ranks);
+            }
             return Ok(());
         };
         let ranks: BTreeSet<u32> =
@@ -34,7 +39,7 @@ impl Controller {
             kind => kind,
         };
         let cause = EndCause { kind, ranks: ranks.into_iter().collect(), detail: failed.detail };
-        self.end(now, CommunicatorId(failed.communicator), cause, Some(from));
+        self.end(now, id, cause, Some(from));
         Ok(())
     }
 

@@ -204,6 +204,16 @@ impl Pasts {
         self.mark_due(&key);
     }
 
+    /// A member's agent says which ranks were lost as a communicator ended: they are not waited for where their agents are away.
+    pub(crate) fn lost(&mut self, id: CommunicatorId, from: SessionId, ranks: &[u32]) {
+        let Some(past) = self.past.get_mut(&id) else { return };
+        if past.ranks.values().any(|session| *session == from) {
+            past.absent.retain(|rank, _| !ranks.contains(rank));
+            let key = past.key.clone();
+            self.mark_due(&key);
+        }
+    }
+
     /// Agents of these hosts have said all that they know: what they did not name is gone.
     pub(crate) fn all_back(&mut self, hosts: &BTreeMap<HostId, SessionId>) {
         self.retain(|past| past.absent.retain(|_, of| !hosts.contains_key(of)));
