@@ -62,7 +62,7 @@ const MOMENTS: Moments = Moments {
     congested: 0.1,
     drained: 0.4,
     lost: 0.7,
-    flows: Duration::from_secs(9),
+    flows: Duration::from_secs(14),
     notice: Duration::from_secs(8),
     away: Duration::from_secs(2),
 };
