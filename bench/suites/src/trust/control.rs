@@ -26,6 +26,8 @@ const A_RACK: usize = 40;
 /// Racks of such hosts whose flows are followed, and for how many seconds: as usual, and in a smoke run. And what it may take of processors.
 const FOLLOWED: [(usize, usize); 2] = [(25, 20), (5, 2)];
 const PROCESSORS: f64 = 0.5;
+/// The part of what agents are to send that must have come, for a figure to mean anything.
+const SENT: f64 = 0.9;
 /// Whose certificate is an operator's.
 const OPERATOR: &str = "operator";
 /// What TLS may cost: of joins a second, and of the time that a reaction takes.
@@ -231,6 +233,7 @@ pub(super) fn streams(suite: &Trust) -> Result<Vec<Row>> {
     struct Streams {
         processors: f64,
         flows_per_second: f64,
+        expected: f64,
     }
     let [usual, smoke] = FOLLOWED;
     let (racks, seconds) = if suite.request.smoke { smoke } else { usual };
@@ -240,7 +243,11 @@ pub(super) fn streams(suite: &Trust) -> Result<Vec<Row>> {
     let mut processors = Vec::new();
     for round in 1..=rounds {
         let followed: Streams = control.time(suite, "streams", seconds)?;
-        let Streams { processors: taken, flows_per_second } = followed;
+        let Streams { processors: taken, flows_per_second, expected } = followed;
+        ensure!(
+            suite.request.smoke || flows_per_second >= expected * SENT,
+            "{flows_per_second:.0} flows came a second, of {expected:.0}: agents have too little time"
+        );
         eprintln!(
             "run {round}/{rounds}: {flows_per_second:.0} flows a second, {taken:.3} processors of control's"
         );
