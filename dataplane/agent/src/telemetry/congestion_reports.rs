@@ -199,7 +199,6 @@ mod tests {
     use super::*;
     use crate::telemetry::own_flows::EpochLinks;
     use harmonaize_abi::CongestionCause;
-    use harmonaize_analysis::congestion::Signals;
     use harmonaize_analysis::trace::{self, Label, Record};
     use harmonaize_events::{FlowKey, Protocol, TcpFlow};
     use harmonaize_transport::Flow;
@@ -291,22 +290,9 @@ mod tests {
 
     fn found(now_ns: u64, (local, remote): (u16, u16), level: CongestionLevel) -> Congestion {
         let path = Path::Connection { address: key().remote, local, remote };
-        Congestion {
-            link: Link { interface: 5, direction: Direction::Egress, path },
-            level,
-            cause: CongestionCause::CrossTraffic,
-            since: Nanos(now_ns),
-            found: Nanos(now_ns),
-            signals: Signals::default(),
-            own_rate: 1000,
-            cross_traffic_rate: 0,
-            capacity: 0,
-            rtt: Duration::ZERO,
-            min_rtt: Duration::ZERO,
-            ecn_ce_ppm: 0,
-            lost_ppm: 0,
-            used_ppm: 0,
-        }
+        let link = Link { interface: 5, direction: Direction::Egress, path };
+        let cause = CongestionCause::CrossTraffic;
+        Congestion { level, cause, own_rate: 1000, ..Congestion::none(link, Nanos(now_ns)) }
     }
 
     fn level(told: &[v1::CongestionReport]) -> Vec<v1::CongestionLevel> {

@@ -100,6 +100,28 @@ pub struct Congestion {
     pub used_ppm: u32,
 }
 
+impl Congestion {
+    /// A link that is not congested, and of which nothing was measured.
+    pub fn none(link: Link, now: Nanos) -> Self {
+        Self {
+            link,
+            level: CongestionLevel::None,
+            cause: CongestionCause::Unknown,
+            since: now,
+            found: now,
+            signals: Signals::default(),
+            own_rate: 0,
+            cross_traffic_rate: 0,
+            capacity: 0,
+            rtt: Duration::ZERO,
+            min_rtt: Duration::ZERO,
+            ecn_ce_ppm: 0,
+            lost_ppm: 0,
+            used_ppm: 0,
+        }
+    }
+}
+
 impl Monitor {
     /// How the link stands now.
     pub(super) fn finding(&self, now: Nanos) -> Congestion {

@@ -4,7 +4,7 @@ use super::hysteresis::{HysteresisState, MILD};
 use super::monitor::{load_pressure, per_second, ppm, signal_pressure};
 use super::{Congestion, Limits, Link, Path, Signals};
 use crate::trace::{Port, PortDirection};
-use harmonaize_abi::{CongestionCause, CongestionLevel, Nanos};
+use harmonaize_abi::{CongestionLevel, Nanos};
 use harmonaize_events::Direction;
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ impl PortMonitor {
     /// What changes where the port is forgotten: each direction that was congested is so no longer.
     pub(super) fn ended(&self, now: Nanos) -> impl Iterator<Item = Congestion> {
         let congested = self.findings().filter(|found| found.level > CongestionLevel::None);
-        congested.map(move |found| none(found.link, now))
+        congested.map(move |found| Congestion::none(found.link, now))
     }
 }
 
@@ -80,7 +80,7 @@ struct Window {
 impl PortState {
     fn new(port: &Port, direction: Direction, limits: &Limits) -> Self {
         let link = Link { interface: port.interface, direction, path: Path::Rdma };
-        let finding = none(link, Nanos(port.time_ns));
+        let finding = Congestion::none(link, Nanos(port.time_ns));
         Self { hysteresis: HysteresisState::new(limits), evidence: 0, finding }
     }
 
@@ -113,29 +113,10 @@ impl PortState {
             ecn_ce_ppm,
             lost_ppm,
             used_ppm,
-            ..none(self.finding.link, window.now)
+            // Whose the bytes of a port are is not known, nor is any round trip.
+            ..Congestion::none(self.finding.link, window.now)
         };
         changed.then_some(self.finding)
-    }
-}
-
-/// A link that is not congested. Whose the bytes of a port are is not known, nor is any round trip.
-fn none(link: Link, now: Nanos) -> Congestion {
-    Congestion {
-        link,
-        level: CongestionLevel::None,
-        cause: CongestionCause::Unknown,
-        since: now,
-        found: now,
-        signals: Signals::default(),
-        own_rate: 0,
-        cross_traffic_rate: 0,
-        capacity: 0,
-        rtt: Duration::ZERO,
-        min_rtt: Duration::ZERO,
-        ecn_ce_ppm: 0,
-        lost_ppm: 0,
-        used_ppm: 0,
     }
 }
 
