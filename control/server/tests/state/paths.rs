@@ -464,3 +464,40 @@ fn refuted_congestion_reports_are_counted() {
     let explained = world.state.queries(world.now).explain(CommunicatorId(0), 0);
     assert_eq!((explained.congestion_reports_verified, explained.congestion_reports_refuted), (0, 3));
 }
+
+/// A train finds no port over the path of a connection between hosts 0 and 4; the port, and the last byte of the other spine.
+fn unreachable_path() -> (World, [SessionId; 2], u32, u8) {
+    let (mut world, sessions, id) = traced_pair();
+    let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+    world.got.clear();
+    world.send(sessions[0], from_agent::Message::CongestionReport(congestion_report(id, 1, port)));
+    let request = requested_train(&mut world, sessions[0]);
+    let probed = v1::PathProbed { request, unreachable: true, ..v1::PathProbed::default() };
+    world.send(sessions[0], from_agent::Message::PathProbed(probed));
+    (world, sessions, port, 4 - (port % 2) as u8)
+}
+
+#[test]
+fn a_path_that_no_port_takes_any_more_is_traced_at_once() {
+    let (mut world, sessions, _, other) = unreachable_path();
+    let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
+    answer_traces(&mut world, &ends, &|_, _| Some(other));
+    assert_eq!(world.state.failed_links().len(), 2, "both leaves' links to the spine");
+}
+
+#[test]
+fn a_port_whose_spine_is_silent_does_not_speak_for_a_link() {
+    let (mut world, sessions, port, other) = unreachable_path();
+    let asked = questions(&mut world, sessions[0]).remove(0);
+    let mut silent = true;
+    let paths = asked.ports.iter().map(|ports| {
+        // Of those that led over the spine, the first hears nothing of any.
+        let first = ports.source_port % 2 == port % 2 && std::mem::take(&mut silent);
+        let spine = if first { String::new() } else { format!("10.64.0.{other}") };
+        let hops = vec!["10.64.0.1".to_owned(), spine, "10.64.0.2".to_owned()];
+        v1::TracedPath { source_port: ports.source_port, destination_port: ports.destination_port, hops }
+    });
+    let traced = v1::PathsTraced { request: asked.request, paths: paths.collect(), error: String::new() };
+    world.send(sessions[0], from_agent::Message::PathsTraced(traced));
+    assert_eq!(world.state.failed_links().len(), 1);
+}

@@ -105,6 +105,7 @@ impl LinkState {
         let leg = if back { &mut port.back } else { &mut port.there };
         let before = leg.clone();
         let broken = before.as_ref().and_then(|before| broken_at(topology, before, hops));
+        learned.alive.extend(found.iter().flat_map(|path| path.links()));
         // A switch that did not answer, while one behind it did, tells nothing new.
         let kept = before.clone().filter(|_| found.is_none() && broken.is_none());
         let found = found.or(kept);
@@ -115,7 +116,6 @@ impl LinkState {
         }
         learned.moved |= before.is_some() && before != found;
         learned.first |= before.is_none() && found.is_some();
-        learned.alive.extend(found.iter().flat_map(|path| path.links()));
         if let Some(link) = broken {
             *died.entry(link).or_default() += 1;
         }
