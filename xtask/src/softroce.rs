@@ -310,7 +310,7 @@ impl Report {
         let mut lines = vec![format!("\n{:<width$} {:>8}  {:<10} tests", "step", "seconds", "result")];
         for row in &self.rows {
             let result = if row.fine { "passed".to_owned() } else { format!("FAILED ({})", row.outcome) };
-            let Count { passed, failed } = row.count;
+            let Count { passed, failed, .. } = row.count;
             let tests = match passed + failed {
                 0 => String::new(),
                 _ => format!("{passed} passed, {failed} failed"),
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn a_run_passes_when_everything_expected_ended_well() {
         assert_eq!(judged(GOOD, &GuestOutcome::Done(0)), "passed");
-        assert_eq!(report(GOOD).rows[1].count, Count { passed: 3, failed: 0 });
+        assert_eq!(report(GOOD).rows[1].count, Count { passed: 3, failed: 0, flaky: 0 });
         let expected = "\nstep     seconds  result     tests\nmodules     0.50  passed\n\
                         verbs       1.00  passed     3 passed, 0 failed";
         assert_eq!(report(GOOD).table(), expected);

@@ -30,6 +30,16 @@ pub struct Count {
     pub passed: u64,
     /// Tests that failed.
     pub failed: u64,
+    /// Of those that passed, the ones that failed when first tried.
+    pub flaky: u64,
+}
+
+impl Count {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.flaky += other.flaky;
+    }
 }
 
 /// Runs the task.
@@ -83,9 +93,10 @@ pub fn run(args: &Args) -> Result<()> {
     if count.failed == 0 && !wrong.is_empty() {
         bail!("{} went wrong before its tests had run", wrong.join(" and "));
     }
-    println!("{} passed, {} failed", count.passed, count.failed);
+    let Count { passed, failed, flaky } = count;
+    println!("{passed} passed, {failed} failed; {flaky} passed only when tried again");
     match count {
-        Count { failed: 0, passed: 0 } => bail!("no test ran"),
+        Count { failed: 0, passed: 0, .. } => bail!("no test ran"),
         Count { failed: 0, .. } => Ok(()),
         Count { failed, .. } => bail!("{failed} tests failed"),
     }
@@ -93,8 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn stage(command: &mut Command, count: &mut Count, wrong: &mut Vec<String>) -> Result<()> {
     let (ran, fine) = counted(command)?;
-    count.passed += ran.passed;
-    count.failed += ran.failed;
+    count.add(ran);
     if !fine {
         wrong.push(format!("`{}`", workspace::describe(command)));
     }
@@ -107,14 +117,13 @@ fn counted(command: &mut Command) -> Result<(Count, bool)> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot start `{shown}`"))?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
-    let (printed, complained) = std::thread::scope(|scope| {
+    let (mut count, complained) = std::thread::scope(|scope| {
         let printed = scope.spawn(|| out.map_or(Count::default(), |pipe| passed_on(pipe, false)));
         let complained = err.map_or(Count::default(), |pipe| passed_on(pipe, true));
         (printed.join().unwrap_or_default(), complained)
     });
     let status = child.wait()?;
-    let count =
-        Count { passed: printed.passed + complained.passed, failed: printed.failed + complained.failed };
+    count.add(complained);
     Ok((count, status.success()))
 }
 
@@ -127,10 +136,7 @@ fn passed_on(pipe: impl Read, to_stderr: bool) -> Count {
         } else {
             println!("{line}");
         }
-        if let Some(Count { passed, failed }) = closing(&line) {
-            count.passed += passed;
-            count.failed += failed;
-        }
+        count.add(closing(&line).unwrap_or_default());
     }
     count
 }
@@ -152,6 +158,7 @@ pub(crate) fn closing(line: &str) -> Option<Count> {
         passed: before("passed").unwrap_or(0),
         // A test that ran out of time has failed, and so has one that could not be started.
         failed: ["failed", "timed", "exec"].into_iter().filter_map(before).sum(),
+        flaky: before("flaky").unwrap_or(0),
     })
 }
 
@@ -161,7 +168,7 @@ mod tests {
 
     #[test]
     fn closing_lines_are_counted() {
-        let count = |passed, failed| Some(Count { passed, failed });
+        let count = |passed, failed| Some(Count { passed, failed, flaky: 0 });
         assert_eq!(
             closing("     Summary [   0.5s] 12 tests run: 12 passed (1 slow), 3 skipped"),
             count(12, 0)
@@ -169,6 +176,10 @@ mod tests {
         assert_eq!(
             closing("Summary [ 1.0s] 9/12 tests run: 6 passed, 2 failed, 1 timed out, 3 skipped"),
             count(6, 3)
+        );
+        assert_eq!(
+            closing("Summary [ 9.0s] 12 tests run: 12 passed (2 slow, 1 flaky), 3 skipped"),
+            Some(Count { passed: 12, failed: 0, flaky: 1 })
         );
         assert_eq!(closing("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured"), count(4, 0));
         assert_eq!(closing("test result: FAILED. 1 passed; 2 failed; 0 ignored"), count(1, 2));
