@@ -291,9 +291,7 @@ impl Report {
             Some(Mark::Halt(_)) => {}
             None => {
                 if let (Some((_, count)), Some(more)) = (&mut self.current, closing(line)) {
-                    let count = count.get_or_insert_default();
-                    count.passed += more.passed;
-                    count.failed += more.failed;
+                    count.get_or_insert_default().add(more);
                 }
                 if line.contains("SKIPPED") {
                     self.skipped += 1;
@@ -335,8 +333,9 @@ impl Report {
         if let Some(absent) = expected.iter().find(|name| self.rows.iter().all(|row| row.name != **name)) {
             bail!("the guest never ran {absent}");
         }
-        let (passed, failed) =
-            self.rows.iter().fold((0, 0), |sum, row| (sum.0 + row.count.passed, sum.1 + row.count.failed));
+        let mut count = Count::default();
+        self.rows.iter().for_each(|row| count.add(row.count));
+        let Count { passed, failed, .. } = count;
         println!("{} steps passed; {passed} tests passed, {failed} failed", expected.len());
         if self.skipped > 0 {
             bail!("{} tests skipped themselves, and this guest has all that they need", self.skipped);

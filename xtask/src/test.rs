@@ -35,7 +35,8 @@ pub struct Count {
 }
 
 impl Count {
-    fn add(&mut self, other: Self) {
+    /// Adds what another part counted.
+    pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.flaky += other.flaky;
