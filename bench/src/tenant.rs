@@ -5,8 +5,8 @@ use crate::report::{Line, now_us};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use harmonaize_client::{
-    Access, AgentAddress, Algorithm, AttachOptions, Budget, Client, Dtype, Element, JoinOptions, Operation,
-    Rank, RdmaOptions, Receipt, ReduceOp, Tensor,
+    Access, AgentAddress, Algorithm, AttachOptions, Budget, Client, Dtype, Element, EventKind, JoinOptions,
+    Operation, Rank, RdmaOptions, Receipt, ReduceOp, Tensor,
 };
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -166,7 +166,8 @@ impl Participant {
             loop {
                 for event in batch.events {
                     let what = format!("{}: {:?}", event.communicator, event.kind);
-                    if (Line::Notified { at_us: now_us(), what }).print().is_err() {
+                    let agreement_broken = matches!(event.kind, EventKind::AgreementBroken { .. });
+                    if (Line::Notified { at_us: now_us(), what, agreement_broken }).print().is_err() {
                         return;
                     }
                 }

@@ -6,8 +6,8 @@ use crate::report::{now_us, print};
 use crate::tenant::Seat;
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_client::{
-    Checkpoint, Client, Communicator, Dtype, Error, Event, EventKind, Events, Knobs, Operation, Priority,
-    Rank, ReduceOp, RegroupOptions, Status, Tensor,
+    Checkpoint, Client, Communicator, CongestionLevel, Dtype, Error, Event, EventKind, Events, Knobs,
+    Operation, Priority, Rank, ReduceOp, RegroupOptions, Status, Tensor,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -198,7 +198,9 @@ impl Trainer {
         if event.communicator != self.name {
             return Ok(());
         }
-        print(&Line::Notified { at_us: now_us(), what: format!("{:?}", event.kind) })?;
+        let congested =
+            matches!(event.kind, EventKind::Congestion(CongestionLevel::Mild | CongestionLevel::Severe));
+        print(&Line::Notified { at_us: now_us(), what: format!("{:?}", event.kind), congested })?;
         let of_this = event.since_ns >= self.since_ns;
         match &event.kind {
             EventKind::Maintenance { ranks, .. } if of_this => {

@@ -37,8 +37,8 @@ pub enum Line {
     Regrouped { at_us: u64, ranks: usize, took_us: u64 },
     /// It goes on, and so much that was done is lost.
     Restored { at_us: u64, lost: u64 },
-    /// What the provider has announced.
-    Notified { at_us: u64, what: String },
+    /// What the provider has announced, and whether it is that others slow it.
+    Notified { at_us: u64, what: String, congested: bool },
     /// It is no longer one of the ranks.
     Left { at_us: u64 },
     /// The work is done: each of so many micro-batches is in the model exactly once, which tells so many of the test images.
@@ -231,10 +231,9 @@ impl Course {
                 Line::Saved { .. } => course.saved += 1,
                 Line::Regrouped { ranks, .. } => course.regrouped.push(*ranks),
                 Line::Restored { lost, .. } => course.lost += *lost as f64 / 100.0,
-                Line::Notified { what, .. } => {
+                Line::Notified { congested, .. } => {
                     course.events += 1;
-                    course.congested +=
-                        usize::from(matches!(what.as_str(), CONGESTED_MILD | CONGESTED_SEVERE));
+                    course.congested += usize::from(*congested);
                 }
                 Line::Finished { at_us, micro_batches, correct, tested } if *micro_batches > 0 => {
                     ended = Some(*at_us);
@@ -248,10 +247,6 @@ impl Course {
         Ok(course)
     }
 }
-
-/// As a rank prints what it is told.
-const CONGESTED_MILD: &str = "Congestion(Mild)";
-const CONGESTED_SEVERE: &str = "Congestion(Severe)";
 
 /// A folder that all hosts share, as a parallel file system.
 struct Shared {
@@ -284,8 +279,8 @@ mod tests {
     fn a_course_is_read_from_rank_0() {
         let text = r#"{"event":"joined","at_us":1000000,"rank":0,"ranks":8}
 {"event":"step","at_us":1,"done":2500,"ranks":8,"accumulate":2,"collective_us":5,"loss":0.5}
-{"event":"notified","at_us":1,"what":"Congestion(Severe)"}
-{"event":"notified","at_us":1,"what":"Congestion(None)"}
+{"event":"notified","at_us":1,"what":"Congestion(Severe)","congested":true}
+{"event":"notified","at_us":1,"what":"Congestion(None)","congested":false}
 {"event":"step","at_us":1,"done":4000,"ranks":8,"accumulate":16,"collective_us":5,"loss":0.5}
 {"event":"saved","at_us":1,"done":4000,"because":"due"}
 {"event":"saved","at_us":1,"done":4000,"because":"maintenance"}

@@ -90,6 +90,8 @@ pub enum Line {
         at_us: u64,
         /// Of which communicator, and what.
         what: String,
+        /// Whether it says that something agreed on is not kept, or is kept again.
+        agreement_broken: bool,
     },
     /// A request is answered.
     Served {

@@ -39,7 +39,7 @@ impl Served {
                 Line::Compliance { operations, late, breaches, .. } => {
                     served.compliance = Some((*operations, *late, *breaches));
                 }
-                Line::Notified { what, .. } => served.breach_notified |= what.contains("AgreementBroken"),
+                Line::Notified { agreement_broken, .. } => served.breach_notified |= *agreement_broken,
                 _ => {}
             }
         }
@@ -143,8 +143,8 @@ mod tests {
         let mut first = vec![Line::Promised { at_us: 1, requested_us: 10_000, p99_us: 20_000 }];
         first.extend((0..200).map(serve));
         if told {
-            let what = "AgreementBroken { clauses: [Completion(0)] }".to_owned();
-            first.push(Line::Notified { at_us: 3_000_000, what });
+            first.push(Line::Notified { at_us: 2_000_000, what: String::new(), agreement_broken: false });
+            first.push(Line::Notified { at_us: 3_000_000, what: String::new(), agreement_broken: true });
         }
         first.push(Line::Compliance { at_us: 1, operations: 200, late: 3, breaches: u64::from(told) });
         vec![first, late]

@@ -218,7 +218,11 @@ mod tests {
         };
         let mut lines = vec![Line::Joined { at_us: 1_000_000 }, step(1_100_000, 2, 4), step(1_200_000, 2, 4)];
         if told {
-            lines.push(Line::Notified { at_us: 2_000_000, what: "Congestion(Severe)".into() });
+            lines.push(Line::Notified {
+                at_us: 2_000_000,
+                what: "Congestion(Severe)".into(),
+                congested: true,
+            });
             lines.push(step(2_500_000, 16, 4));
             lines.push(Line::Saved { at_us: 3_000_000, because: "maintenance".into() });
         }

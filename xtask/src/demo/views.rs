@@ -35,7 +35,7 @@ impl Views {
         let first = inference.first().map(Vec::as_slice).unwrap_or_default();
         let told = |whose: usize, lines: &[Line]| -> Vec<View> {
             let told = lines.iter().filter_map(|line| match line {
-                Line::Notified { at_us, what } => Some((*at_us, what.clone())),
+                Line::Notified { at_us, what, .. } => Some((*at_us, what.clone())),
                 _ => None,
             });
             told.map(|(at_us, what)| View { at: (at_us as f64 - began_us as f64) / 1e6, owner: whose, what })
@@ -61,8 +61,9 @@ mod tests {
     #[test]
     fn notifications_stand_beside_reactions() {
         let what = "AgreementBroken { clauses: [Completion(0)] }".to_owned();
-        let requests = vec![Line::Notified { at_us: 3_000_000, what }];
-        let training = [Line::Notified { at_us: 2_000_000, what: "PlanChanged".into() }];
+        let requests = vec![Line::Notified { at_us: 3_000_000, what, agreement_broken: true }];
+        let training =
+            [Line::Notified { at_us: 2_000_000, what: "PlanChanged".into(), agreement_broken: false }];
         let views = Views::of(&timeline(), &training, &[requests], 1_000_000).views;
         let seen: Vec<(f64, usize)> = views.iter().map(|view| (view.at, view.owner)).collect();
         assert_eq!(seen, [(1.0, 1), (1.5, 0), (2.0, 2)]);
