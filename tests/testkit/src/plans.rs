@@ -23,6 +23,10 @@ pub struct Plan {
     pub reason: String,
     /// Whether an operator chose the order.
     pub pinned: bool,
+    /// With whom it is interleaved, in words; empty where it is not.
+    pub interleaving: String,
+    /// Why it is, as a name that does not change; empty where it is not.
+    pub interleaving_reason_code: String,
 }
 
 /// From one participant to the next along the ring.
@@ -180,6 +184,8 @@ mod tests {
             ],
             reason: String::new(),
             pinned: false,
+            interleaving: String::new(),
+            interleaving_reason_code: String::new(),
         };
         assert_eq!(plan.crossed("spine"), ["spine1", "spine0"]);
         assert!(plan.paths_known());

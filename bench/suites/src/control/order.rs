@@ -8,6 +8,7 @@ use crate::row::{Better, Row};
 use crate::runs::interleave;
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::clock::monotonic_ns;
+use harmonaize_testkit::plans;
 use harmonaize_testkit::truth::Iteration;
 use std::time::Duration;
 
@@ -73,10 +74,8 @@ pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
     let runs = interleave(suite.budget.rounds, labs.len(), |which| {
         let lab = labs.get_mut(which).context("no such fabric")?;
         let period = periodic(lab, suite)?;
-        let log = std::fs::read_to_string(lab.deployment().control()?.log())?;
-        let began = log.lines().filter(|line| line.contains("takes turns")).count();
         let turns = if which == 0 { "with turns" } else { "without" };
-        eprintln!("stagger, {turns}: iteration {period:.1} ms; {began} jobs have taken turns so far");
+        eprintln!("stagger, {turns}: iteration {period:.1} ms");
         Ok(period)
     })?;
     let [ours, theirs] = runs.as_slice() else { bail!("{} contestants of two", runs.len()) };
@@ -95,8 +94,9 @@ fn periodic(lab: &mut Lab, suite: &Suite) -> Result<f64> {
     one.period_ms(lab, suite.budget.learning)?;
     let from = monotonic_ns()?;
     one.period_ms(lab, suite.budget.span * WANDERING)?;
-    let words = lab.deployment().harmonaize(&["plans"])?;
-    words.lines().filter(|line| line.contains("takes turns")).for_each(|line| eprintln!("{line}"));
+    let plans = plans::plans(lab.deployment())?;
+    let interleaved = plans.iter().filter(|plan| !plan.interleaving_reason_code.is_empty());
+    interleaved.for_each(|plan| eprintln!("{}: {}", plan.name, plan.interleaving));
     let logs = [one.end(lab)?, other.end(lab)?];
     let within = |log: &Vec<Iteration>| {
         let times = log.iter().filter(|one| one.began_ns >= from);
