@@ -29,12 +29,31 @@ struct AdversaryResult {
 
 #[derive(Debug, Deserialize)]
 struct Probing {
-    name: String,
+    noise: Noise,
+    strategy: Strategy,
     /// Adjusted Rand index of probing alone.
     alone: f64,
     /// What is added, and its standard error.
     disclosed: [f64; 2],
     full: [f64; 2],
+}
+
+/// How well the tenant measures delays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Noise {
+    Weak,
+    Medium,
+    Strong,
+}
+
+/// How the tenant groups its ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Strategy {
+    Pairs,
+    Threes,
+    Turns,
 }
 
 pub(super) fn adversary(suite: &Suite) -> Result<Vec<Row>> {
@@ -47,7 +66,8 @@ pub(super) fn adversary(suite: &Suite) -> Result<Vec<Row>> {
     );
     let case = |case: String, better| Case::new("cooperation", case, better, 1.0).of(0, found.ranks);
     let mut rows = Vec::new();
-    for Probing { name, alone, disclosed: told, full: known } in &found.probing {
+    for Probing { noise, strategy, alone, disclosed: told, full: known } in &found.probing {
+        let name = format!("{noise:?} probing, {strategy:?}").to_lowercase();
         eprintln!(
             "{name}: {alone:.3} alone, told {:+.3} +- {:.3}, known {:+.3} +- {:.3}",
             told[0], told[1], known[0], known[1]
@@ -58,7 +78,7 @@ pub(super) fn adversary(suite: &Suite) -> Result<Vec<Row>> {
             case(format!("{what} what is told"), Better::Less).limit(&[told[0].max(0.0)], MAX_DISCLOSED_GAIN),
         );
         // Who has others of its ranks together each time asks for nothing: it gains nothing by what is known either.
-        if name == "weak probing, pairs" {
+        if (*noise, *strategy) == (Noise::Weak, Strategy::Pairs) {
             rows.push(case(format!("{what} what is known"), Better::More).limit(&[known[0]], MIN_FULL_GAIN));
         }
     }

@@ -218,10 +218,10 @@ fn report(fabrics: u64, whiles: usize, rounds: usize) -> String {
                 let (gain, error) = added(at);
                 println!("    {by:?}: {gain:+.3} +- {error:.3}");
             }
-            let name = format!("{name} probing, {}", format!("{strategy:?}").to_lowercase());
+            let strategy = format!("{strategy:?}").to_lowercase();
             let pair = |(gain, error): (f64, f64)| format!("[{gain}, {error}]");
             probing.push(format!(
-                "{{\"name\": \"{name}\", \"alone\": {}, \"disclosed\": {}, \"full\": {}}}",
+                "{{\"noise\": \"{name}\", \"strategy\": \"{strategy}\", \"alone\": {}, \"disclosed\": {}, \"full\": {}}}",
                 mean(&found[0]),
                 pair(added(1)),
                 pair(added(2))
