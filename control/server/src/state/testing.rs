@@ -16,7 +16,7 @@ use super::settings::Settings;
 use super::view::view;
 use super::world::link_state::answers::MOST_STRANGE;
 use super::world::link_state::ports::pair_of;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1;
 use harmonaize_codec::Codec;
 use harmonaize_disclose::{Fact, Feed};
@@ -363,9 +363,9 @@ pub trait Testing {
     }
 
     /// Takes in what an agent reports of an operation that has not ended.
-    fn take_open_operation(&mut self, now: Duration, at_ns: u64, operation: &v1::Operation) {
+    fn take_open_operation(&mut self, now: Duration, at: Nanos, operation: &v1::Operation) {
         let control = self.controller_mut();
-        control.agreements.watch_open(&ctx!(control, now), &mut control.outbox, at_ns, operation);
+        control.agreements.watch_open(&ctx!(control, now), &mut control.outbox, at, operation);
         control.settle(now);
     }
 

@@ -4,7 +4,7 @@ use super::agreements::{agreed, broken_clauses, formed};
 use super::fabric::Fabric;
 use super::world::{SECOND, operation as timed};
 use harmonaize_abi::session::{Clause, Constraints};
-use harmonaize_abi::{Collective, CommunicatorId};
+use harmonaize_abi::{Collective, CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_server::state::Fact;
 use harmonaize_server::state::testing::Testing as _;
@@ -73,10 +73,10 @@ fn operation_times_are_checked_against_the_promise() {
 /// What both agents tell of an operation that has not ended after so long: of a rank that has not called it, if any, nothing.
 fn open_of(fabric: &mut Fabric, id: u64, operation: u64, so_far: Duration, missing: Option<u32>) {
     let called_ns = 1_000_000_000_000 + operation * 1_000_000_000;
-    let at_ns = called_ns + so_far.as_nanos() as u64;
+    let at = Nanos(called_ns).after(so_far);
     for participant in (0..2).filter(|rank| missing != Some(*rank)) {
         let told = timed(id, operation, 1 << 16, participant, (called_ns, 0));
-        fabric.state.take_open_operation(fabric.now, at_ns, &told);
+        fabric.state.take_open_operation(fabric.now, at, &told);
     }
 }
 

@@ -29,7 +29,7 @@ impl Controller {
             }
         }
         for operation in &reports.open {
-            self.agreements.watch_open(&ctx!(self, now), &mut self.outbox, reports.at_ns, operation);
+            self.agreements.watch_open(&ctx!(self, now), &mut self.outbox, reports.at, operation);
         }
         self.take_turns(now);
     }

@@ -1,7 +1,7 @@
 //! What control decided about plans, why, and when each stage was reached: a bounded list, newest last.
 
 use crate::state::reason::Reason;
-use harmonaize_abi::{CommunicatorId, Epoch};
+use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 use harmonaize_planner::{PlanReason, Score};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -58,9 +58,9 @@ pub struct Noticed {
     /// Level and cause, in words.
     pub what: String,
     /// Since when the agent thinks so, CLOCK_REALTIME by its own clock.
-    pub since_ns: u64,
+    pub since: Nanos,
     /// When the agent found it, likewise.
-    pub found_ns: u64,
+    pub found: Nanos,
     /// When control received it.
     pub received: Duration,
 }

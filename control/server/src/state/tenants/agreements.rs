@@ -68,7 +68,7 @@ pub(crate) struct Room<'a> {
 #[derive(Debug)]
 struct PromiseRecord {
     number: u64,
-    since_ns: u64,
+    since: Nanos,
     constraints: Constraints,
     /// Set aside: what each host can send to the next at least.
     rate: Rate,
@@ -95,8 +95,8 @@ struct Pending {
 struct Gathered {
     collective: Option<Collective>,
     bytes: u64,
-    called: u64,
-    ended: u64,
+    called: Nanos,
+    ended: Nanos,
     /// Participants whose ranks have all called it and where it has not ended, as far as they have told, and
     /// those where it has.
     open: BTreeSet<u32>,
@@ -106,7 +106,7 @@ struct Gathered {
 impl Gathered {
     fn called(&mut self, told: &v1::Operation) {
         let called = told.ranks.iter().map(|rank| rank.called_ns).max();
-        self.called = self.called.max(called.unwrap_or(0));
+        self.called = self.called.max(Nanos(called.unwrap_or(0)));
         self.bytes = told.bytes;
         // Agents that cannot say are of a time when nearly all were.
         self.collective = told.collective.map_or(Some(Collective::AllReduce), harmonaize_api::collective);
@@ -187,7 +187,7 @@ impl Agreements {
         self.promises.get(&id).map_or_else(Agreement::default, |kept| Agreement {
             number: kept.number,
             constraints: kept.constraints.clone(),
-            since_ns: kept.since_ns,
+            since_ns: kept.since.0,
             broken: kept.watch.broken_clauses().iter().copied().collect(),
             record: kept.watch.record(),
         })
@@ -366,15 +366,15 @@ impl Agreements {
             watch = watch.continued_from(before);
         }
         let number = before.map_or(0, |(number, _)| number) + 1;
-        let since_ns = ctx.operator.realtime(ctx.now).0;
+        let since = ctx.operator.realtime(ctx.now);
         let record = Stored {
             communicator: id.0,
             number,
-            since_ns,
+            since_ns: since.0,
             constraints: v1::Constraints::from(&constraints).encode_to_vec(),
             rate_bits: rate.0,
         };
-        let kept = PromiseRecord { number, since_ns, constraints, rate, watch, gathered: BTreeMap::new() };
+        let kept = PromiseRecord { number, since, constraints, rate, watch, gathered: BTreeMap::new() };
         self.pending.insert(id, Pending { to, promise: kept });
         effects.store(Change::Agreement(record));
         // With it: after a restart, agents are believed that one of theirs had a promise and failed where its
@@ -457,7 +457,7 @@ impl Agreements {
         let constraints = Constraints::from(&said);
         let watch = Watch::new(constraints.clone(), known.ranks);
         let (rate, gathered) = (Rate(rate_bits), BTreeMap::new());
-        let kept = PromiseRecord { number, since_ns, constraints, rate, watch, gathered };
+        let kept = PromiseRecord { number, since: Nanos(since_ns), constraints, rate, watch, gathered };
         self.promises.insert(id, kept);
         effects.want_plan(Trigger::Agreement);
     }
@@ -475,25 +475,25 @@ impl Agreements {
         let gathered = kept.gathered.entry(told.operation).or_default();
         gathered.called(told);
         gathered.over.insert(told.participant);
-        gathered.ended = gathered.ended.max(ended.unwrap_or(0));
+        gathered.ended = gathered.ended.max(Nanos(ended.unwrap_or(0)));
         if gathered.over.len() >= agents {
             let call = gathered.call(told.operation);
-            let took = gathered.ended.saturating_sub(gathered.called);
+            let took = gathered.ended.since(gathered.called);
             kept.gathered.remove(&told.operation);
-            kept.watch.operation(ctx.now, call, Duration::from_nanos(took));
+            kept.watch.operation(ctx.now, call, took);
             self.judge(ctx, effects, id);
         } else if kept.gathered.len() > MOST_GATHERED {
             kept.gathered.pop_first();
         }
     }
 
-    /// An agent told at `at_ns` of an operation that has not ended there: once all ranks are known to have
+    /// An agent told at `at` of an operation that has not ended there: once all ranks are known to have
     /// called it, it is known what it has taken so far.
     pub(crate) fn watch_open(
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
-        at_ns: u64,
+        at: Nanos,
         told: &v1::Operation,
     ) {
         let id = CommunicatorId(told.communicator);
@@ -509,8 +509,8 @@ impl Agreements {
         gathered.open.insert(told.participant);
         if gathered.open.union(&gathered.over).count() >= known.members.len() {
             let call = gathered.call(told.operation);
-            let so_far = at_ns.saturating_sub(gathered.called);
-            kept.watch.operation_open(ctx.now, call, Duration::from_nanos(so_far));
+            let so_far = at.since(gathered.called);
+            kept.watch.operation_open(ctx.now, call, so_far);
             self.judge(ctx, effects, id);
         } else if kept.gathered.len() > MOST_GATHERED {
             kept.gathered.pop_first();

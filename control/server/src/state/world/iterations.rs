@@ -12,8 +12,8 @@ const MOST_OPERATIONS: usize = 64;
 /// Iterations after which something is said of them.
 const ITERATIONS: usize = 4;
 
-/// Whoever has begun nothing for so many nanoseconds longer than others does not run.
-const SILENT: u64 = 3_000_000_000;
+/// Whoever has begun nothing for so much longer than others does not run.
+const SILENT: Duration = Duration::from_secs(3);
 
 /// One communicator's operations.
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ pub(crate) fn align(iterations: &BTreeMap<CommunicatorId, Operations>, jobs: &mu
     // laid together where the records end of those that still run.
     let newest = |job: &Job| iterations.get(&job.communicator).and_then(Operations::newest);
     let latest = jobs.iter().filter_map(newest).max().unwrap_or_default();
-    let runs = |at: &Nanos| Nanos(at.0.saturating_add(SILENT)) >= latest;
+    let runs = |at: &Nanos| at.after(SILENT) >= latest;
     let at = jobs.iter().filter_map(newest).filter(runs).min().unwrap_or_default();
     for job in jobs {
         let known = iterations.get(&job.communicator);

@@ -8,7 +8,7 @@ use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
-use harmonaize_abi::{CommunicatorId, Rank, StragglerCause};
+use harmonaize_abi::{CommunicatorId, Nanos, Rank, StragglerCause};
 use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_disclose::Fact;
 use harmonaize_planner::HostId;
@@ -59,7 +59,7 @@ pub(crate) struct AgentReports {
 /// those before it had.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measuring {
-    begun_ns: u64,
+    begun: Option<Nanos>,
     /// Of the runs before, with one for the beginning of each that followed.
     pub before: u64,
     /// Of this one.
@@ -68,11 +68,12 @@ pub(crate) struct Measuring {
 
 impl Measuring {
     fn take(&mut self, report: &v1::TelemetryReport) {
-        if report.begun_ns != 0 && report.begun_ns != self.begun_ns {
-            if self.begun_ns != 0 {
+        let begun = (report.begun_ns != 0).then_some(Nanos(report.begun_ns));
+        if begun.is_some() && begun != self.begun {
+            if self.begun.is_some() {
                 self.before = self.before.saturating_add(self.gaps).saturating_add(1);
             }
-            self.begun_ns = report.begun_ns;
+            self.begun = begun;
         }
         self.gaps = report.losses.map_or(0, |losses| losses.gaps);
     }
@@ -116,7 +117,7 @@ impl AgentReports {
 #[derive(Debug)]
 pub(crate) struct OperationReports {
     /// When it was made, by the agent's clock.
-    pub at_ns: u64,
+    pub at: Nanos,
     /// Those that have ended.
     pub ended: Vec<v1::Operation>,
     /// Those that have not.
@@ -167,7 +168,7 @@ impl Telemetry {
         }
         self.take_stragglers(ctx, effects, host, report.stragglers);
         self.communicators.retain(|id, _| ctx.communicators.contains_key(id));
-        Some(OperationReports { at_ns: report.time_ns, ended: report.operations, open: report.open })
+        Some(OperationReports { at: Nanos(report.time_ns), ended: report.operations, open: report.open })
     }
 
     /// Takes what an agent finds of ranks alone, which was checked.

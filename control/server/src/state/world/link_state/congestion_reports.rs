@@ -8,7 +8,7 @@ use crate::state::effects::{Effects, LearnedPort};
 use crate::state::job::decisions::Noticed;
 use crate::state::output::SessionId;
 use crate::state::world::telemetry::check;
-use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
+use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel, Nanos};
 use harmonaize_api::v1;
 use harmonaize_planner::{CongestionReport, Connection, HostId, Path, Rate};
 use harmonaize_units::Quota;
@@ -164,8 +164,8 @@ impl LinkState {
             host: ctx.host_name(connection.from),
             path: ctx.path_text(&verdict.path),
             what: describe_report(level, cause, own),
-            since_ns: found.since_ns,
-            found_ns: found.found_ns,
+            since: Nanos(found.since_ns),
+            found: Nanos(found.found_ns),
             received: ctx.now,
         };
         self.measure_active(ctx);
