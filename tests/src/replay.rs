@@ -1,6 +1,6 @@
 //! Recorded traces analysed as the agents do it, over one host or several, with what is found in one form for all.
 
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_analysis::congestion::{self, Congestion, Path};
 use harmonaize_analysis::marks::{Marks, Operation};
 use harmonaize_analysis::phases::{self, HostPhase, Phases};
@@ -38,7 +38,7 @@ pub struct Replay {
     /// By job: its hosts, as its last phase names them.
     jobs: HashMap<u64, Vec<HostPhase>>,
     /// By communicator and operation: what each host says of it.
-    operations: BTreeMap<(u64, u64), Vec<Operation>>,
+    operations: BTreeMap<(CommunicatorId, u64), Vec<Operation>>,
     found: Vec<Found>,
 }
 
@@ -114,7 +114,11 @@ impl Replay {
         let parts = self.operations.remove(&name).unwrap_or_default();
         let observed = observed(name.1, &parts);
         let ranks = observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start?.0, rank.end?.0)));
-        self.found.push(Found::Operation { communicator: name.0, operation: name.1, ranks: ranks.collect() });
+        self.found.push(Found::Operation {
+            communicator: name.0.0,
+            operation: name.1,
+            ranks: ranks.collect(),
+        });
         self.stragglers.take(Subject::Communicator(name.0), &observed);
     }
 

@@ -634,7 +634,7 @@ impl Agent {
             Notice::Ended { communicator: id, failure, detail } => {
                 let limits = self.communicators.get(&id).and_then(|known| known.limits.clone());
                 self.note_of(limits.as_ref(), format!("communicator {id:016x} ended: {failure}; {detail}"));
-                self.telemetry.ended(id.0);
+                self.telemetry.ended(id);
                 self.send_to_control(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
                 self.finish(id, &failure, &detail);
             }
@@ -646,7 +646,7 @@ impl Agent {
                 self.note(format!("a panic that was contained: {reason}"));
             }
             Notice::Closed { communicator } => {
-                self.telemetry.ended(communicator.0);
+                self.telemetry.ended(communicator);
                 self.send_to_control(from_agent::Message::Closed(v1::Closed {
                     communicator: communicator.0,
                 }));
@@ -679,12 +679,12 @@ impl Agent {
     fn report_links(&self, id: CommunicatorId, epoch: Epoch, flows: &[(Participant, Flow)]) {
         let Some(known) = self.communicators.get(&id) else { return };
         self.telemetry.formed(telemetry::EpochLinks {
-            communicator: id.0,
+            communicator: id,
             tenant: known.recipe.tenant.clone(),
             name: known.recipe.name.clone(),
             ranks: known.recipe.local_ranks.iter().map(|local| local.rank).collect(),
             size: known.recipe.participants.iter().map(|one| one.ranks.len() as u32).sum(),
-            epoch: epoch.0,
+            epoch,
             participant: known.recipe.me,
             flows: flows.iter().map(|(peer, flow)| (peer.0, *flow)).collect(),
         });

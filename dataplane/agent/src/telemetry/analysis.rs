@@ -1,7 +1,7 @@
 //! Everything that analysis finds in the records, live and replayed alike.
 
 use crate::telemetry::finding::{Found, LocatedStraggler};
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_analysis::marks::{Marks, Operation};
 use harmonaize_analysis::phases::{Job, Phase, Phases};
 use harmonaize_analysis::straggler::{Observed, RankTimes, Straggler, Subject};
@@ -95,7 +95,7 @@ impl Analysis {
     }
 
     /// An own communicator is over: nobody is late in it any more.
-    pub(crate) fn ended(&mut self, communicator: u64) {
+    pub(crate) fn ended(&mut self, communicator: CommunicatorId) {
         self.stragglers.forget(Subject::Communicator(communicator));
     }
 

@@ -198,7 +198,7 @@ fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::Conges
 mod tests {
     use super::*;
     use crate::telemetry::own_flows::EpochLinks;
-    use harmonaize_abi::CongestionCause;
+    use harmonaize_abi::{CommunicatorId, CongestionCause, Epoch};
     use harmonaize_analysis::trace::{self, Label, Record};
     use harmonaize_events::{FlowKey, Protocol, TcpFlow};
     use harmonaize_transport::Flow;
@@ -225,12 +225,12 @@ mod tests {
                 (3, Flow::Tcp { local, remote: format!("10.0.0.2:{remote}").parse().unwrap() })
             };
             let formed = EpochLinks {
-                communicator: 7,
+                communicator: CommunicatorId(7),
                 tenant: "a".into(),
                 name: "world".into(),
                 ranks: vec![0],
                 size: 2,
-                epoch: 2,
+                epoch: Epoch(2),
                 participant: 1,
                 flows: ports.iter().map(flow).collect(),
             };
@@ -453,7 +453,7 @@ mod tests {
             (1, 1, 0)
         );
         let mut records = Vec::new();
-        world.own.ended(7, Nanos(BEGIN), &[5], &mut records);
+        world.own.ended(CommunicatorId(7), Nanos(BEGIN), &[5], &mut records);
         world.find(BEGIN, ports[0], CongestionLevel::Severe);
         assert!(world.reports(BEGIN).is_empty() && world.verdicts.paths.len() == 1, "the connection is gone");
         let mut none = World::new(&ports, 0, 8);

@@ -7,6 +7,7 @@ use crate::telemetry::own_flows::EpochLinks;
 use crate::telemetry::reading::Reading;
 use crate::telemetry::tap::Part;
 use crossbeam::channel::{Sender, TrySendError};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::from_agent::Message;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// What the thread is asked for.
 pub(super) enum Command {
     Formed(Box<EpochLinks>),
-    Ended(u64),
+    Ended(CommunicatorId),
     Read { flows: bool, reply: oneshot::Sender<Arc<Reading>> },
     Trace(mpsc::Sender<Part>),
     ReportCongestion(ReportSink),
@@ -40,7 +41,7 @@ impl Handle {
     }
 
     /// An own communicator is over.
-    pub fn ended(&self, communicator: u64) {
+    pub fn ended(&self, communicator: CommunicatorId) {
         self.send(Command::Ended(communicator));
     }
 

@@ -323,19 +323,19 @@ mod tests {
     use crate::counters::Counted;
     use crate::telemetry::own_flows::{EpochLinks, OwnFlows};
     use crate::telemetry::series::{COMMUNICATORS, TENANT_COMMUNICATORS};
-    use harmonaize_abi::{Nanos, OperationId};
+    use harmonaize_abi::{CommunicatorId, Epoch, Nanos, OperationId};
     use harmonaize_analysis::marks::{Operation, RankCall};
     use harmonaize_events::{Mark, MarkKind};
     use std::time::{Duration, Instant};
 
     fn formed(communicator: u64, tenant: u64) -> EpochLinks {
         EpochLinks {
-            communicator,
+            communicator: CommunicatorId(communicator),
             tenant: format!("tenant-{tenant}"),
             name: format!("job \"{communicator}\"\n"),
             ranks: vec![0],
             size: 2,
-            epoch: 1,
+            epoch: Epoch(1),
             participant: 0,
             flows: Vec::new(),
         }
@@ -367,11 +367,11 @@ mod tests {
             zero_output: None,
         };
         Operation {
-            communicator,
+            communicator: CommunicatorId(communicator),
             operation: OperationId(0),
             participant: 0,
             collective: Some(harmonaize_abi::Collective::AllReduce.code().into()),
-            epochs: (1, 1),
+            epochs: (Epoch(1), Epoch(1)),
             began: Nanos(1_000_000),
             ended: Nanos(3_000_000),
             ranks: vec![rank],
@@ -406,7 +406,7 @@ mod tests {
         (0..1_000).for_each(|number| come(&mut own, number, number % 200));
         for number in 1_000..11_000 {
             come(&mut own, number, number % 200);
-            own.ended(number, Nanos(2), &[], &mut Vec::new());
+            own.ended(CommunicatorId(number), Nanos(2), &[], &mut Vec::new());
         }
         let began = Instant::now();
         let text = scrape(&own);
@@ -440,8 +440,8 @@ mod tests {
             assert_eq!(series(&text, name)[other], sum, "{name}");
         }
         // One that has no series of its own keeps to that, and what it came to stays.
-        own.ended(0, Nanos(2), &[], &mut Vec::new());
-        own.ended(all - 1, Nanos(2), &[], &mut Vec::new());
+        own.ended(CommunicatorId(0), Nanos(2), &[], &mut Vec::new());
+        own.ended(CommunicatorId(all - 1), Nanos(2), &[], &mut Vec::new());
         assert_eq!(series(&scrape(&own), "tensor_saved_bytes_total")[other], 50);
     }
 
@@ -539,7 +539,7 @@ mod tests {
         for round in 0_u64..200 {
             come(&mut own, round % 120, 1);
             if round % 3 > 0 {
-                own.ended(round * 7 % 120, Nanos(2), &[], &mut Vec::new());
+                own.ended(CommunicatorId(round * 7 % 120), Nanos(2), &[], &mut Vec::new());
             }
             let now = series(&scrape(&own), "tensor_saved_bytes_total");
             for (label, value) in &before {

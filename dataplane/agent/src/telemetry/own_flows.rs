@@ -2,7 +2,7 @@
 
 use crate::telemetry::active_flows::entry;
 use crate::telemetry::series::{Durations, Named, Series};
-use harmonaize_abi::{Collective, Nanos};
+use harmonaize_abi::{Collective, CommunicatorId, Epoch, Nanos};
 use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Label, Owner, Record};
@@ -20,7 +20,7 @@ const RECENT_OPERATIONS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct EpochLinks {
     /// The communicator.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// Whose it is.
     pub tenant: String,
     /// The tenant's name for it.
@@ -30,7 +30,7 @@ pub struct EpochLinks {
     /// How many ranks it has in all.
     pub size: u32,
     /// The epoch.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Which participant this agent is.
     pub participant: u32,
     /// What paths to other participants look like on the wire.
@@ -49,7 +49,7 @@ pub struct Traffic {
     /// How many ranks it has in all.
     pub size: u32,
     /// The newest epoch.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Operations that ended here for all ranks.
     pub operations: u64,
     /// Of those, the ones that failed.
@@ -92,7 +92,7 @@ impl Traffic {
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct OwnFlows {
-    communicators: BTreeMap<u64, Traffic>,
+    communicators: BTreeMap<CommunicatorId, Traffic>,
     /// By the flow's key with interface 0: it is the same on each.
     owners: HashMap<FlowKey, Owner>,
     /// What metrics tell of communicators that are over, too.
@@ -100,7 +100,7 @@ pub(crate) struct OwnFlows {
 }
 
 impl OwnFlows {
-    pub(crate) fn communicators(&self) -> &BTreeMap<u64, Traffic> {
+    pub(crate) fn communicators(&self) -> &BTreeMap<CommunicatorId, Traffic> {
         &self.communicators
     }
 
@@ -150,9 +150,9 @@ impl OwnFlows {
         traffic.size = formed.size;
         traffic.epoch = traffic.epoch.max(formed.epoch);
         // What the epoch before the last ran on is closed by now.
-        let outlived = formed.epoch.saturating_sub(1);
+        let outlived = formed.epoch.0.saturating_sub(1);
         self.drop_where(now, interfaces, into, |owner| {
-            owner.communicator == formed.communicator && owner.epoch < outlived
+            owner.communicator == formed.communicator.0 && owner.epoch < outlived
         });
         for (peer, flow) in &formed.flows {
             for key in keys(flow) {
@@ -160,8 +160,8 @@ impl OwnFlows {
                     time_ns: now.0,
                     flow: key,
                     tenant: Label::new(&formed.tenant),
-                    communicator: formed.communicator,
-                    epoch: formed.epoch,
+                    communicator: formed.communicator.0,
+                    epoch: formed.epoch.0,
                     from: formed.participant,
                     to: *peer,
                     owned: true,
@@ -175,7 +175,7 @@ impl OwnFlows {
     /// A communicator is over.
     pub(crate) fn ended(
         &mut self,
-        communicator: u64,
+        communicator: CommunicatorId,
         now: Nanos,
         interfaces: &[u32],
         into: &mut Vec<Record>,
@@ -183,7 +183,7 @@ impl OwnFlows {
         if let Some(traffic) = self.communicators.remove(&communicator) {
             Arc::make_mut(&mut self.series).ended(&traffic);
         }
-        self.drop_where(now, interfaces, into, |owner| owner.communicator == communicator);
+        self.drop_where(now, interfaces, into, |owner| owner.communicator == communicator.0);
     }
 
     /// Everything that holds, as for somebody who begins to listen, or for new interfaces.
@@ -192,7 +192,7 @@ impl OwnFlows {
     }
 
     pub(crate) fn mark(&mut self, mark: &Mark) {
-        let Some(traffic) = self.communicators.get_mut(&mark.communicator) else { return };
+        let Some(traffic) = self.communicators.get_mut(&CommunicatorId(mark.communicator)) else { return };
         match MarkKind::from_number(mark.kind) {
             Some(MarkKind::Sent) => traffic.sent_bytes += mark.bytes,
             Some(MarkKind::Received) => traffic.received_bytes += mark.bytes,
@@ -307,12 +307,12 @@ mod tests {
             remote: "10.0.0.2:7100".parse().unwrap(),
         };
         EpochLinks {
-            communicator: 7,
+            communicator: CommunicatorId(7),
             tenant: "a".into(),
             name: "world".into(),
             ranks: vec![0, 1],
             size: 2,
-            epoch,
+            epoch: Epoch(epoch),
             participant: 1,
             flows: vec![(0, flow)],
         }
@@ -339,7 +339,7 @@ mod tests {
         let mut all = announced(&mut records);
         all.sort_unstable();
         assert_eq!(all, [(1002, 9, 2, true), (1003, 9, 3, true)]);
-        own.ended(7, Nanos(8), &[3], &mut records);
+        own.ended(CommunicatorId(7), Nanos(8), &[3], &mut records);
         assert_eq!(announced(&mut records).iter().filter(|one| !one.3).count(), 2);
         assert!(!own.any() && own.owners().is_empty());
     }
@@ -371,18 +371,18 @@ mod tests {
             own.mark(&Mark { communicator: 7, kind: kind as u32, bytes, ..Mark::default() });
             own.mark(&Mark { communicator: 8, kind: kind as u32, bytes, ..Mark::default() });
         }
-        let traffic = &own.communicators()[&7];
+        let traffic = &own.communicators()[&CommunicatorId(7)];
         assert_eq!((traffic.sent_bytes, traffic.received_bytes, traffic.median()), (5, 7, Duration::ZERO));
         for channel in [0, 1, 0] {
             let kind = MarkKind::Coded as u32;
             own.mark(&Mark { communicator: 7, kind, bytes: 11, channel, ..Mark::default() });
         }
-        let traffic = &own.communicators()[&7];
+        let traffic = &own.communicators()[&CommunicatorId(7)];
         assert_eq!((traffic.coded, traffic.refused, traffic.saved_bytes), (3, 1, 33));
         for (kind, segment) in [(8, 0), (8, 5), (8, 0), (9, 0)] {
             own.mark(&Mark { communicator: 7, kind, segment, ..Mark::default() });
         }
-        let traffic = &own.communicators()[&7];
+        let traffic = &own.communicators()[&CommunicatorId(7)];
         assert_eq!((traffic.aggregated, traffic.fallback, traffic.abandoned_sessions), (3, 1, 1));
         assert_eq!(own.communicators().len(), 1);
     }

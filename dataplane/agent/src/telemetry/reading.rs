@@ -10,7 +10,7 @@ use crate::telemetry::pipeline::Events;
 use crate::telemetry::rdma_ports::PortReading;
 use crate::telemetry::series::Series;
 use crate::telemetry::signals::OfInterface;
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
@@ -43,7 +43,7 @@ pub struct Reading {
     /// Whose flows are, by their keys with interface 0.
     pub owners: Arc<HashMap<FlowKey, Owner>>,
     /// Own communicators.
-    pub communicators: BTreeMap<u64, Traffic>,
+    pub communicators: BTreeMap<CommunicatorId, Traffic>,
     /// What metrics tell of communicators, those that ended too.
     pub series: Arc<Series>,
     /// Own operations that have begun and not ended, oldest first.

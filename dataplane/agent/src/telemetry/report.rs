@@ -6,7 +6,7 @@ use crate::telemetry::names::Names;
 use crate::telemetry::reading::Reading;
 use crate::telemetry::to_proto::{self, Clock};
 use crate::telemetry::{Handle, view};
-use harmonaize_abi::{CongestionLevel, Nanos};
+use harmonaize_abi::{CommunicatorId, CongestionLevel, Nanos};
 use harmonaize_analysis::marks::{Operation, RankCall};
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
@@ -91,7 +91,7 @@ struct Reports {
 struct Pending {
     changes: Vec<Arc<Finding>>,
     over: Vec<Arc<Finding>>,
-    operations: BTreeMap<u64, Vec<Arc<Finding>>>,
+    operations: BTreeMap<CommunicatorId, Vec<Arc<Finding>>>,
     count: usize,
     dropped: u64,
 }
@@ -186,7 +186,10 @@ fn sample(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
 /// The operations of each communicator, and how many of them are reported. Each gets as much of what is left as those that come after
 /// it, so that nobody's are left out because others are busy. Where there are more communicators than are reported, others are left
 /// out in another `second`, the same by all agents' clocks.
-fn shares(operations: &BTreeMap<u64, Vec<Arc<Finding>>>, second: u64) -> Vec<(&[Arc<Finding>], usize)> {
+fn shares(
+    operations: &BTreeMap<CommunicatorId, Vec<Arc<Finding>>>,
+    second: u64,
+) -> Vec<(&[Arc<Finding>], usize)> {
     let count = operations.len();
     let first = usize::try_from(second % count.max(1) as u64).unwrap_or(0);
     let mut left = OPERATIONS;
@@ -248,7 +251,7 @@ impl Reports {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::OperationId;
+    use harmonaize_abi::{Epoch, OperationId};
 
     fn finding(operation: u64) -> Arc<Finding> {
         let ranks = vec![RankCall {
@@ -261,11 +264,11 @@ mod tests {
             zero_output: None,
         }];
         let found = Operation {
-            communicator: 7,
+            communicator: CommunicatorId(7),
             operation: OperationId(operation),
             participant: 0,
             collective: Some(4),
-            epochs: (1, 1),
+            epochs: (Epoch(1), Epoch(1)),
             began: Nanos(5),
             ended: Nanos(9),
             ranks,
@@ -293,7 +296,7 @@ mod tests {
     fn each_communicator_is_told_of_however_busy_others_are() {
         let told = |communicators: u64, each: u64, second| -> Vec<usize> {
             let of = |_| (0..each).map(finding).collect::<Vec<_>>();
-            let operations = (0..communicators).map(|id| (id, of(id))).collect();
+            let operations = (0..communicators).map(|id| (CommunicatorId(id), of(id))).collect();
             shares(&operations, second).into_iter().map(|(of_one, room)| sample(of_one, room).len()).collect()
         };
         for second in [0, 1, 12_345] {
@@ -307,9 +310,9 @@ mod tests {
             );
         }
         // Who has little to tell leaves its room to those that come after it.
-        let mut operations: BTreeMap<u64, Vec<Arc<Finding>>> =
-            (0..7).map(|id| (id, vec![finding(id)])).collect();
-        operations.insert(7, (0..1_000).map(finding).collect());
+        let mut operations: BTreeMap<CommunicatorId, Vec<Arc<Finding>>> =
+            (0..7).map(|id| (CommunicatorId(id), vec![finding(id)])).collect();
+        operations.insert(CommunicatorId(7), (0..1_000).map(finding).collect());
         assert_eq!(shares(&operations, 0).last().map(|(_, room)| *room), Some(OPERATIONS_PER_COMMUNICATOR));
         assert!(shares(&BTreeMap::new(), 7).is_empty());
     }
@@ -323,7 +326,7 @@ mod tests {
             let second =
                 RankCall { rank: 1, called: Some(Nanos(called)), ended: ended.map(Nanos), ..found.ranks[0] };
             found.ranks.push(second);
-            Operation { communicator, whole: operation != 9, ..found }
+            Operation { communicator: CommunicatorId(communicator), whole: operation != 9, ..found }
         };
         let mut now = Reading { time: Nanos(3_000), offset_ns: 1_000, ..Reading::default() };
         now.operations = vec![

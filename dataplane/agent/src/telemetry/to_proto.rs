@@ -51,7 +51,7 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
         last_received_ns: clock.at(edge.received.last),
     };
     v1::Operation {
-        communicator: operation.communicator,
+        communicator: operation.communicator.0,
         operation: operation.operation.0,
         bytes: operation.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0),
         ranks: ranks.collect(),
@@ -131,7 +131,7 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
 pub(crate) fn straggler(late: &LocatedStraggler, clock: Clock) -> v1::Straggler {
     let found = &late.straggler;
     let (communicator, job, source) = match found.subject {
-        Subject::Communicator(id) => (id, String::new(), v1::TelemetrySource::Engine),
+        Subject::Communicator(id) => (id.0, String::new(), v1::TelemetrySource::Engine),
         Subject::Job(job) => (0, job.to_string(), v1::TelemetrySource::KernelPrograms),
     };
     let kind = match found.kind {

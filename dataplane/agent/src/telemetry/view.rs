@@ -7,7 +7,7 @@ use crate::telemetry::names::Names;
 use crate::telemetry::own_flows::Traffic;
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::to_proto::{self, Clock};
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_analysis::congestion;
 use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
@@ -98,7 +98,7 @@ pub(crate) fn snapshot(host: &str, before: &Reading, now: &Reading, most: usize)
         .collect();
     let own = own_rates(&flows);
     flows.sort_by_key(|(bits, _)| std::cmp::Reverse(*bits));
-    let communicator = |(id, traffic): (&u64, &Traffic)| communicator(&span, *id, traffic);
+    let communicator = |(id, traffic): (&CommunicatorId, &Traffic)| communicator(&span, *id, traffic);
     v1::Snapshot {
         host: host.to_owned(),
         time_ns: realtime_ns(now.time, now.offset_ns),
@@ -208,10 +208,10 @@ fn jobs(span: &Span<'_>) -> Vec<v1::ExternalJob> {
     jobs
 }
 
-fn communicator(span: &Span<'_>, id: u64, traffic: &Traffic) -> v1::CommunicatorTraffic {
+fn communicator(span: &Span<'_>, id: CommunicatorId, traffic: &Traffic) -> v1::CommunicatorTraffic {
     let before = span.before.communicators.get(&id);
     v1::CommunicatorTraffic {
-        communicator: id,
+        communicator: id.0,
         tenant: traffic.tenant.clone(),
         name: traffic.name.clone(),
         ranks: traffic.ranks.clone(),

@@ -2,7 +2,7 @@
 
 use super::{Coded, Edge, Moved, Operation, RankCall};
 use crate::trace::{Lost, LostKind, Record};
-use harmonaize_abi::{Nanos, OperationId};
+use harmonaize_abi::{CommunicatorId, Epoch, Nanos, OperationId};
 use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -81,7 +81,7 @@ struct Open {
 pub struct Marks {
     limits: Limits,
     host: u64,
-    pub(super) communicators: HashMap<(u64, u64), Communicator>,
+    pub(super) communicators: HashMap<(u64, CommunicatorId), Communicator>,
     pub(super) found: VecDeque<Operation>,
     counts: Counts,
     last_loss: Option<Nanos>,
@@ -138,7 +138,7 @@ impl Marks {
         if matches!(kind, MarkKind::Aggregated | MarkKind::GivenUp) {
             return;
         }
-        let name = (self.host, mark.communicator);
+        let name = (self.host, CommunicatorId(mark.communicator));
         if let Some(communicator) = self.communicators.get_mut(&name) {
             communicator.mark(kind, mark, &self.limits, &mut self.found, &mut self.counts);
         } else {
@@ -235,11 +235,11 @@ impl Communicator {
             self.give_up(0, found, counts);
         }
         let operation = Operation {
-            communicator: mark.communicator,
+            communicator: CommunicatorId(mark.communicator),
             operation: OperationId(mark.operation),
             participant: mark.participant,
             collective: None,
-            epochs: (0, 0),
+            epochs: (Epoch(0), Epoch(0)),
             began: Nanos(mark.time_ns),
             ended: Nanos(mark.time_ns),
             ranks: Vec::with_capacity(self.ranks.max(1)),
@@ -337,18 +337,18 @@ impl Operation {
                 }
             }
             MarkKind::SegmentBegan => {
-                self.ran(mark.epoch);
+                self.ran(Epoch(mark.epoch));
                 self.segments += 1;
                 self.first_segment = Some(self.first_segment.map_or(time, |at| at.min(time)));
             }
             MarkKind::Sent => {
-                self.ran(mark.epoch);
+                self.ran(Epoch(mark.epoch));
                 if let Some(edge) = self.edge(mark.peer, most) {
                     edge.sent.add(mark);
                 }
             }
             MarkKind::Received => {
-                self.ran(mark.epoch);
+                self.ran(Epoch(mark.epoch));
                 if let Some(edge) = self.edge(mark.peer, most) {
                     edge.received.add(mark);
                 }
@@ -362,7 +362,7 @@ impl Operation {
         self.ranks.len()
     }
 
-    fn ran(&mut self, epoch: u32) {
+    fn ran(&mut self, epoch: Epoch) {
         let (low, high) = self.epochs;
         let first = self.segments == 0 && self.edges.is_empty();
         self.epochs = if first { (epoch, epoch) } else { (low.min(epoch), high.max(epoch)) };

@@ -7,13 +7,13 @@ mod tests;
 pub use assembly::{Counts, Limits, Marks};
 
 use crate::trace::Timed;
-use harmonaize_abi::{Nanos, OperationId};
+use harmonaize_abi::{CommunicatorId, Epoch, Nanos, OperationId};
 
 /// An operation of one of this host's own communicators, ended or given up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operation {
     /// The communicator, as control numbers it.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// The operation's number on it.
     pub operation: OperationId,
     /// Which participant this host is.
@@ -21,7 +21,7 @@ pub struct Operation {
     /// Which collective, by its code in descriptors; none where that is not known.
     pub collective: Option<u32>,
     /// The lowest and highest epoch that its segments ran by; 0 where it had none.
-    pub epochs: (u32, u32),
+    pub epochs: (Epoch, Epoch),
     /// The earliest time of its marks.
     pub began: Nanos,
     /// The latest time of its marks.

@@ -79,11 +79,11 @@ fn operation_is_reported_complete_after_linger() {
         },
     ];
     let expected = Operation {
-        communicator: 7,
+        communicator: CommunicatorId(7),
         operation: OperationId(0),
         participant: 1,
         collective: Some(4),
-        epochs: (2, 3),
+        epochs: (Epoch(2), Epoch(3)),
         began: Nanos(1000),
         ended: Nanos(1040),
         ranks: vec![rank(4, 1000, 1030), rank(5, 1010, 1031)],

@@ -1,14 +1,14 @@
 //! What is taken in of operations and iterations, and what is found of ranks.
 
 use crate::trace::Timed;
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use std::time::Duration;
 
 /// Whose operations or iterations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {
     /// An own communicator, as control numbers it.
-    Communicator(u64),
+    Communicator(CommunicatorId),
     /// A foreign job, by its number.
     Job(u64),
 }

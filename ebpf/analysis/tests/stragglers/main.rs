@@ -6,6 +6,7 @@ mod recorded;
 mod ring;
 
 use clean::{CLEAN, Clean};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_analysis::Nanos;
 use harmonaize_analysis::straggler::{Detector, Kind, Limits, Observed, RankTimes, Straggler, Subject};
 use rand::{RngExt, SeedableRng};
@@ -190,7 +191,7 @@ fn overlapping(late_ns: u64, when: impl Fn(u64) -> bool) -> Vec<Straggler> {
             });
             let unit = 3 * iteration + operation;
             let observed = Observed { unit, ranks: ranks.collect(), edges: Vec::new() };
-            detector.take(Subject::Communicator(1), &observed);
+            detector.take(Subject::Communicator(CommunicatorId(1)), &observed);
             found.extend(std::iter::from_fn(|| detector.poll()));
         }
         now_ns += waited_ns + 40_000_000;

@@ -96,9 +96,9 @@ fn formed() -> crate::telemetry::EpochLinks {
     crate::telemetry::EpochLinks {
         tenant: "a".into(),
         name: "job".into(),
-        communicator: 3,
+        communicator: harmonaize_abi::CommunicatorId(3),
         size: 2,
-        epoch: 1,
+        epoch: harmonaize_abi::Epoch(1),
         ranks: vec![0],
         participant: 0,
         flows: vec![(1, harmonaize_transport::Flow::Tcp { local: ends(2), remote: ends(3) })],

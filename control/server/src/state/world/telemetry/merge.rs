@@ -126,7 +126,7 @@ impl Merging {
     }
 
     fn judge(&mut self, observed: &Observed) -> Vec<v1::Straggler> {
-        self.detector.take(straggler::Subject::Communicator(self.communicator.0), observed);
+        self.detector.take(straggler::Subject::Communicator(self.communicator), observed);
         let turned = std::iter::from_fn(|| self.detector.poll());
         let turned = turned.map(|found| message(self.communicator, &found)).collect();
         let held = self.detector.current();
