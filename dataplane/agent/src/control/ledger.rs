@@ -20,13 +20,13 @@ pub(super) struct Ledger {
     /// Of an aggregator: what it is, but for what it serves.
     aggregator: Option<v1::Aggregator>,
     /// What it serves.
-    granted: BTreeSet<u64>,
+    granted: BTreeSet<GrantId>,
     /// Since when control is away; none while it is there.
     disconnected_since: Option<Instant>,
     /// By request, and since when.
     joins: BTreeMap<u64, (v1::Join, Instant)>,
-    running: BTreeMap<u64, Running>,
-    ended: BTreeMap<u64, Ended>,
+    running: BTreeMap<CommunicatorId, Running>,
+    ended: BTreeMap<CommunicatorId, Ended>,
 }
 
 /// A communicator that has ended.
@@ -151,11 +151,11 @@ impl Ledger {
                 unsent: image.unsent.as_ref().map(message).transpose()?.flatten(),
                 recipe,
             };
-            self.running.insert(running.recipe.communicator, running);
+            self.running.insert(CommunicatorId(running.recipe.communicator), running);
         }
         for recipe in image.ended {
             let recipe = v1::Recipe::decode(recipe.as_slice())?;
-            self.ended.insert(recipe.communicator, Ended { recipe, failed: None });
+            self.ended.insert(CommunicatorId(recipe.communicator), Ended { recipe, failed: None });
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Ledger {
             ended: self.ended.values().map(|ended| ended.recipe.clone()).collect(),
             capabilities: Some(self.abilities.clone()),
             aggregator: self.aggregator.as_ref().map(|aggregator| v1::Aggregator {
-                granted: self.granted.iter().copied().collect(),
+                granted: self.granted.iter().map(|grant| grant.0).collect(),
                 ..aggregator.clone()
             }),
         })
@@ -202,7 +202,7 @@ impl Ledger {
     }
 
     /// A communicator is over; its processes may go on if it failed. Whether it was there.
-    fn over(&mut self, id: u64, failure: Failure) -> bool {
+    fn over(&mut self, id: CommunicatorId, failure: Failure) -> bool {
         let Some(Running { mut recipe, leaves: left, ready, .. }) = self.running.remove(&id) else {
             return false;
         };
@@ -237,43 +237,45 @@ impl Ledger {
             Message::Join(join) => drop(self.joins.insert(join.request, (join.clone(), now))),
             Message::Leave(leave) if leave.communicator == 0 => drop(self.joins.remove(&leave.request)),
             Message::Leave(leave) => {
-                if let Some(running) = self.running.get_mut(&leave.communicator) {
+                let id = CommunicatorId(leave.communicator);
+                if let Some(running) = self.running.get_mut(&id) {
                     running.leaves.push(*leave);
                 }
-                if let Some(ended) = self.ended.get_mut(&leave.communicator) {
+                if let Some(ended) = self.ended.get_mut(&id) {
                     ended.recipe.local_ranks.retain(|local| local.rank != leave.rank);
                     if ended.recipe.local_ranks.is_empty() {
-                        self.ended.remove(&leave.communicator);
+                        self.ended.remove(&id);
                     }
                 }
             }
             Message::SetBudget(wanted) => {
-                if let Some(running) = self.running.get_mut(&wanted.communicator) {
+                if let Some(running) = self.running.get_mut(&CommunicatorId(wanted.communicator)) {
                     running.budgets.insert(wanted.rank, wanted.clone());
                 }
             }
             Message::Switched(switched) => {
-                if let Some(running) = self.running.get_mut(&switched.communicator)
+                if let Some(running) = self.running.get_mut(&CommunicatorId(switched.communicator))
                     && let Some(change) = running.change.take_if(|change| change.epoch == switched.epoch)
                 {
                     running.recipe = change;
                 }
-                self.keep(switched.communicator, &message);
+                self.keep(CommunicatorId(switched.communicator), &message);
             }
             Message::Prepared(v1::Prepared { communicator, .. })
             | Message::PrepareFailed(v1::PrepareFailed { communicator, .. }) => {
-                self.keep(*communicator, &message);
+                self.keep(CommunicatorId(*communicator), &message);
             }
             Message::Closed(v1::Closed { communicator })
             | Message::Failed(v1::Failed { communicator, .. }) => {
+                let id = CommunicatorId(*communicator);
                 if self.disconnected_since.is_none() {
-                    self.over(*communicator, Failure::of(&message));
-                } else if let Some(running) = self.running.get_mut(communicator) {
+                    self.over(id, Failure::of(&message));
+                } else if let Some(running) = self.running.get_mut(&id) {
                     running.unsent = Some(message.clone());
                 }
             }
             Message::AggregationGranted(answer) if answer.refused.is_empty() => {
-                self.granted.insert(answer.communicator);
+                self.granted.insert(GrantId(answer.communicator));
             }
             Message::AggregationGranted(_)
             | Message::Aggregator(_)
@@ -297,7 +299,7 @@ impl Ledger {
     }
 
     /// Keeps what was said of an epoch, for a control that is away.
-    fn keep(&mut self, communicator: u64, message: &from_agent::Message) {
+    fn keep(&mut self, communicator: CommunicatorId, message: &from_agent::Message) {
         let running = self.running.get_mut(&communicator).filter(|_| self.disconnected_since.is_some());
         if let Some(running) = running {
             running.epochs.push(message.clone());
@@ -324,22 +326,22 @@ impl Ledger {
                     budgets,
                     unsent: last,
                 };
-                self.running.insert(recipe.communicator, running);
+                self.running.insert(CommunicatorId(recipe.communicator), running);
                 Some(Event::Form(recipe))
             }
             Message::Change(recipe) => {
-                self.running.get_mut(&recipe.communicator)?.change = Some(stripped(&recipe));
+                self.running.get_mut(&CommunicatorId(recipe.communicator))?.change = Some(stripped(&recipe));
                 Some(Event::Change(recipe))
             }
             Message::Ready(v1::Ready { communicator, epoch }) => {
-                let epoch = Epoch::from_wire(epoch).ok()?;
+                let (communicator, epoch) = (CommunicatorId(communicator), Epoch::from_wire(epoch).ok()?);
                 if let Some(running) = self.running.get_mut(&communicator) {
                     running.ready = true;
                 }
-                Some(Event::Ready { communicator: CommunicatorId(communicator), epoch })
+                Some(Event::Ready { communicator, epoch })
             }
             Message::Abandon(abandon) => {
-                let running = self.running.get_mut(&abandon.communicator)?;
+                let running = self.running.get_mut(&CommunicatorId(abandon.communicator))?;
                 running.change.take_if(|change| change.epoch == abandon.epoch);
                 Some(Event::Abandon(abandon))
             }
@@ -348,7 +350,8 @@ impl Ledger {
                 Some(Event::JoinRefused(refused))
             }
             Message::Dissolve(dissolved) => {
-                self.over(dissolved.communicator, Failure::ByControl).then_some(Event::Dissolve(dissolved))
+                let id = CommunicatorId(dissolved.communicator);
+                self.over(id, Failure::ByControl).then_some(Event::Dissolve(dissolved))
             }
             // Answered beside the session.
             Message::Question(_) => None,
@@ -365,8 +368,9 @@ impl Ledger {
             Message::RunnerOrder(answer) => Some(Event::Answered(ControlAnswer::Runner(answer))),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
-                self.granted.remove(&communicator);
-                Some(Event::RevokeAggregation(GrantId(communicator)))
+                let grant = GrantId(communicator);
+                self.granted.remove(&grant);
+                Some(Event::RevokeAggregation(grant))
             }
         }
     }
