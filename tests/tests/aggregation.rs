@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use harmonaize_client::{Algorithm, Constraints, Dtype, Negotiated, Rank, ReduceOp};
 use harmonaize_testkit::fabric::Faults;
-use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds, star, sum, through_everything, whole};
+use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds_until, star, sum, through_everything, whole};
 use harmonaize_tests::job::{Worker, at_all, joined, run, sockets, succeeded};
 use harmonaize_tests::{STEP, star_with_aggregator};
 use std::net::Ipv4Addr;
@@ -139,7 +139,7 @@ fn sums_are_right_on_a_bad_network() {
     let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
     deployment.fabric().set_faults(Faults { lost: 20_000, twice: 10_000, late: 50_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
-    let served = rounds(&sockets, |worker, salt| {
+    let served = rounds_until(&sockets, HOSTS, |worker, salt| {
         let (given, all) = sum(worker, salt, ELEMENTS)?;
         let (small, _) = sum(worker, salt, 2000)?;
         Ok(usize::from(given && all) + usize::from(small))

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::fabric::Faults;
-use harmonaize_tests::aggregated::{rounds, sum, through_everything};
+use harmonaize_tests::aggregated::{rounds_until, sum, through_everything};
 use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::racks_with_aggregators;
 
@@ -53,7 +53,7 @@ fn sums_are_right_on_a_bad_network() {
     };
     deployment.fabric().set_faults(Faults { lost: 20_000, twice: 10_000, late: 20_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
-    let served = rounds(&sockets, |worker, salt| {
+    let served = rounds_until(&sockets, 2 * HOSTS, |worker, salt| {
         let (given, all) = sum(worker, salt, ELEMENTS)?;
         Ok(usize::from(given && all))
     });

@@ -1,7 +1,7 @@
 //! What hosts' traces tell of links that pass nothing.
 
 use crate::state::ctx::Ctx;
-use harmonaize_planner::{DirectedLink, HostId, LinkId};
+use harmonaize_planner::{DirectedLink, HostId, LinkId, Path};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -20,6 +20,11 @@ impl Failures {
     /// Whether any link counts as failed.
     pub(crate) fn any(&self) -> bool {
         !self.failed.is_empty()
+    }
+
+    /// Whether a link of a path counts as failed.
+    pub(crate) fn on(&self, path: &Path) -> bool {
+        self.failed.keys().any(|failed| path.crosses(failed.link))
     }
 
     pub(crate) fn agreeing(&mut self, ctx: &Ctx<'_>, link: DirectedLink) -> usize {

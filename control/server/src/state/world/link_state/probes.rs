@@ -16,7 +16,7 @@ use crate::state::output::SessionId;
 use crate::state::time::nanos;
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{CongestionReport, DirectedLink, HostId, Node, Path, PathFinder, Probe, Rate};
+use harmonaize_planner::{CongestionReport, DirectedLink, HostId, Path, PathFinder, Probe, Rate};
 use std::time::Duration;
 
 /// How long an agent may take to answer.
@@ -131,7 +131,7 @@ impl LinkState {
         let spread_bits = topology.path_rate(&path).0 / 100 * trains.spread;
         let Trains { bytes, most: trains, .. } = trains;
         let deadline = ctx.now.saturating_add(PATIENCE);
-        self.probes.open.insert(question, PendingProbe { of, from, path, deadline, verifies });
+        self.probes.open.insert(question, PendingProbe { of, from, to, path, deadline, verifies });
         let address = address.to_string();
         let message = v1::ProbePath {
             request: question,
@@ -293,8 +293,10 @@ impl LinkState {
         let (received, beside, verifies) =
             (answer.received_bps, answer.cross_traffic_bps, pending.verifies.is_some());
         tracing::debug!(path = %ctx.path_text(&path), received, ?beside, ?way, sent, arrived, verifies, "trains");
-        if answer.unreachable {
-            self.trace_unreachable(ctx, effects, pending.from, &path);
+        if answer.unreachable && !self.failures.on(&path) {
+            // No port leads over it: a link of it may pass nothing any more.
+            self.trace_anew(ctx, [pair_of(pending.from, pending.to)].into_iter());
+            self.ask_traces(ctx, effects);
         }
         let conclusive = way == Ours::Nothing && answer.sent_bps >= whole.0;
         let probe = if answer.unreachable {
@@ -322,18 +324,6 @@ impl LinkState {
             let host = ctx.host_name(pending.from);
             effects.want_plan(Trigger::Probe { host });
         }
-    }
-
-    /// Has the ports traced that led over a path, where a host found none that does: a link of it may pass nothing any more.
-    fn trace_unreachable(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: HostId, path: &Path) {
-        let last = path.links().last().and_then(|link| ctx.settings.topology.ends(*link));
-        let Some((_, Node::Host(to))) = last else { return };
-        // Of a link that counts as failed this is no news.
-        if self.failures.failed.keys().any(|failed| path.crosses(failed.link)) {
-            return;
-        }
-        self.trace_anew(ctx, [pair_of(from, to)].into_iter());
-        self.ask_traces(ctx, effects);
     }
 
     /// What of others of ours was in a train's way.

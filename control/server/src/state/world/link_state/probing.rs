@@ -41,6 +41,7 @@ pub(crate) struct Probes {
 pub(crate) struct PendingProbe {
     pub of: SessionId,
     pub from: HostId,
+    pub to: HostId,
     pub path: Path,
     pub deadline: Duration,
     pub verifies: Option<PendingReport>,
