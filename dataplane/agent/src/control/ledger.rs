@@ -25,6 +25,8 @@ pub(super) struct Ledger {
     disconnected_since: Option<Instant>,
     /// By request, and since when.
     joins: BTreeMap<u64, (v1::Join, Instant)>,
+    /// While control is away: when each join has waited too long, the earliest first.
+    ends: BTreeSet<(Instant, u64)>,
     running: BTreeMap<CommunicatorId, Running>,
     ended: BTreeMap<CommunicatorId, Ended>,
 }
@@ -105,6 +107,7 @@ impl Ledger {
             granted: BTreeSet::new(),
             disconnected_since: Some(Instant::now()),
             joins: BTreeMap::new(),
+            ends: BTreeSet::new(),
             running: BTreeMap::new(),
             ended: BTreeMap::new(),
         }
@@ -185,6 +188,7 @@ impl Ledger {
     /// Opens the session: returns what must be said again.
     pub(super) fn connected(&mut self) -> Vec<from_agent::Message> {
         self.disconnected_since = None;
+        self.ends.clear();
         let failed = self.ended.values().filter_map(|ended| ended.failed.clone());
         let mut messages: Vec<_> = failed.map(from_agent::Message::Failed).collect();
         for running in self.running.values_mut() {
@@ -222,7 +226,35 @@ impl Ledger {
     }
 
     pub(super) fn disconnected(&mut self, now: Instant) {
-        self.disconnected_since.get_or_insert(now);
+        if self.disconnected_since.is_none() {
+            self.disconnected_since = Some(now);
+            let ends = self.joins.iter().map(|(request, (join, since))| {
+                let end = self.join_deadline(now, join, *since);
+                (end, *request)
+            });
+            self.ends = ends.collect();
+        }
+    }
+
+    /// A join waits for control from now on.
+    fn open_join(&mut self, now: Instant, join: v1::Join) {
+        let request = join.request;
+        self.close_join(request);
+        if let Some(away) = self.disconnected_since {
+            let end = self.join_deadline(away, &join, now);
+            self.ends.insert((end, request));
+        }
+        self.joins.insert(request, (join, now));
+    }
+
+    /// A join waits no longer. Returns it, if it did.
+    fn close_join(&mut self, request: u64) -> Option<v1::Join> {
+        let (join, since) = self.joins.remove(&request)?;
+        if let Some(away) = self.disconnected_since {
+            let end = self.join_deadline(away, &join, since);
+            self.ends.remove(&(end, request));
+        }
+        Some(join)
     }
 
     /// Takes note of a message of the agent's, and gives it back if it goes to a control that is there.
@@ -234,8 +266,8 @@ impl Ledger {
         use from_agent::Message;
         match &message {
             Message::Hello(_) => return None,
-            Message::Join(join) => drop(self.joins.insert(join.request, (join.clone(), now))),
-            Message::Leave(leave) if leave.communicator == 0 => drop(self.joins.remove(&leave.request)),
+            Message::Join(join) => self.open_join(now, join.clone()),
+            Message::Leave(leave) if leave.communicator == 0 => drop(self.close_join(leave.request)),
             Message::Leave(leave) => {
                 let id = CommunicatorId(leave.communicator);
                 if let Some(running) = self.running.get_mut(&id) {
@@ -313,7 +345,7 @@ impl Ledger {
             Message::Welcome(_) | Message::Refused(_) => None,
             Message::Form(recipe) => {
                 for local in &recipe.local_ranks {
-                    self.joins.remove(&local.request);
+                    self.close_join(local.request);
                 }
                 let (recipe_in_use, budgets) = (stripped(&recipe), BTreeMap::new());
                 let (change, left, last) = (None, Vec::new(), None);
@@ -346,7 +378,7 @@ impl Ledger {
                 Some(Event::Abandon(abandon))
             }
             Message::JoinRefused(refused) => {
-                self.joins.remove(&refused.request)?;
+                self.close_join(refused.request)?;
                 Some(Event::JoinRefused(refused))
             }
             Message::Dissolve(dissolved) => {
@@ -377,8 +409,7 @@ impl Ledger {
 
     /// When the next join has waited too long for a control that is away.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let away = self.disconnected_since?;
-        self.joins.values().map(|(join, since)| self.join_deadline(away, join, *since)).min()
+        self.ends.first().map(|(end, _)| *end)
     }
 
     /// When a join has waited too long: for a control that is away, or longer than its tenant wants.
@@ -388,15 +419,13 @@ impl Ledger {
         own.flatten().map_or(latest, |own| own.min(latest))
     }
 
-    /// Refuses joins that have waited too long.
+    /// Refuses joins that have waited too long, in the order of their numbers.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<Event> {
-        let Some(away) = self.disconnected_since else { return Vec::new() };
-        let late = |join: &v1::Join, since| self.join_deadline(away, join, since) <= now;
-        let late = self.joins.iter().filter(|(_, (join, since))| late(join, *since));
-        let late: Vec<u64> = late.map(|(id, _)| *id).collect();
+        let late = self.ends.iter().take_while(|(end, _)| *end <= now);
+        let late: BTreeSet<u64> = late.map(|(_, request)| *request).collect();
         let text = disclose_join(&JoinFailure::Unavailable { detail: String::new() }).text;
         for request in &late {
-            self.joins.remove(request);
+            self.close_join(*request);
         }
         let kind = v1::JoinRefusedKind::Unavailable.into();
         let refused = |request| v1::JoinRefused { request, kind, text: text.clone(), ranks: Vec::new() };
@@ -514,6 +543,38 @@ mod tests {
         assert_eq!(ledger.expire(asked + Duration::from_secs(1)).len(), 2, "and the one before");
         ledger.outgoing(asked, join(8));
         assert_eq!(ledger.connected(), [join(8)]);
+    }
+
+    #[test]
+    fn joins_that_wait_no_longer_are_not_due() {
+        let (mut ledger, start, second) = (ledger(), Instant::now(), Duration::from_secs(1));
+        let leave = |request| Message::Leave(v1::Leave { request, ..v1::Leave::default() });
+        ledger.connected();
+        for request in [6, 7, 8] {
+            ledger.outgoing(start, join(request));
+        }
+        ledger.disconnected(start);
+        ledger.disconnected(start + second);
+        ledger.outgoing(start + second, join(5));
+        ledger.outgoing(start, leave(6));
+        assert_eq!(ledger.deadline(), Some(start + PATIENCE));
+        ledger.outgoing(start, leave(7));
+        ledger.outgoing(start + second * 2, join(8));
+        assert_eq!(ledger.deadline(), Some(start + second + PATIENCE));
+        assert!(ledger.expire(start + PATIENCE).is_empty());
+        ledger.outgoing(start + second, join(9));
+        ledger.outgoing(start + second * 3, join(4));
+        let refused = |events: Vec<Event>| -> Vec<u64> {
+            let request = |event: Event| match event {
+                Event::JoinRefused(refused) => refused.request,
+                other => panic!("{other:?}"),
+            };
+            events.into_iter().map(request).collect()
+        };
+        assert_eq!(refused(ledger.expire(start + second * 2 + PATIENCE)), [5, 8, 9], "4 waits on");
+        assert_eq!(ledger.deadline(), Some(start + second * 3 + PATIENCE));
+        ledger.connected();
+        assert_eq!((ledger.deadline(), ledger.expire(start + second * 9 + PATIENCE)), (None, vec![]));
     }
 
     #[test]

@@ -101,6 +101,7 @@ impl Controller {
         }
         let Some(ended) = self.sessions.remove(&session) else { return };
         self.hosts.remove(&ended.host);
+        self.link_state.session_ended(ended.host);
         for (request, join) in ended.joins {
             self.withdraw_join((session, request), join);
         }

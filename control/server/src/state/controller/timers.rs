@@ -16,7 +16,7 @@ impl Controller {
             self.splits.next_timeout(),
             self.questions.next_timeout(),
             self.operator.next_timeout(),
-            self.link_state.next_timeout(&ctx),
+            self.link_state.next_timeout(),
             self.plan_request.next_timeout().filter(|_| self.settings.replan),
             self.aggregators.next_timeout(),
             self.events.next_timeout(&ctx),

@@ -14,6 +14,7 @@ use crate::state::output::SessionId;
 use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::time::nanos;
+use crate::state::timed::{Due, Timed};
 use crate::state::world::operator::Operator;
 use harmonaize_abi::session::{Budget as Said, OnFailure};
 use harmonaize_abi::{CommunicatorId, Nanos};
@@ -59,6 +60,29 @@ pub(crate) struct Past {
     /// Ranks of agents that have no session, and until when they may come back.
     pub absent: BTreeMap<u32, HostId>,
     absent_until: Duration,
+    /// Whether a communicator forms that goes on from it.
+    forms: bool,
+}
+
+impl Past {
+    /// Until when it is kept for its members, as long as none of them is about to go on.
+    fn kept_until(&self) -> Option<Duration> {
+        match self.going {
+            Going::Until { at, .. } if !self.forms => Some(at),
+            _ => None,
+        }
+    }
+
+    /// When agents that have not come back are waited for no longer.
+    fn awaits_until(&self) -> Option<Duration> {
+        (!self.absent.is_empty()).then_some(self.absent_until)
+    }
+}
+
+impl Due for Past {
+    fn next_timeout(&self) -> Option<Duration> {
+        self.kept_until().into_iter().chain(self.awaits_until()).min()
+    }
 }
 
 /// Whether the members of a communicator that has ended can go on.
@@ -89,7 +113,7 @@ pub(crate) type Key = (String, String);
 /// Communicators that have ended, until none of their ranks is left or the next one is in use.
 #[derive(Debug, Default)]
 pub(crate) struct Pasts {
-    past: BTreeMap<CommunicatorId, Past>,
+    past: Timed<CommunicatorId, Past>,
     /// Communicators from which others go on that form, and those.
     forming: BTreeSet<(CommunicatorId, CommunicatorId)>,
     /// Those of which something else may have to be stored than is, and those of which something is.
@@ -114,11 +138,32 @@ impl Pasts {
     /// A communicator that goes on from `before` begins to form.
     pub(crate) fn next_forms(&mut self, before: CommunicatorId, next: CommunicatorId) {
         self.forming.insert((before, next));
+        self.update_forms(before);
     }
 
     /// It forms no longer: it is in use, or it is over.
     pub(crate) fn next_formed(&mut self, before: CommunicatorId, next: CommunicatorId) {
         self.forming.remove(&(before, next));
+        self.update_forms(before);
+    }
+
+    /// Whether a communicator forms that goes on from this one.
+    fn forms(&self, before: CommunicatorId) -> bool {
+        let last = CommunicatorId(u64::MAX);
+        self.forming.range((before, CommunicatorId(0))..=(before, last)).next().is_some()
+    }
+
+    fn update_forms(&mut self, before: CommunicatorId) {
+        let forms = self.forms(before);
+        if let Some(past) = self.past.get_mut(&before) {
+            past.forms = forms;
+        }
+    }
+
+    /// Takes in one that has ended.
+    fn insert(&mut self, id: CommunicatorId, past: Past) {
+        let forms = self.forms(id);
+        self.past.insert(id, Past { forms, ..past });
     }
 
     /// Whether nothing is known of communicators that ended.
@@ -176,7 +221,8 @@ impl Pasts {
 
     /// A host's agent has no session any more; its ranks are waited for until then.
     pub(crate) fn session_ended(&mut self, (host, session): (HostId, SessionId), until: Duration) {
-        for past in self.past.values_mut() {
+        for id in self.ids_where(|past| past.ranks.values().any(|of| *of == session)) {
+            let Some(past) = self.past.get_mut(&id) else { continue };
             let gone = past.ranks.extract_if(.., |_, of| *of == session).map(|(rank, _)| (rank, host));
             let before = past.absent.len();
             past.absent.extend(gone);
@@ -216,34 +262,36 @@ impl Pasts {
 
     /// Agents of these hosts have said all that they know: what they did not name is gone.
     pub(crate) fn all_back(&mut self, hosts: &BTreeMap<HostId, SessionId>) {
-        self.retain(|past| past.absent.retain(|_, of| !hosts.contains_key(of)));
+        let gone = |host: &HostId| hosts.contains_key(host);
+        let ids = self.ids_where(|past| past.absent.values().any(gone));
+        self.give_up(ids, gone);
     }
 
-    /// Takes ranks out of all that ended.
-    fn retain(&mut self, take: impl Fn(&mut Past)) {
-        let mut changed = Vec::new();
-        for past in self.past.values_mut() {
-            let before = (past.ranks.len(), past.absent.len());
-            take(past);
-            if before != (past.ranks.len(), past.absent.len()) {
-                changed.push(past.key.clone());
-            }
+    /// Waits no longer for ranks of these communicators whose hosts are `gone`.
+    fn give_up(&mut self, ids: Vec<CommunicatorId>, gone: impl Fn(&HostId) -> bool) {
+        for id in &ids {
+            let Some(past) = self.past.get_mut(id) else { continue };
+            past.absent.retain(|_, host| !gone(host));
+            self.changed.insert(past.key.clone());
         }
-        if !changed.is_empty() {
-            changed.iter().for_each(|key| self.mark_due(key));
+        if !ids.is_empty() {
             self.forget_empty();
         }
     }
 
+    fn ids_where(&self, applies: impl Fn(&Past) -> bool) -> Vec<CommunicatorId> {
+        self.past.iter().filter(|(_, past)| applies(past)).map(|(id, _)| *id).collect()
+    }
+
     fn forget_empty(&mut self) {
-        let Self { past, unsaved, .. } = self;
-        past.retain(|id, past| {
-            let there = !past.ranks.is_empty() || !past.absent.is_empty();
-            if !there {
-                unsaved.insert(*id);
-            }
-            there
-        });
+        self.forget_where(|past| past.ranks.is_empty() && past.absent.is_empty());
+    }
+
+    fn forget_where(&mut self, applies: impl Fn(&Past) -> bool) {
+        for id in self.ids_where(applies) {
+            self.past.remove(&id);
+            self.unsaved.insert(id);
+        }
     }
 
     /// A communicator that was in use has ended, while agents of these hosts have sessions: its ranks may go
@@ -285,11 +333,12 @@ impl Pasts {
             ranks,
             absent,
             absent_until,
+            forms: false,
         };
         let key = past.key.clone();
         let some_left = !past.ranks.is_empty() || !past.absent.is_empty();
         if some_left && !ended.is_forming() {
-            self.past.insert(id, past);
+            self.insert(id, past);
             self.unsaved.insert(id);
         }
         self.mark_due(&key);
@@ -322,26 +371,18 @@ impl Pasts {
 
     /// The same of a communicator with this number.
     pub(crate) fn overtaken(&mut self, tenant: &str, name: &str, by: CommunicatorId) {
-        let Self { past, unsaved, .. } = self;
-        for (id, past) in past.range_mut(..by).filter(|(_, past)| past.key.0 == tenant && past.key.1 == name)
-        {
-            if let Going::Until { .. } = past.going {
-                (past.going, past.agreement) = (Going::Open, None);
-                unsaved.insert(*id);
-            }
+        let before = self.past.range(..by).filter(|(_, past)| past.key.0 == tenant && past.key.1 == name);
+        let kept = before.filter(|(_, past)| matches!(past.going, Going::Until { .. }));
+        for id in kept.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(past) = self.past.get_mut(&id) else { continue };
+            (past.going, past.agreement) = (Going::Open, None);
+            self.unsaved.insert(id);
         }
     }
 
     /// A tenant is gone: nothing is kept of what it had.
     pub(crate) fn forget(&mut self, tenant: &str) {
-        let Self { past, unsaved, .. } = self;
-        past.retain(|id, past| {
-            let stays = past.key.0 != tenant;
-            if !stays {
-                unsaved.insert(*id);
-            }
-            stays
-        });
+        self.forget_where(|past| past.key.0 == tenant);
     }
 
     /// A communicator that went on from another under its name is in use.
@@ -363,21 +404,12 @@ impl Pasts {
         kept.find(|(_, past)| past.key.0 == tenant && past.key.1 == name).map(|(id, _)| *id)
     }
 
-    /// When agents that have not come back are waited for no longer.
-    pub(crate) fn absent_until(&self) -> Option<Duration> {
-        let absent = self.past.values().filter(|past| !past.absent.is_empty());
-        absent.map(|past| past.absent_until).min()
-    }
-
     /// Gives those up that have not come back in time.
     pub(crate) fn expire_absent(&mut self, now: Duration) {
-        if self.absent_until().is_some_and(|until| until <= now) {
-            self.retain(|past| {
-                if past.absent_until <= now {
-                    past.absent.clear();
-                }
-            });
-        }
+        let mut late = self.past.due(now);
+        let awaits = |id: &CommunicatorId| self.past.get(id)?.awaits_until();
+        late.retain(|id| awaits(id).is_some_and(|until| until <= now));
+        self.give_up(late, |_| true);
     }
 
     /// Ends what is kept of a communicator for its members. Returns its name, and how long they had; none
@@ -391,21 +423,17 @@ impl Pasts {
         Some((key, within))
     }
 
-    /// Communicators that are kept for their members, of which none is about to go on, and until when.
-    pub(crate) fn retained(&self) -> Vec<(CommunicatorId, Duration)> {
-        let kept = self.past.iter().filter_map(|(id, past)| match past.going {
-            Going::Until { at, .. } => Some((*id, at)),
-            Going::Open | Going::Over { .. } => None,
-        });
-        let last = CommunicatorId(u64::MAX);
-        let forms = |id| self.forming.range((id, CommunicatorId(0))..=(id, last)).next().is_some();
-        kept.filter(|(id, _)| !forms(*id)).collect()
+    /// Returns those whose members had their time to go on, and of which none is about to, ascending.
+    pub(crate) fn overdue(&self, now: Duration) -> Vec<CommunicatorId> {
+        let mut overdue = self.past.due(now);
+        let kept = |id: &CommunicatorId| self.past.get(id)?.kept_until();
+        overdue.retain(|id| kept(id).is_some_and(|until| until <= now));
+        overdue
     }
 
     /// Returns when something of those that ended is due.
     pub(crate) fn next_timeout(&self) -> Option<Duration> {
-        let kept = self.retained().into_iter().map(|(_, at)| at);
-        kept.chain(self.absent_until()).chain(self.again.at).min()
+        self.past.next_timeout().into_iter().chain(self.again.at).min()
     }
 
     /// Has what has changed of communicators that failed stored.
@@ -518,8 +546,9 @@ impl Pasts {
                 ranks: BTreeMap::new(),
                 absent,
                 absent_until,
+                forms: false,
             };
-            self.past.insert(id, past);
+            self.insert(id, past);
         }
     }
 
@@ -548,9 +577,64 @@ impl Pasts {
             ranks: BTreeMap::new(),
             absent: absent.collect(),
             absent_until: ctx.now.saturating_add(ctx.settings.lease),
+            forms: false,
         };
-        self.past.insert(id, past);
+        self.insert(id, past);
         self.unsaved.insert(id);
         effects.store(Change::NoAgreement(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// One that is kept until 5 s; an agent of it that has gone has until 3 s, another is there.
+    fn past() -> Past {
+        Past {
+            key: ("a".to_owned(), "world".to_owned()),
+            budget: Budget::Exact,
+            agreement: None,
+            hosts: vec![HostId(0), HostId(1)],
+            going: Going::Until { at: SECOND * 5, within: SECOND * 5 },
+            prolonged: false,
+            ranks: [(1, SessionId(1))].into(),
+            absent: [(0, HostId(0))].into(),
+            absent_until: SECOND * 3,
+            forms: false,
+        }
+    }
+
+    #[test]
+    fn what_members_have_time_for_is_due() {
+        let ids = [1, 2, 3, 4].map(CommunicatorId);
+        let [first, second, third, fourth] = ids;
+        let mut pasts = Pasts::default();
+        pasts.next_forms(second, third);
+        pasts.insert(first, past());
+        pasts.insert(second, Past { absent: BTreeMap::new(), ..past() });
+        assert_eq!(pasts.next_timeout(), Some(SECOND * 3));
+        pasts.expire_absent(SECOND * 3);
+        assert!(pasts.get(first).is_some_and(|past| past.absent.is_empty()));
+        assert_eq!((pasts.next_timeout(), pasts.overdue(SECOND * 9)), (Some(SECOND * 5), vec![first]));
+        pasts.next_forms(first, third);
+        pasts.next_forms(first, fourth);
+        pasts.next_formed(first, third);
+        assert_eq!((pasts.next_timeout(), pasts.overdue(SECOND * 9)), (None, vec![]), "a next one forms");
+        pasts.next_formed(first, fourth);
+        pasts.next_formed(second, third);
+        pasts.prolong(second, SECOND * 7);
+        assert_eq!((pasts.next_timeout(), pasts.overdue(SECOND * 5)), (Some(SECOND * 5), vec![first]));
+        assert_eq!(pasts.overdue(SECOND * 7), [first, second]);
+        assert!(pasts.end_retained(first).is_some());
+        assert_eq!((pasts.next_timeout(), pasts.overdue(SECOND * 7)), (Some(SECOND * 7), vec![second]));
+        pasts.superseded("a", "world");
+        assert_eq!(pasts.next_timeout(), None);
+        pasts.session_ended((HostId(1), SessionId(1)), SECOND * 20);
+        assert_eq!(pasts.next_timeout(), Some(SECOND * 20));
+        pasts.expire_absent(SECOND * 20);
+        assert!(ids.iter().all(|id| pasts.get(*id).is_none()) && pasts.next_timeout().is_none());
     }
 }

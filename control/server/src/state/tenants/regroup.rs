@@ -414,7 +414,7 @@ impl Regroups {
         self.past.expire_absent(ctx.now);
         self.past.expire_unstored(ctx.now, effects);
         let mut complete = Vec::new();
-        for (id, _) in self.past.retained().into_iter().filter(|(_, at)| *at <= ctx.now) {
+        for id in self.past.overdue(ctx.now) {
             let Some(key) = self.past.get(id).map(|past| past.key.clone()) else { continue };
             let latest = self.before(ctx, &key).is_some_and(|before| before.id == id);
             match latest.then(|| self.close(ctx, effects, &key, true)).flatten() {

@@ -8,7 +8,7 @@
 
 use super::LinkState;
 use super::ports::pair_of;
-use super::probing::{BACKOFF, Pause, PendingProbe, PendingReport, Reported, STARVED_BACKOFF};
+use super::probing::{BACKOFF, Pause, Paused, PendingProbe, PendingReport, Reported, STARVED_BACKOFF};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::decisions::{Noticed, Trigger};
@@ -16,7 +16,7 @@ use crate::state::output::SessionId;
 use crate::state::time::nanos;
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{CongestionReport, DirectedLink, HostId, Path, PathFinder, Probe, Rate};
+use harmonaize_planner::{CongestionReport, Connection, DirectedLink, HostId, Path, PathFinder, Probe, Rate};
 use std::time::Duration;
 
 /// How long an agent may take to answer.
@@ -74,9 +74,6 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// For how long what an agent said of a starved connection may wait, for other trains or for the end of a
 /// pause.
 const WAITS: Duration = Duration::from_millis(100);
-
-/// When a connection of which nobody complained is forgotten.
-const FORGOTTEN: Duration = Duration::from_secs(10);
 
 /// Most connections that are kept in mind.
 const MOST_REPORTED: usize = 4096;
@@ -213,45 +210,43 @@ impl LinkState {
             // something was lost.
             return !report.had_loss;
         }
-        self.probes.reported.retain(|_, known| known.received_at + FORGOTTEN > ctx.now);
+        self.probes.forget(ctx.now);
         let fresh = || Reported {
             usual: Pause::new(ctx.now, BACKOFF),
             starved: Pause::new(ctx.now, STARVED_BACKOFF),
             received_at: ctx.now,
-            waits: None,
         };
         if self.probes.reported.len() >= MOST_REPORTED && !self.probes.reported.contains_key(&connection) {
             return true;
         }
+        self.probes.withdraw(&connection);
         let known = self.probes.reported.entry(connection).or_insert_with(fresh);
         known.received_at = ctx.now;
-        known.waits = None;
         let (pause, trains) = if starved { (known.starved, STARVED) } else { (known.usual, USED) };
         let pending = PendingReport { report: report.clone(), noticed: noticed.clone(), starved };
         if pause.not_before > ctx.now {
-            known.waits = Some((pending, Some(pause.not_before))).filter(|_| starved);
+            if starved {
+                self.probes.paused.insert(connection, Paused { report: pending, until: pause.not_before });
+            }
             return true;
         }
         let verifies = Some(pending.clone());
         let asked = self.ask_probe(ctx, effects, (from, to), report.path.clone(), trains, verifies);
-        if let Some(known) = self.probes.reported.get_mut(&connection).filter(|_| starved && !asked) {
-            known.waits = Some((pending, None));
+        if starved && !asked {
+            self.probes.blocked.insert(connection, pending);
         }
         true
     }
 
     /// Trains have come in that others had to wait for, or pauses may have ended.
     pub(crate) fn verify_pending(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
-        let due = |known: &mut Reported| {
-            let (pending, _) =
-                known.waits.take_if(|(_, until)| until.is_none_or(|until| until <= ctx.now))?;
-            Some(pending).filter(|_| known.received_at + WAITS > ctx.now)
-        };
-        let waiting: Vec<PendingReport> = self.probes.reported.values_mut().filter_map(due).collect();
+        let mut waiting = self.probes.take_waiting(ctx.now);
+        let received = |connection: &Connection| Some(self.probes.reported.get(connection)?.received_at);
+        waiting.retain(|connection, _| received(connection).is_some_and(|at| at + WAITS > ctx.now));
         if !waiting.is_empty() {
             self.measure_active(ctx);
         }
-        for PendingReport { report: verdict, noticed, .. } in waiting {
+        for PendingReport { report: verdict, noticed, .. } in waiting.into_values() {
             let heard = self.probes.reported.get(&verdict.connection).map(|known| known.received_at);
             self.verify(ctx, effects, &verdict, &noticed, true);
             if let Some((known, heard)) = self.probes.reported.get_mut(&verdict.connection).zip(heard) {

@@ -2,6 +2,7 @@
 
 use crate::state::job::decisions::Noticed;
 use crate::state::output::SessionId;
+use crate::state::timed::{Due, Timed};
 use harmonaize_planner::{CongestionReport, Connection, DirectedLink, HostId, Path};
 use harmonaize_units::{Gcra, Quota};
 use std::collections::BTreeMap;
@@ -26,6 +27,9 @@ pub(crate) const BACKOFF: Backoff =
 pub(crate) const STARVED_BACKOFF: Backoff =
     Backoff { least: Duration::from_millis(40), most: Duration::from_millis(500), in_vain: 4 };
 
+/// When a connection of which nobody complained is forgotten.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
 /// Questions that are open.
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
@@ -33,7 +37,11 @@ pub(crate) struct Probes {
     pub open: BTreeMap<u64, PendingProbe>,
     /// Who was asked last about a link: the next time it is another, where there is one as good.
     pub last: BTreeMap<DirectedLink, HostId>,
-    pub reported: BTreeMap<Connection, Reported>,
+    pub reported: Timed<Connection, Reported>,
+    /// Reports of starved connections that wait for trains under way; each is of one in `reported`.
+    pub blocked: BTreeMap<Connection, PendingReport>,
+    /// Reports of starved connections that wait for the end of a pause; each is of one in `reported`.
+    pub paused: Timed<Connection, Paused>,
 }
 
 /// A probe that waits for its answer.
@@ -62,8 +70,25 @@ pub(crate) struct Reported {
     pub usual: Pause,
     pub starved: Pause,
     pub received_at: Duration,
-    /// That it is starved could not be looked at, for other trains were under way, or until a time.
-    pub waits: Option<(PendingReport, Option<Duration>)>,
+}
+
+impl Due for Reported {
+    fn next_timeout(&self) -> Option<Duration> {
+        Some(self.received_at.saturating_add(FORGOTTEN))
+    }
+}
+
+/// A report that waits for the end of a pause.
+#[derive(Debug)]
+pub(crate) struct Paused {
+    pub report: PendingReport,
+    pub until: Duration,
+}
+
+impl Due for Paused {
+    fn next_timeout(&self) -> Option<Duration> {
+        Some(self.until)
+    }
 }
 
 /// When trains may be sent for a connection again.
@@ -99,8 +124,30 @@ impl Pause {
 
 impl Probes {
     pub(crate) fn deadline(&self) -> Option<Duration> {
-        let waiting = self.reported.values().filter_map(|known| known.waits.as_ref()?.1);
-        self.open.values().map(|asked| asked.deadline).chain(waiting).min()
+        self.open.values().map(|asked| asked.deadline).chain(self.paused.next_timeout()).min()
+    }
+
+    /// Forgets connections of which nobody has complained for a while.
+    pub(crate) fn forget(&mut self, now: Duration) {
+        for connection in self.reported.due(now) {
+            self.reported.remove(&connection);
+            self.withdraw(&connection);
+        }
+    }
+
+    /// Withdraws what was said of a connection and waits.
+    pub(crate) fn withdraw(&mut self, connection: &Connection) {
+        self.blocked.remove(connection);
+        self.paused.remove(connection);
+    }
+
+    /// Takes the reports that wait for trains, or for a pause that is over.
+    pub(crate) fn take_waiting(&mut self, now: Duration) -> BTreeMap<Connection, PendingReport> {
+        let mut waiting = std::mem::take(&mut self.blocked);
+        for connection in self.paused.due(now) {
+            waiting.extend(self.paused.remove(&connection).map(|paused| (connection, paused.report)));
+        }
+        waiting
     }
 
     /// Whether a train under way crosses a link of a path, or leaves the same host.
@@ -113,6 +160,8 @@ impl Probes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
+    use harmonaize_planner::{Rate, Topology};
 
     #[test]
     fn what_is_said_in_vain_is_looked_at_less_often_only_after_some_in_a_row() {
@@ -129,5 +178,53 @@ mod tests {
         assert_eq!([3580, 3620, 3660, 3700].map(|now| alone(now, true)), [40; 4], "it was right meanwhile");
         pause.record_no_result(ms(5600));
         assert_eq!(pause.not_before, ms(5640));
+    }
+
+    #[test]
+    fn a_report_waits_until_its_pause_is_over() {
+        let text = "[[host]]\nname = \"a\"\n[[host]]\nname = \"b\"\n[[link]]\nfrom = \"a\"\nto = \"b\"\nrate = \"1Gbit/s\"\n";
+        let path = Topology::parse(text).unwrap().equal_cost_paths(HostId(0), HostId(1))[0].clone();
+        let (communicator, from, to) = (CommunicatorId(1), HostId(0), HostId(1));
+        let connection = |port: u16| Connection { communicator, from, to, port };
+        let pending = |port| PendingReport {
+            report: CongestionReport {
+                connection: connection(port),
+                path: path.clone(),
+                level: CongestionLevel::Severe,
+                cause: CongestionCause::CrossTraffic,
+                own_rate: Rate(0),
+                had_loss: true,
+                cross_traffic: None,
+            },
+            noticed: Noticed {
+                host: String::new(),
+                path: String::new(),
+                what: String::new(),
+                since_ns: 0,
+                found_ns: 0,
+                received: Duration::ZERO,
+            },
+            starved: true,
+        };
+        let (ms, mut probes) = (Duration::from_millis, Probes::default());
+        for port in 1..=3 {
+            let [usual, starved] = [BACKOFF, STARVED_BACKOFF].map(|limits| Pause::new(ms(0), limits));
+            let received_at = ms(u64::from(port));
+            probes.reported.insert(connection(port), Reported { usual, starved, received_at });
+        }
+        probes.blocked.insert(connection(3), pending(3));
+        for (port, until) in [(2, ms(40)), (1, ms(60))] {
+            probes.paused.insert(connection(port), Paused { report: pending(port), until });
+        }
+        let ports = |taken: BTreeMap<Connection, PendingReport>| -> Vec<u16> {
+            taken.into_keys().map(|connection| connection.port).collect()
+        };
+        assert_eq!(probes.deadline(), Some(ms(40)));
+        assert_eq!(ports(probes.take_waiting(ms(40))), [2, 3]);
+        assert_eq!((ports(probes.take_waiting(ms(59))), probes.deadline()), (vec![], Some(ms(60))));
+        probes.forget(ms(10_000));
+        assert_eq!((probes.reported.len(), probes.deadline()), (3, Some(ms(60))));
+        probes.forget(ms(10_001));
+        assert_eq!((probes.reported.len(), probes.deadline()), (2, None), "the first with what waits of it");
     }
 }

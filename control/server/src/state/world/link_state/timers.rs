@@ -13,11 +13,11 @@ const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
 
 impl LinkState {
     /// Returns when [`LinkState::expire`] or [`LinkState::fade`] has something to do.
-    pub(crate) fn next_timeout(&self, ctx: &Ctx<'_>) -> Option<Duration> {
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
         let fades = self.estimates.next_due().map(|at| Duration::from_nanos(at.0));
         let active = self.active_at.map_or(Duration::ZERO, |at| at.saturating_add(ACTIVE_AGAIN));
         let active = self.estimates.links().next().map(|_| active);
-        self.trace_deadline(ctx).into_iter().chain(self.probes.deadline()).chain(fades).chain(active).min()
+        self.traces.deadline().into_iter().chain(self.probes.deadline()).chain(fades).chain(active).min()
     }
 
     /// Asks what is due, and gives up on what was not answered.

@@ -22,9 +22,6 @@ use harmonaize_planner::HostId;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Questions that an agent has at a time.
-const MOST_OPEN: usize = 2;
-
 /// Least time between two questions to an agent of which none is urgent.
 const PACE: Duration = Duration::from_millis(50);
 
@@ -102,14 +99,9 @@ impl LinkState {
         }
     }
 
-    /// When something is to be asked, or a question has waited long enough.
-    pub(crate) fn trace_deadline(&self, ctx: &Ctx<'_>) -> Option<Duration> {
-        self.traces.deadline(|host| self.is_free(ctx, host))
-    }
-
-    fn is_free(&self, ctx: &Ctx<'_>, host: HostId) -> bool {
-        let busy = ctx.hosts.get(&host).and_then(|session| self.traces.busy.get(session));
-        busy.copied().unwrap_or(0) < MOST_OPEN
+    /// A host's agent has no session any more.
+    pub(crate) fn session_ended(&mut self, host: HostId) {
+        self.traces.session_ended(host);
     }
 
     /// Asks what is due.
@@ -124,7 +116,7 @@ impl LinkState {
     }
 
     pub(crate) fn ask_traces_of(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, host: HostId) {
-        while self.is_free(ctx, host) {
+        while self.traces.is_free(host) {
             let Some((direction, urgent)) = self.traces.next(ctx.now, host) else { return };
             let (pair, back) = direction;
             let to = if back { pair.0 } else { pair.1 };
@@ -184,18 +176,10 @@ impl LinkState {
             true => v1::PortPair { source_port: u32::from(own), destination_port: u32::from(*port) },
         });
         let hops = self.hops_of(ctx, pair) as u32;
-        self.traces.next_trace += 1;
-        let question = self.traces.next_trace;
-        let message = v1::TracePaths {
-            request: question,
-            address: target.ip().to_string(),
-            ports: pairs.collect(),
-            hops,
-        };
-        let deadline = ctx.now.saturating_add(PATIENCE);
-        self.traces.put((pair, back), When::Open);
-        self.traces.open.insert(question, PendingTrace { direction: (pair, back), of, ports, deadline });
-        *self.traces.busy.entry(of).or_default() += 1;
+        let (pairs, deadline) = (pairs.collect(), ctx.now.saturating_add(PATIENCE));
+        let question = self.traces.ask(PendingTrace { direction: (pair, back), of, ports, deadline });
+        let message =
+            v1::TracePaths { request: question, address: target.ip().to_string(), ports: pairs, hops };
         effects.send(of, to_agent::Message::TracePaths(message));
     }
 
@@ -231,19 +215,9 @@ impl LinkState {
 
     /// Questions whose time is over, and new ones.
     pub(crate) fn expire_traces(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
-        let late: Vec<u64> = self
-            .traces
-            .open
-            .iter()
-            .filter(|(_, asked)| asked.deadline <= ctx.now || !ctx.sessions.contains_key(&asked.of))
-            .map(|(question, _)| *question)
-            .collect();
-        for question in late {
-            let Some(asked) = self.traces.close(question) else { continue };
-            self.answered(ctx, asked.direction, false);
+        for PendingTrace { direction, .. } in self.traces.take_late(ctx.now) {
+            self.answered(ctx, direction, false);
         }
-        let sessions = &ctx.sessions;
-        self.traces.busy.retain(|session, _| sessions.contains_key(session));
         self.forget_unlinked(ctx);
         self.ask_traces(ctx, effects);
     }

@@ -2,6 +2,7 @@
 
 use super::ports::Pair;
 use crate::state::output::SessionId;
+use crate::state::timed::{Due, Timed};
 use harmonaize_planner::{DirectedLink, HostId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,6 +14,9 @@ pub(crate) const BATCH: usize = 24;
 /// First and last pause after a question without an answer, and before a port is asked about again of which
 /// no way was told.
 pub(crate) const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// Questions that an agent has at a time.
+const MOST_OPEN: usize = 2;
 
 /// Most pairs that are traced.
 pub(crate) const MOST_PAIRS: usize = 16384;
@@ -29,12 +33,15 @@ pub(crate) fn asker((pair, back): Direction) -> HostId {
 #[derive(Debug, Default)]
 pub(crate) struct Traces {
     pub next_trace: u64,
-    pub open: BTreeMap<u64, PendingTrace>,
+    pub open: Timed<u64, PendingTrace>,
     pub legs: BTreeMap<Direction, Leg>,
     pub queues: BTreeMap<HostId, Queue>,
-    /// When each host's agent is next to be asked something, if it has room for a question.
-    pub due: BTreeSet<(Duration, HostId)>,
-    pub busy: BTreeMap<SessionId, usize>,
+    /// When each host's agent that has room for a question is next to be asked something.
+    due: BTreeSet<(Duration, HostId)>,
+    /// The open questions of each host's session.
+    busy: BTreeMap<HostId, BTreeSet<u64>>,
+    /// The open questions of sessions that have ended.
+    orphaned: BTreeSet<u64>,
     /// Addresses that answered, are no switch's in the topology, and were told of.
     pub strange: BTreeSet<IpAddr>,
     /// Pairs that no communicator linked when that was looked at last, and when.
@@ -67,6 +74,12 @@ pub(crate) struct PendingTrace {
     pub of: SessionId,
     pub ports: Vec<u16>,
     pub deadline: Duration,
+}
+
+impl Due for PendingTrace {
+    fn next_timeout(&self) -> Option<Duration> {
+        Some(self.deadline)
+    }
 }
 
 /// When a direction is asked about.
@@ -107,21 +120,26 @@ pub(crate) struct Learned {
 
 impl Traces {
     /// When the next question or the end of one is due, as far as agents may be asked: an answer makes room.
-    pub(crate) fn deadline(&self, free: impl Fn(HostId) -> bool) -> Option<Duration> {
-        let due = self.due.iter().find(|(_, host)| free(*host)).map(|(at, _)| *at);
-        let ends = self.open.values().map(|asked| asked.deadline);
-        due.into_iter().chain(ends).min()
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        let due = self.due.first().map(|(at, _)| *at);
+        due.into_iter().chain(self.open.next_timeout()).min()
     }
 
-    /// Hosts whose agents are to be asked something by then, if they have room for a question.
+    /// Whether a host's agent has room for a question.
+    pub(crate) fn is_free(&self, host: HostId) -> bool {
+        self.busy.get(&host).map_or(0, BTreeSet::len) < MOST_OPEN
+    }
+
+    /// Hosts whose agents are to be asked something by then, and have room for a question.
     pub(crate) fn due(&self, now: Duration) -> BTreeSet<HostId> {
         self.due.range(..=(now, HostId(usize::MAX))).map(|(_, host)| *host).collect()
     }
 
-    /// What a host's agent is to be asked has changed.
+    /// What a host's agent is to be asked has changed, or whether it has room for a question.
     fn queue_changed(&mut self, host: HostId) {
+        let free = self.is_free(host);
         let Some(queue) = self.queues.get_mut(&host) else { return };
-        let next = queue.next();
+        let next = queue.next().filter(|_| free);
         if let Some(at) = queue.at.take_if(|at| next != Some(*at)) {
             self.due.remove(&(at, host));
         }
@@ -202,12 +220,39 @@ impl Traces {
         due.map(|(_, direction)| (*direction, false))
     }
 
+    /// A question goes to its host's agent. Returns its number.
+    pub(crate) fn ask(&mut self, pending: PendingTrace) -> u64 {
+        self.next_trace += 1;
+        let (question, direction) = (self.next_trace, pending.direction);
+        let host = asker(direction);
+        self.put(direction, When::Open);
+        self.open.insert(question, pending);
+        self.busy.entry(host).or_default().insert(question);
+        self.queue_changed(host);
+        question
+    }
+
     pub(crate) fn close(&mut self, question: u64) -> Option<PendingTrace> {
-        let asked = self.open.remove(&question)?;
-        if let Some(busy) = self.busy.get_mut(&asked.of) {
-            *busy = busy.saturating_sub(1);
+        let closed = self.open.remove(&question)?;
+        let host = asker(closed.direction);
+        if let Some(busy) = self.busy.get_mut(&host) {
+            busy.remove(&question);
         }
-        Some(asked)
+        self.queue_changed(host);
+        Some(closed)
+    }
+
+    /// A host's agent has no session any more: nobody answers its questions.
+    pub(crate) fn session_ended(&mut self, host: HostId) {
+        self.orphaned.extend(self.busy.remove(&host).unwrap_or_default());
+        self.queue_changed(host);
+    }
+
+    /// Closes the questions that nobody answers any more, or not in time, in the order in which they were asked.
+    pub(crate) fn take_late(&mut self, now: Duration) -> Vec<PendingTrace> {
+        let mut late = std::mem::take(&mut self.orphaned);
+        late.extend(self.open.due(now));
+        late.into_iter().filter_map(|question| self.close(question)).collect()
     }
 }
 
@@ -230,5 +275,31 @@ mod tests {
         traces.forget(pair);
         assert!(traces.legs.is_empty());
         assert!([0, 1].iter().all(|host| traces.next(Duration::ZERO, HostId(*host)).is_none()));
+    }
+    #[test]
+    fn an_agent_is_due_when_it_has_room() {
+        let at = Duration::from_secs;
+        let pair = |other| pair_of(HostId(0), HostId(other));
+        let ask = |traces: &mut Traces, other, deadline| {
+            let (direction, deadline) = ((pair(other), false), at(deadline));
+            traces.ask(PendingTrace { direction, of: SessionId(1), ports: Vec::new(), deadline })
+        };
+        let mut traces = Traces::default();
+        for other in 1..=3 {
+            traces.add(pair(other), at(0));
+            traces.put((pair(other), true), When::At(at(60)));
+        }
+        ask(&mut traces, 1, 4);
+        assert_eq!((traces.deadline(), traces.due(at(9)).len()), (Some(at(0)), 1));
+        ask(&mut traces, 2, 5);
+        assert_eq!((traces.deadline(), traces.due(at(9)).len()), (Some(at(4)), 0));
+        assert_eq!(traces.take_late(at(4)).len(), 1);
+        assert_eq!((traces.deadline(), traces.due(at(9)).len()), (Some(at(0)), 1));
+        ask(&mut traces, 3, 6);
+        traces.put((pair(1), false), When::At(at(1)));
+        assert_eq!(traces.deadline(), Some(at(5)));
+        traces.session_ended(HostId(0));
+        assert_eq!((traces.deadline(), traces.due(at(9)).len()), (Some(at(1)), 1));
+        assert_eq!([2, 9].map(|now| traces.take_late(at(now)).len()), [2, 0]);
     }
 }
