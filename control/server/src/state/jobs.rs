@@ -404,7 +404,7 @@ impl Jobs {
                 runners: count(job.runners.len()),
                 age_ns: nanos(ctx.now.saturating_sub(job.arrived)),
                 attained_ns: nanos(job.attained(ctx.now)),
-                failures: job.failures,
+                failures: job.failures(ctx.now),
                 reason: job.reason.0.into(),
                 reason_text: job.reason.1.clone(),
             }

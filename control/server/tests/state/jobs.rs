@@ -410,11 +410,32 @@ fn a_job_is_over_once_all_have_succeeded() {
 fn a_job_whose_workers_fail_again_and_again_is_over() {
     let mut play = Play::new(LivePolicy::Fifo);
     let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
-    for failures in 1..=4 {
+    fail(&mut play, &runners, 4);
+    play.wait_seconds(3);
+    assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
+}
+
+/// The worker of the first runner fails so often, each time a moment after it started.
+fn fail(play: &mut Play, runners: &[u64], times: u32) {
+    for before in 0..times {
         play.wait_seconds(5);
-        assert!(play.place(runners[1]).is_some(), "after {failures}: {:?}", play.jobs());
+        assert!(play.place(runners[1]).is_some(), "after {before}: {:?}", play.jobs());
         play.end(runners[0], false);
     }
+}
+
+#[test]
+fn failures_are_forgotten_after_an_hour_without() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
+    fail(&mut play, &runners, 3);
+    assert_eq!(play.jobs()[0].failures, 3);
+    (0..370).for_each(|_| play.wait(SECOND * 10));
+    assert_eq!((play.jobs()[0].phase(), play.jobs()[0].failures), (JobPhase::Running, 0));
+    fail(&mut play, &runners, 3);
+    play.wait_seconds(5);
+    assert_eq!((play.jobs()[0].phase(), play.jobs()[0].failures), (JobPhase::Running, 3));
+    fail(&mut play, &runners, 1);
     play.wait_seconds(3);
     assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
 }
