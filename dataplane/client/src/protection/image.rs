@@ -266,7 +266,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.safetensors");
         std::thread::scope(|scope| {
-            for value in [1, 2] {
+            for value in [1_u8, 2] {
                 let path = &path;
                 scope.spawn(move || {
                     let image = Tensor::new(&pool(), Dtype::U8, BYTES as u64).unwrap();
