@@ -196,7 +196,8 @@ fn a_follower_answers_what_is_stored_and_changes_nothing() {
     let mut tenants = Tenants { acknowledged: known(&deployment), ..Tenants::default() };
     tenants.add(&deployment, "c");
     let at = leader(&mut deployment);
-    let follower = deployment.replicas()[(at + 1) % 3].host.management;
+    let host = &deployment.replicas()[(at + 1) % 3].host;
+    let (follower, folder) = (host.management, host.folder.join("control"));
     let asked = |arguments: &[&str]| {
         let control = format!("{follower}:7101");
         deployment.harmonaize(&[&["--control", &control], arguments].concat())
@@ -221,6 +222,17 @@ fn a_follower_answers_what_is_stored_and_changes_nothing() {
         }
         assert!(Instant::now() < deadline, "{here}, and not {leaders:?}");
     }
+    // A topology without a host that has ranks is refused, as the leader would: this control may lead next.
+    let topology = std::fs::read_to_string(folder.join("topology.toml")).unwrap();
+    std::fs::write(folder.join("topology.toml"), topology.replace("\"h0\"", "\"renamed\"")).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let refused = "the topology lacks host `h0`, which has ranks";
+    while !std::fs::read_to_string(folder.join("log")).unwrap().contains(refused) {
+        assert!(Instant::now() < deadline, "{}", asked(&["topology"]).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let topology = asked(&["topology"]).unwrap();
+    assert!(topology.contains("h0") && !topology.contains("renamed"), "{topology}");
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("copy");
     asked(&["backup", copy.to_str().unwrap()]).unwrap();

@@ -69,15 +69,10 @@ pub(crate) fn jobs(reply: &JobsReply) -> String {
     page(reply, &rows)
 }
 
-/// A reply of those that wait alone, the one that the policy places next first.
-pub(crate) fn waiting(reply: JobsReply) -> JobsReply {
-    let JobsReply { policy, hosts, mut jobs } = reply;
-    jobs.retain(|job| job.phase() == JobPhase::Waiting);
-    if policy == "least-attained" {
-        // Of those with as much the earlier one goes first: the sort is stable.
-        jobs.sort_by_key(|job| job.attained_ns);
-    }
-    JobsReply { policy, hosts, jobs }
+/// A reply of those that wait alone, in its order: that of the policy, the next one first.
+pub(crate) fn waiting(mut reply: JobsReply) -> JobsReply {
+    reply.jobs.retain(|job| job.phase() == JobPhase::Waiting);
+    reply
 }
 
 /// Those that wait.
@@ -168,15 +163,15 @@ mod tests {
 
     fn reply() -> JobsReply {
         let jobs = vec![
+            job("b", "gpt", JobPhase::Waiting, 9_000_000_000),
             job("a", "bert", JobPhase::Running, 5),
-            job("b", "bert", JobPhase::Waiting, 9_000_000_000),
-            job("b", "gpt", JobPhase::Waiting, 1_000_000_000),
+            job("b", "bert", JobPhase::Waiting, 1_000_000_000),
         ];
         JobsReply { policy: "least-attained".to_owned(), hosts: 4, jobs }
     }
 
     #[test]
-    fn the_next_to_be_placed_is_first_in_the_queue() {
+    fn the_queue_has_the_order_of_the_reply() {
         let waiting = waiting(reply());
         let names: Vec<String> = waiting.jobs.iter().map(name).collect();
         assert_eq!(names, ["b/gpt", "b/bert"]);

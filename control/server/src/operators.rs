@@ -4,7 +4,9 @@ use crate::access::{Current, Role};
 use crate::actor::{Command, Refusal, realtime};
 use crate::leader::Commands;
 use crate::relay::{Relay, Replies};
-use crate::state::{Controller, Instruction, InstructionError, Settings, stored_plan_status};
+use crate::state::{
+    Controller, Instruction, InstructionError, Settings, TopologyRefusal, stored_plan_status,
+};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
@@ -30,6 +32,29 @@ pub(crate) struct Operators {
 pub(crate) struct Stored {
     pub(crate) reader: Reader,
     pub(crate) settings: watch::Receiver<Settings>,
+}
+
+impl Stored {
+    /// Whether the state of the control that leads takes other settings, as far as what is stored shows: the hosts of communicators.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(crate) async fn check(&self, again: Settings) -> Result<(), TopologyRefusal> {
+        match self.reader.read().await {
+            Ok(stored) => restored(self.settings.borrow().clone(), stored).configure(Duration::ZERO, again),
+            Err(error) => {
+                tracing::warn!(%error, "the store does not say whether the topology lacks hosts that have ranks");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A state with what is stored. It forms nothing, and so needs no randomness.
+fn restored(settings: Settings, stored: harmonaize_store::Stored) -> Controller {
+    let mut state = Controller::new(settings, [0; 32]);
+    state.restore(stored, realtime());
+    state
 }
 
 /// How long agents may take to answer a question that does not say, and at most.
@@ -85,10 +110,7 @@ impl Operators {
         read: impl FnOnce(&mut Controller, Duration) -> T + Send + 'static,
     ) -> Result<T, Status> {
         let Some((stored, settings)) = self.stored().await? else { return self.query(read).await };
-        // It forms nothing, and so needs no randomness.
-        let mut state = Controller::new(settings, [0; 32]);
-        state.restore(stored, realtime());
-        Ok(read(&mut state, Duration::ZERO))
+        Ok(read(&mut restored(settings, stored), Duration::ZERO))
     }
 
     async fn instruct(&self, instruction: Instruction) -> Result<(), Status> {

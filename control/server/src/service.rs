@@ -218,10 +218,15 @@ impl Server {
         let access = Arc::new(Current::new(self.config.access));
         let (leads, commands) = Commands::new();
         let (in_force, settings) = watch::channel(self.config.settings);
+        let shared = match &self.kept {
+            Kept::Own(..) => None,
+            Kept::Shared(election) => Some(Shared { reader: election.reader(), settings: settings.clone() }),
+        };
         let mut background = JoinSet::new();
         if let Some(source) = self.config.source {
             let hangup = signal(SignalKind::hangup()).map_err(RunError::Signal)?;
-            background.spawn(follow(source, hangup, Arc::clone(&access), in_force, commands.clone()));
+            let (access, shared) = (Arc::clone(&access), shared.clone());
+            background.spawn(follow(source, hangup, access, in_force, commands.clone(), shared));
         }
         background.spawn(report_life(commands.clone()));
         let (metrics, metrics_closed) = watch::channel(false);
@@ -238,10 +243,6 @@ impl Server {
             background.spawn(Arc::clone(&feed).run(commands.clone()));
             background.spawn(crate::page::serve(connections, Arc::clone(&access), feed));
         }
-        let shared = match &self.kept {
-            Kept::Own(..) => None,
-            Kept::Shared(election) => Some(Shared { reader: election.reader(), settings: settings.clone() }),
-        };
         let relay = Arc::new(Relay::new());
         let operators = Operators::new(commands.clone(), Arc::clone(&access), shared, Arc::clone(&relay));
         let operators = OperatorServer::new(operators);

@@ -3,6 +3,7 @@
 mod control_tenants;
 mod engine;
 mod links;
+mod quota;
 mod rdma;
 mod telemetry;
 mod tenant;

@@ -9,7 +9,7 @@ mod round;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
-use crate::state::settings::AllocatorSettings;
+use crate::state::settings::{AllocatorSettings, LivePolicy};
 use crate::state::tenants::elsewhere::turn_away;
 use harmonaize_abi::session::{RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
@@ -383,7 +383,8 @@ impl Jobs {
         let runners = self.jobs.values().flat_map(|job| job.runners.keys());
         let hosts: BTreeSet<HostId> = runners.map(|(host, _)| *host).collect();
         let mut jobs: Vec<(&JobKey, &Job)> = self.jobs.iter().collect();
-        jobs.sort_by_key(|(_, job)| job.number);
+        let policy = ctx.settings.allocator.map_or(LivePolicy::Fifo, |it| it.policy);
+        jobs.sort_by_key(|(_, job)| round::precedence(policy, job.attained(ctx.now), job.number));
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let status = |((tenant, name), job): (&JobKey, &Job)| {
@@ -404,7 +405,7 @@ impl Jobs {
                 runners: count(job.runners.len()),
                 age_ns: nanos(ctx.now.saturating_sub(job.arrived)),
                 attained_ns: nanos(job.attained(ctx.now)),
-                failures: job.failures,
+                failures: job.failures(ctx.now),
                 reason: job.reason.0.into(),
                 reason_text: job.reason.1.clone(),
             }

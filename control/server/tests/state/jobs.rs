@@ -275,6 +275,40 @@ fn least_attained_alternates_jobs() {
 }
 
 #[test]
+fn whoever_starts_was_listed_first_of_those_that_wait() {
+    let mut play = Play::new(LivePolicy::LeastAttained);
+    for (tenant, job) in [("a", "j0"), ("b", "j1"), ("b", "j2")] {
+        play.add_all(tenant, job, (4, 4));
+    }
+    let mut starts = Vec::new();
+    for _ in 0..300 {
+        let before = play.jobs();
+        let first = before.iter().find(|job| job.phase() == JobPhase::Waiting);
+        let first = first.map(|job| job.job.clone());
+        play.wait(SECOND);
+        let known = |job: &v1::JobStatus| before.iter().find(|before| before.job == job.job).cloned();
+        let later = |job: &v1::JobStatus| known(job).is_some_and(|known| known.generation < job.generation);
+        if let Some(started) = play.jobs().into_iter().find(later) {
+            assert_eq!(Some(&started.job), first.as_ref(), "{before:#?}");
+            starts.push(started.job);
+        }
+    }
+    assert!(starts.len() > 5, "{starts:?}");
+    assert_eq!(starts[..3], ["j0", "j1", "j2"]);
+}
+
+#[test]
+fn fifo_lists_jobs_by_arrival() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    play.add_all("b", "first", (4, 4));
+    play.wait_seconds(3);
+    play.add_all("a", "second", (4, 4));
+    play.wait_seconds(3);
+    let names: Vec<String> = play.jobs().into_iter().map(|job| job.job).collect();
+    assert_eq!(names, ["first", "second"]);
+}
+
+#[test]
 fn infeasible_ranges_are_refused_with_the_nearest() {
     let mut settings = allocating(LivePolicy::Fifo);
     settings.terms.insert("b".to_owned(), Terms { ranks: Some(3), ..Terms::default() });
@@ -410,11 +444,32 @@ fn a_job_is_over_once_all_have_succeeded() {
 fn a_job_whose_workers_fail_again_and_again_is_over() {
     let mut play = Play::new(LivePolicy::Fifo);
     let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
-    for failures in 1..=4 {
+    fail(&mut play, &runners, 4);
+    play.wait_seconds(3);
+    assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
+}
+
+/// The worker of the first runner fails so often, each time a moment after it started.
+fn fail(play: &mut Play, runners: &[u64], times: u32) {
+    for before in 0..times {
         play.wait_seconds(5);
-        assert!(play.place(runners[1]).is_some(), "after {failures}: {:?}", play.jobs());
+        assert!(play.place(runners[1]).is_some(), "after {before}: {:?}", play.jobs());
         play.end(runners[0], false);
     }
+}
+
+#[test]
+fn failures_are_forgotten_after_an_hour_without() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
+    fail(&mut play, &runners, 3);
+    assert_eq!(play.jobs()[0].failures, 3);
+    (0..370).for_each(|_| play.wait(SECOND * 10));
+    assert_eq!((play.jobs()[0].phase(), play.jobs()[0].failures), (JobPhase::Running, 0));
+    fail(&mut play, &runners, 3);
+    play.wait_seconds(5);
+    assert_eq!((play.jobs()[0].phase(), play.jobs()[0].failures), (JobPhase::Running, 3));
+    fail(&mut play, &runners, 1);
     play.wait_seconds(3);
     assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
 }

@@ -2,9 +2,11 @@
 
 use super::topology::{aggregator, host, link, switch};
 use super::world::{SECOND, World, hello, settings, settings_of};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, RefusedKind};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Settings, TopologyRefusal};
+use harmonaize_store::Stored;
 
 fn configure(world: &mut World, settings: Settings) -> Result<(), TopologyRefusal> {
     let outcome = world.state.configure(world.now, settings);
@@ -51,6 +53,19 @@ fn a_host_under_a_job_cannot_go() {
     assert!(world.dissolve(id));
     assert_eq!(configure(&mut world, settings(2)), Ok(()));
     assert_eq!((hosts(&world).len(), &world.ended), (2, &vec![sessions[2]]));
+}
+
+#[test]
+fn a_host_with_ranks_by_the_store_cannot_go() {
+    let (world, _, id) = World::formed::<3>();
+    let mut stored = Stored::default();
+    stored.apply(&world.state.plan_change(CommunicatorId(id)));
+    // As a control does that follows.
+    let mut follower = World::new(settings(4), 8);
+    follower.state.restore(stored, Nanos(0));
+    assert_eq!(configure(&mut follower, settings(2)), Err(TopologyRefusal::HostInUse("h2".to_owned())));
+    assert_eq!(hosts(&follower), ["h0", "h1", "h2", "h3"]);
+    assert_eq!(configure(&mut follower, settings(3)), Ok(()));
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! The tables on tenants: where each comes in, and what it proves itself with.
 
 use super::Rdma;
-use crate::session::{ATTACHMENT_DESCRIPTORS, Quota, SocketRules, TenantRules};
+use super::quota::table_with_quota;
+use crate::session::{SocketRules, TenantRules};
 use harmonaize_abi::session::{MIN_SECRET, Secret};
 use harmonaize_api::is_tenant_name;
-use harmonaize_units::{Bytes, Nanos};
 use rustix::fs::OFlags;
-use serde::Deserialize;
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -18,58 +17,20 @@ pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Most bytes of a secret's file.
 const MAX_SECRET: u64 = 64 << 10;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct FileTenant {
-    name: String,
-    socket: Option<PathBuf>,
-    #[serde(default)]
-    uids: Vec<u32>,
-    #[serde(default)]
-    remote: bool,
-    #[serde(default)]
-    rdma: bool,
-    secret: Option<PathBuf>,
-    #[serde(default)]
-    addresses: Vec<IpAddr>,
-    arena: Option<Bytes>,
-    regions: Option<u32>,
-    attachments: Option<u32>,
-    communicators: Option<u32>,
-    operation_timeout: Option<Nanos>,
-    operations: Option<u32>,
-    descriptors: Option<u32>,
-    landing: Option<Bytes>,
-    attaches: Option<u32>,
-    joins: Option<u32>,
-    log_lines: Option<u32>,
-    session_percent: Option<u32>,
-}
-
-/// This quota with those of `operations`, `descriptors`, `attaches`, `joins`, `log_lines` and `session_percent` that are given, or which of
-/// them makes no sense.
-pub(super) fn with_budgets(quota: Quota, given: [Option<u32>; 6]) -> Result<Quota, String> {
-    let names = ["operations", "descriptors", "attaches", "joins", "log_lines", "session_percent"];
-    for ((name, value), least) in names.iter().zip(given).zip([1, ATTACHMENT_DESCRIPTORS, 1, 1, 1, 1]) {
-        if let Some(value) = value.filter(|value| *value < least) {
-            return Err(format!("`{name}` is {value}; it must be at least {least}"));
-        }
+table_with_quota! {
+    struct FileTenant {
+        name: String,
+        socket: Option<PathBuf>,
+        #[serde(default)]
+        uids: Vec<u32>,
+        #[serde(default)]
+        remote: bool,
+        #[serde(default)]
+        rdma: bool,
+        secret: Option<PathBuf>,
+        #[serde(default)]
+        addresses: Vec<IpAddr>,
     }
-    let [operations, descriptors, attaches, joins, log_lines, session_percent] = given;
-    if let Some(value) = session_percent.filter(|value| *value > 100) {
-        return Err(format!(
-            "`session_percent` is {value}; sessions have one core, so it must be at most 100"
-        ));
-    }
-    Ok(Quota {
-        operations: operations.unwrap_or(quota.operations),
-        descriptors: descriptors.unwrap_or(quota.descriptors),
-        attaches: attaches.unwrap_or(quota.attaches),
-        joins: joins.unwrap_or(quota.joins),
-        log_lines: log_lines.unwrap_or(quota.log_lines),
-        session_percent: session_percent.unwrap_or(quota.session_percent),
-        ..quota
-    })
 }
 
 /// Checks the tables and reads the secrets, whose paths are relative to `folder`.
@@ -101,15 +62,7 @@ impl FileTenant {
         if !is_tenant_name(&self.name) {
             return wrong("not a usable name: 1 to 63 visible ASCII characters, no slash");
         }
-        if self.attachments == Some(0) {
-            return wrong("`attachments` is 0, nobody could attach");
-        }
-        if self.communicators == Some(0) {
-            return wrong("`communicators` is 0, nobody could join any");
-        }
-        if self.operation_timeout == Some(Nanos(0)) {
-            return wrong("`operation_timeout` is 0, no operation could end well");
-        }
+        let quota = self.quota().map_err(|why| format!("tenant `{name}`: {why}"))?;
         if self.rdma && rdma.is_none() {
             return wrong("`rdma` is true, but there is no table [rdma]");
         }
@@ -143,30 +96,12 @@ impl FileTenant {
         if socket.is_none() && secret.is_none() {
             return wrong("neither `socket` nor `addresses`, nobody could attach");
         }
-        let budgets = [
-            self.operations,
-            self.descriptors,
-            self.attaches,
-            self.joins,
-            self.log_lines,
-            self.session_percent,
-        ];
-        let usual =
-            with_budgets(Quota::default(), budgets).map_err(|why| format!("tenant `{name}`: {why}"))?;
         Ok(TenantRules {
             tenant: self.name,
             socket,
             secret,
             addresses: self.addresses.iter().map(IpAddr::to_canonical).collect(),
-            quota: Quota {
-                attachments: self.attachments.unwrap_or(usual.attachments),
-                arena_bytes: self.arena.map_or(usual.arena_bytes, |bytes| bytes.0),
-                landing_bytes: self.landing.map_or(usual.landing_bytes, |bytes| bytes.0),
-                regions: self.regions.unwrap_or(usual.regions),
-                communicators: self.communicators.unwrap_or(usual.communicators),
-                operation_timeout: self.operation_timeout.map_or(usual.operation_timeout, Duration::from),
-                ..usual
-            },
+            quota,
             remote: self.remote,
             rdma: self.rdma,
             handshake: HANDSHAKE,

@@ -141,8 +141,18 @@ fn values_that_make_no_sense_are_refused() {
         let expected = format!("agent.toml: tenant `{name}`: not a usable name: ");
         assert!(said.starts_with(&expected), "{said}");
     }
-    let said = error(&format!("{GOOD}{SOCKET}operation_timeout = \"0s\"\n"));
-    assert_eq!(said, "agent.toml: tenant `a`: `operation_timeout` is 0, no operation could end well");
+    let added = "[control_tenants]\nsockets = \"/t\"\n";
+    for (table, named) in [(SOCKET, "tenant `a`"), (added, "[control_tenants]")] {
+        let said = error(&format!("{GOOD}{table}operation_timeout = \"0s\"\n"));
+        assert_eq!(
+            said,
+            format!("agent.toml: {named}: `operation_timeout` is 0, no operation could end well")
+        );
+        for key in ["attachments", "communicators"] {
+            let said = error(&format!("{GOOD}{table}{key} = 0\n"));
+            assert!(said.starts_with(&format!("agent.toml: {named}: `{key}` is 0, nobody could ")), "{said}");
+        }
+    }
     for (line, least) in [
         ("operations = 0", 1),
         ("descriptors = 8", 9),
@@ -154,15 +164,10 @@ fn values_that_make_no_sense_are_refused() {
         let (key, value) = line.split_once(" = ").unwrap();
         let why = format!("`{key}` is {value}; it must be at least {least}");
         assert_eq!(error(&format!("{GOOD}{SOCKET}{line}\n")), format!("agent.toml: tenant `a`: {why}"));
-        let table = "[control_tenants]\nsockets = \"/t\"\n";
-        assert_eq!(error(&format!("{GOOD}{table}{line}\n")), format!("agent.toml: [control_tenants]: {why}"));
+        assert_eq!(error(&format!("{GOOD}{added}{line}\n")), format!("agent.toml: [control_tenants]: {why}"));
     }
     let said = error(&format!("{GOOD}{SOCKET}session_percent = 101\n"));
     assert!(said.ends_with("sessions have one core, so it must be at most 100"), "{said}");
-    for key in ["attachments", "communicators"] {
-        let said = error(&format!("{GOOD}{SOCKET}{key} = 0\n"));
-        assert!(said.starts_with(&format!("agent.toml: tenant `a`: `{key}` is 0, nobody could ")), "{said}");
-    }
 }
 
 const SOCKET: &str = "[[tenant]]\nname = \"a\"\nsocket = \"/a\"\nuids = [0]\n";

@@ -176,11 +176,12 @@ pub(crate) fn write_file(image: &Tensor, path: &Path) -> Result<(), Error> {
     let failed = |source| ProtectionError::File { path: path.to_owned(), source };
     let mut name = OsString::from(".");
     name.push(path.file_name().ok_or_else(|| failed(std::io::ErrorKind::InvalidInput.into()))?);
-    name.push(format!(".{}", std::process::id()));
+    // Whoever else writes to the path, in this process or on another machine, has a file of its own.
+    name.push(format!(".{:016x}", super::random()?));
     let temporary = path.with_file_name(name);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> Result<(), Error> {
-        let mut file = File::create(&temporary).map_err(failed)?;
+    let mut file = File::create_new(&temporary).map_err(failed)?;
+    let mut write = || -> Result<(), Error> {
         let mut buffer = vec![0; COPY_BYTES];
         for at in (0..image.bytes()).step_by(COPY_BYTES) {
             buffer.truncate((image.bytes() - at).min(COPY_BYTES as u64) as usize);
@@ -194,7 +195,7 @@ pub(crate) fn write_file(image: &Tensor, path: &Path) -> Result<(), Error> {
     };
     let written = write();
     if written.is_err() {
-        // It may be named already, or never have been made.
+        // It may be named already.
         let _ = std::fs::remove_file(&temporary);
     }
     written
@@ -257,6 +258,41 @@ mod tests {
         let mut read = vec![0.0_f32; 100_000];
         copy.read(0, &mut read).unwrap();
         assert_eq!(read, values);
+    }
+
+    #[test]
+    fn writers_of_one_path_do_not_meet() {
+        const BYTES: usize = 1 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.safetensors");
+        std::thread::scope(|scope| {
+            for value in [1_u8, 2] {
+                let path = &path;
+                scope.spawn(move || {
+                    let image = Tensor::new(&pool(), Dtype::U8, BYTES as u64).unwrap();
+                    image.write_bytes(0, &vec![value; BYTES]).unwrap();
+                    for _ in 0..20 {
+                        write_file(&image, path).unwrap();
+                        let file = std::fs::read(path).unwrap();
+                        assert!(file.iter().all(|byte| *byte == file[0]), "the states of both");
+                        assert_eq!(file.len(), BYTES);
+                    }
+                });
+            }
+        });
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "something is left beside the file");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_named_leaves_nothing() {
+        let image = Tensor::new(&pool(), Dtype::U8, 1000).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let taken = folder.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        let error = write_file(&image, &taken).unwrap_err();
+        assert!(matches!(error, Error::Protection(ProtectionError::File { .. })), "{error}");
+        let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, [taken]);
     }
 
     #[test]

@@ -11,8 +11,12 @@ use std::time::Duration;
 /// How long after its notice a worker may be reported to run: then its runner ignores the recall.
 pub(super) const IGNORED: Duration = Duration::from_secs(10);
 
-/// How many generations of a job may end because a worker failed: one more, and the job is over.
+/// How many generations of a job may end because a worker failed, before that is forgotten: one more, and the job is over.
 const MOST_FAILURES: u32 = 3;
+
+/// How long after the last failure a job's failures are forgotten. Workers that fail by themselves do so sooner: at their start, or at a
+/// checkpoint. In weeks of training some fail for their hosts' sake.
+const FAILURES_FORGOTTEN: Duration = Duration::from_secs(3600);
 
 /// A runner by its host and its own number.
 pub(super) type RunnerKey = (HostId, u64);
@@ -78,8 +82,8 @@ pub(super) struct Job {
     /// What its workers have had until `accounted`: time of hosts.
     pub attained: Duration,
     accounted: Duration,
-    /// Generations that ended because a worker failed.
-    pub failures: u32,
+    /// Generations that ended because a worker failed, and when the last did.
+    failures: (u32, Duration),
     /// Whether all workers succeeded, once it is over.
     pub over: Option<bool>,
     /// Why it has what it has, by the last round.
@@ -112,7 +116,7 @@ impl Job {
             target: Vec::new(),
             attained: Duration::ZERO,
             accounted: arrived,
-            failures: 0,
+            failures: (0, arrived),
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
         }
@@ -122,6 +126,12 @@ impl Job {
     pub(super) fn attained(&self, now: Duration) -> Duration {
         let workers = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
         self.attained.saturating_add(now.saturating_sub(self.accounted).saturating_mul(workers))
+    }
+
+    /// Generations that ended because a worker failed, as far as they are not forgotten.
+    pub(super) fn failures(&self, now: Duration) -> u32 {
+        let (count, last) = self.failures;
+        if now.saturating_sub(last) < FAILURES_FORGOTTEN { count } else { 0 }
     }
 
     fn account(&mut self, now: Duration) {
@@ -192,8 +202,9 @@ impl Job {
             None => complete,
         });
         let step = if states.contains(&Some(false)) {
-            self.failures += 1;
-            match self.failures > MOST_FAILURES {
+            let failures = self.failures(now) + 1;
+            self.failures = (failures, now);
+            match failures > MOST_FAILURES {
                 true => Step::Over(false),
                 false => Step::Recalled(RecallReason::WorkerFailed),
             }
@@ -217,7 +228,7 @@ impl Job {
                 self.target.clear();
                 let text = match succeeded {
                     true => "all its workers succeeded".to_owned(),
-                    false => format!("its workers failed {} times", self.failures),
+                    false => format!("its workers failed {} times", self.failures.0),
                 };
                 self.reason = (AllocationReason::Over, text);
             }

@@ -134,6 +134,14 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
     Ok(shares)
 }
 
+/// A job's place in the policy's order: the least goes first.
+pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) -> (Duration, usize) {
+    match policy {
+        LivePolicy::Fifo => (Duration::ZERO, number),
+        LivePolicy::LeastAttained => (attained, number),
+    }
+}
+
 /// What the policy gives of the pool's hosts, which it sees as alike: how fast live jobs are on which is not known.
 fn decide(
     policy: LivePolicy,
