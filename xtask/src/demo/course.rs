@@ -206,6 +206,8 @@ mod tests {
             ],
             reason: String::new(),
             pinned: false,
+            interleaving: String::new(),
+            interleaving_reason_code: String::new(),
         };
         let plans = [plan.clone(), plan];
         assert_eq!([crossing(&plans, "spine0"), crossing(&plans, "spine1")], [4, 2]);
