@@ -176,7 +176,7 @@ impl Client {
     }
 
     /// Gives the provider hints for the tenant's communicator of this name, in place of those given before. They are for its first plans,
-    /// until it has measured. This process need not be in the communicator. It promises nothing, and ends with the communicator.
+    /// until it has measured. This process need not be in the communicator. Hints promise nothing, and end with it.
     ///
     /// ```no_run
     /// # use harmonaize_client::{AttachOptions, Client, Collective, Hints};

@@ -64,7 +64,7 @@ fn all_open(ctx: &Ctx<'_>, conditions: &Conditions, pair: (HostId, HostId)) -> b
 }
 
 /// Whether a connection's path is one of those that are wanted; any open one where none is. `exact`: each
-/// once, and back the same path. None where the path is not known. None where the way is not known.
+/// once, and back the same path. None where the path is not known.
 fn fits(port: Option<&Port>, ways: &mut Vec<Path>, exact: bool, conditions: &Conditions) -> Option<bool> {
     let port = port?;
     let there = port.there.as_ref()?;
