@@ -83,7 +83,7 @@ fn parse(csv: &str) -> Result<Images> {
     Ok(images)
 }
 
-/// Which images a step trains on: batch after batch of a shuffle of each epoch's own; a last part that fills no batch is
+/// Which images a step trains on: batch after batch of a shuffle of each epoch's own. A last part that fills no batch is
 /// left out of its epoch.
 #[derive(Clone, Debug)]
 pub struct Batches {
@@ -107,8 +107,8 @@ impl Batches {
         places.into_iter().skip(step % per_epoch * self.batch).take(self.batch).collect()
     }
 
-    /// The part of a step's batch that falls to `rank`: equal parts, in order, so that the mean of the ranks' means is the
-    /// batch's mean.
+    /// The part of a step's batch that falls to `rank`. Parts are equal and in order, so that the mean of the ranks' means
+    /// is the batch's mean.
     pub fn shard(&self, step: usize, rank: usize, ranks: usize) -> Result<Vec<usize>> {
         ensure!(rank < ranks, "rank {rank} of {ranks}");
         ensure!(

@@ -1,5 +1,5 @@
-//! What the demo's tenants and the bench's rank processes are made of: a data set, a training, payloads that prove
-//! themselves, and the lines that they report on standard output.
+//! What the demo's tenants and the bench's rank processes are made of. It is a data set, a training, payloads that
+//! prove themselves, and the lines that they report on standard output.
 #![forbid(unsafe_code)]
 
 pub mod communicator;

@@ -61,8 +61,8 @@ pub struct Measured {
     pub busy: f64,
 }
 
-/// Seconds that all processors of this machine were busy since it started (proc(5), /proc/stat: user, nice, system, then idle and waiting,
-/// then interrupts, soft ones, and what others took), in ticks of a hundredth, over their number. 0 where it cannot be read.
+/// Seconds that all processors of this machine were busy since it started, over their number. 0 where it cannot be read. Source: proc(5),
+/// /proc/stat, in ticks of a hundredth: user, nice, system, then idle and waiting, then interrupts, soft ones, and what others took.
 pub fn busy() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let processors = text.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1).max(1);

@@ -148,8 +148,8 @@ fn shapes(kind: Kind) -> Vec<(Vec<usize>, Begin)> {
 }
 
 impl Model {
-    /// A model with random weights that follow from `seed`: uniform with He's bound `sqrt(6 / inputs)`, biases 0 (He et al.,
-    /// Delving Deep into Rectifiers, ICCV 2015).
+    /// A model with random weights that follow from `seed`, and biases 0. Weights are uniform with He's bound
+    /// `sqrt(6 / inputs)` (He et al., Delving Deep into Rectifiers, ICCV 2015).
     pub fn new(kind: Kind, seed: u64) -> Result<Self> {
         let device = Device::Cpu;
         let (mut variables, mut number) = (Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! Data-parallel training with SGD and momentum: every worker takes its part of each batch, gradients are averaged by one
+//! Data-parallel training with SGD and momentum. Every worker takes its part of each batch, gradients are averaged by one
 //! AllReduce, and all workers make the same step.
 
 use crate::communicator::{Communicator, Cost};

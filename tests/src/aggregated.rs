@@ -101,9 +101,9 @@ impl Course {
     }
 }
 
-/// Rounds on the hosts of a topology, a rank each, while aggregators of this configuration serve, the `position`-th is killed in the middle
-/// of one, comes back, and is used again. A round says whether all of it went by aggregators. What control said of them at first; none without the
-/// privilege for namespaces.
+/// Rounds on the hosts of a topology, a rank each, while aggregators of this configuration serve. The `position`-th is killed in the middle
+/// of one, comes back, and is used again. A round says whether all of it went by aggregators. What control said of them at first; none
+/// without the privilege for namespaces.
 ///
 /// # Panics
 /// If anything is not as it should be: a test cannot go on.

@@ -28,8 +28,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles a program of the tree into a folder, and links it with a library of the folder `library`, with sanitizers of addresses,
-    /// leaks and undefined behaviour.
+    /// Compiles a program of the tree into a folder, with sanitizers of addresses, leaks and undefined behaviour. Links it with a
+    /// library of the folder `library`.
     ///
     /// # Panics
     /// If it does not compile.

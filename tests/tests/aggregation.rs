@@ -107,7 +107,8 @@ fn a_host_without_address_still_aggregates() {
     deployment.end().unwrap();
 }
 
-/// From an agreement on that nothing is summed on the way no operation goes by the aggregator; once it is given back they do again.
+/// From an agreement on that nothing is summed on the path no operation goes by the aggregator. Once it is given back they do
+/// again.
 #[test]
 fn agreement_without_aggregation_disables_it() {
     let Some(deployment) = star(HOSTS, "1MiB") else { return };
@@ -154,8 +155,8 @@ fn sums_are_right_on_a_bad_network() {
     deployment.end().unwrap();
 }
 
-/// A pool that is too small for all, and a tenant with several communicators that borrows what it can before the other comes: that one has
-/// its slots at once.
+/// A tenant borrows what it can of a pool before the other comes, which has its slots at once. The pool is too small for all, and the
+/// first has several communicators.
 #[test]
 fn a_hog_takes_no_guaranteed_slot() {
     let Some(mut deployment) = star(HOSTS, "64KiB") else { return };

@@ -36,7 +36,7 @@ fn until<T: Debug>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Re
     }
 }
 
-/// The spine of a path from the first rack to the second; none where the paths that are known lead over none, or over both.
+/// The spine of a path from the first rack to the second. None where the paths that are known lead over none, or over both.
 fn up(plan: &Plan) -> Option<String> {
     let paths = plan.ring_edges.iter().flat_map(|hop| &hop.paths);
     let mut spines = paths.filter_map(|path| match path.switches.as_slice() {

@@ -36,8 +36,8 @@ fn tenants_that_map_nothing_get_the_same_results() {
     succeeded(run_with(&sockets(&deployment, "a"), "mixed", 2, |rank| options(mixed(rank), 192), everything));
 }
 
-/// A rank without the tensor that its root gives, roots that are none, and tensors of other sizes are refused at once; a root
-/// that calls another size than others ends with an error that says so.
+/// Rooted calls that do not fit are refused at once. They are a rank without the tensor that its root gives, roots that are
+/// none, and tensors of other sizes. A root that calls another size than others ends with an error that says so.
 #[test]
 fn rooted_calls_that_do_not_fit_are_refused() {
     let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };

@@ -1,4 +1,4 @@
-//! Budgets for errors, end to end: real agents and control on slow links; what a tenant lets be lost, its receipts tell, and nobody
+//! Budgets for errors, end to end: real agents and control on slow links. What a tenant lets be lost, its receipts tell, and nobody
 //! else's tensors lose anything.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
@@ -251,7 +251,7 @@ fn lossless_budget_elides_zeros_only() {
     deployment.check().unwrap();
 }
 
-/// What 4 bits leave out of one step comes in the next: the mean of what is received tends to the mean of what was sent.
+/// What 4 bits leave out of one step comes in the next. The mean of what is received tends to the mean of what was sent.
 #[test]
 fn error_feedback_preserves_the_mean() {
     const STEPS: usize = 12;

@@ -1,5 +1,5 @@
-//! What a tenant hears, end to end: an operator's drain before the host goes, the rank that is lost with its agent, and nothing
-//! of another tenant's.
+//! What a tenant hears, end to end, and nothing of another tenant's. It hears an operator's drain before the host goes, and the
+//! rank that is lost with its agent.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank, Status, StragglerCause};

@@ -18,7 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Nobody waits for the end of the notice, unless something is wrong.
 const ALLOCATOR: &str = "[allocator]\npolicy = \"fifo\"\nround = \"2s\"\nnotice = \"60s\"\n";
 
-/// A worker, with a folder: it notes there what becomes of it, and ends with 0 once the folder has a file of its job's name.
+/// A worker, with a folder, in which it notes what becomes of it. It ends with 0 once the folder has a file of its job's
+/// name.
 const WORKER: &str = r#"
 note() { echo "$HARMONAIZE_JOB $HARMONAIZE_GENERATION $RANK $WORLD_SIZE $1" >> "$0/notes"; }
 trap 'note stopped; exit 0' TERM

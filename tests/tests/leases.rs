@@ -1,5 +1,5 @@
-//! The way to control fails, or control, or certificates change: operations go on, and hosts that die are noticed by their peers all the
-//! same.
+//! The path to control fails, or control, or certificates change. Operations go on, and hosts that die are noticed by their peers all
+//! the same.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_client::{Client, Error, JoinRefusal, Rank, Status};
@@ -97,8 +97,8 @@ fn sessions_with(deployment: &mut Deployment, certificates: usize) {
     in_phase(deployment, "running");
 }
 
-/// Everybody gets a new certificate of the same authority, and the one before is revoked; then one of another authority, and the one
-/// before is trusted no more. So whoever has a session afterwards has shown the new one, and control too.
+/// Everybody gets a new certificate of the same authority, and the one before is revoked. Then everybody gets one of another
+/// authority, and the one before is trusted no more. So whoever has a session afterwards has shown the new one, and control too.
 #[test]
 fn new_certificates_and_authorities_disturb_no_operation() {
     let Some(mut deployment) = deploy(&star(2, "1Gbit/s"), noticed_soon) else { return };

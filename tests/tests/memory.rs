@@ -1,5 +1,5 @@
-//! Tensors beside the arena, end to end: arenas that grow, and memory that the program has already; the code of docs/tenants.md as it
-//! stands there.
+//! Tensors beside the arena, end to end: arenas that grow, and memory that the program has already. The code of docs/tenants.md runs
+//! as it stands there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, ensure};

@@ -42,7 +42,8 @@ fn confined(deployment: &mut Deployment) -> usize {
     without
 }
 
-/// Adds a tenant to the first host's configuration and has it read again; what the log says of it, or that its socket is there.
+/// Adds a tenant to the first host's configuration and has it read again. Returns once its socket is there; fails with what the
+/// log says of it.
 fn add_tenant(deployment: &mut Deployment, name: &str, path: &Path) -> Result<(), String> {
     let host = deployment.hosts()[0].clone();
     let config = host.folder.join("agent.toml");

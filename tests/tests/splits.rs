@@ -52,7 +52,8 @@ fn two_colors_and_none_come_of_one_split() {
     assert_eq!(found, expected);
 }
 
-/// By 64 splits of 8 ranks, on one host and on two, within the limits that nobody has raised: a job keeps all 65 communicators.
+/// By 64 splits of 8 ranks, on one host and on two, a job keeps all 65 communicators. They are within the limits that nobody
+/// has raised.
 #[test]
 fn sixty_four_groups_form_within_the_usual_limits() {
     let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };

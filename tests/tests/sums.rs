@@ -112,7 +112,8 @@ fn in_order(worker: &Worker, salt: u64) -> Result<bool> {
     Ok(whole)
 }
 
-/// By the aggregator, by the hosts where it was killed in the middle, and by the hosts alone; all bits are those of the one order.
+/// All bits are those of the one order, by the aggregator and by the hosts alone. So they are by the hosts where the aggregator
+/// was killed in the middle.
 #[test]
 fn ordered_sums_are_bitwise_reproducible() {
     let Some(mut deployment) = star(HOSTS, "1MiB") else { return };

@@ -41,7 +41,7 @@ const MODELS: &str = "tests::model::";
 /// Tests of pages that the kernel wipes in children: the emulator takes the wish and does not pass it on.
 const WIPED: &str = "fork::tests::";
 
-/// Builds the workspace for the architecture; every task that needs some of its programs does it by this very call, since
+/// Builds the workspace for the architecture. Every task that needs some of its programs does it by this very call, since
 /// cargo unifies features over what a call names.
 pub(crate) fn build(toolchain: &Toolchain) -> Result<()> {
     let begun = Instant::now();

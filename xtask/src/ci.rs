@@ -70,8 +70,8 @@ const STAGES: &[(&str, Stage)] = &[
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];
 
-/// Runs the task: every stage, even after one has failed, each as a process of its own, so that what a failed one said can be
-/// said again at the end: of a long run, its end alone is read.
+/// Runs the task: every stage, even after one has failed, each as a process of its own. So what a failed one said can be said
+/// again at the end: of a long run, its end alone is read.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(unknown) = args.only.iter().find(|name| STAGES.iter().all(|(stage, _)| stage != name)) {
         bail!("there is no stage named {unknown}; `cargo xtask ci --help` lists them");

@@ -1,6 +1,6 @@
-//! `cargo xtask demo`: one tenant trains a model through the provider's AllReduce, another exchanges by AllToAll on the
-//! same links, a third answers requests within a time that was promised, and cross traffic congests a spine meanwhile. Then the first trains
-//! so that it reacts to what it is told, while hosts are taken away and lost, beside one that adopts nothing. All results are proved right.
+//! `cargo xtask demo`: three tenants share links, and cross traffic congests a spine meanwhile. One trains a model through the provider's
+//! AllReduce, another exchanges by AllToAll, a third answers requests within a time that was promised. Then the first trains so that it
+//! reacts to what it is told, while hosts are taken away and lost, beside one that adopts nothing. All results are proved right.
 
 pub mod changes;
 pub mod course;

@@ -1,4 +1,5 @@
-//! What a core does as an aggregator, beside what the machine can, in the same run and in turns; no network but the loopback device.
+//! What a core does as an aggregator, beside what the machine can. Both are measured in the same run and in turns; there is
+//! no network but the loopback device.
 //!
 //! Prints a line of JSON for each size of chunk. `kernel_ns`: a datagram sent and received through a socket, and nothing else.
 //! `aggregator_ns`: a part read, its tag, the sum, and the tag of a sum for it. `ceiling` and `sum_loop`: bytes of parts a second, of one

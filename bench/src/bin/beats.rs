@@ -1,4 +1,5 @@
-//! Connections on which each end says a few bytes now and then, and nothing else: the least that it costs to see whether peers live.
+//! Connections on which each end says a few bytes now and then, and nothing else. That is the least that it costs to see whether
+//! peers live.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};

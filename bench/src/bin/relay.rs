@@ -1,5 +1,6 @@
-//! An AllReduce of f32 by one thread that waits for the ranks' threads, sums what they have, and tells them: the least that any
-//! service costs whose work another than the ranks does. Prints a line of JSON a size, as the peers' programs do.
+//! An AllReduce of f32 by one thread beside the ranks' threads. It waits for them, sums what they have, and gives them
+//! the sum: the least that any service costs whose work another than the ranks does. Prints a line of JSON a size, as the
+//! peers' programs do.
 #![forbid(unsafe_code)]
 
 use anyhow::{Result, ensure};

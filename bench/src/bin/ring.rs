@@ -1,5 +1,5 @@
-//! One rank of a ring of bare TCP sockets that moves what a collective's ring must move, and reduces nothing: the bound of such a ring.
-//! Rank 0 prints a line of JSON a size, as the peers' programs do.
+//! One rank of a ring of bare TCP sockets, as the bound of such a ring. It moves what a collective's ring must move, and reduces
+//! nothing. Rank 0 prints a line of JSON a size, as the peers' programs do.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, bail, ensure};

@@ -1,5 +1,5 @@
-//! TCP streams from one thread to another, as fast as they go: the goodput that a link gives to bare sockets, by each method that Linux
-//! has to send.
+//! TCP streams from one thread to another, as fast as they go. It is the goodput that a link gives to bare sockets, by each method that
+//! Linux has to send.
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum};

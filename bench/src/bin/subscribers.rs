@@ -1,4 +1,5 @@
-//! Tenants that read events, a process of each on one host: how long after the moment at which an event is made it is there.
+//! Tenants that read events, a process of each on one host. It measures how long after the moment at which an event is made
+//! it is there.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};

@@ -1,5 +1,5 @@
-//! Suite aggregation: what a core does as an aggregator, beside what the machine can; AllReduces by an aggregator against the same
-//! hosts' own; and how tenants fare that share one.
+//! Suite aggregation: what a core does as an aggregator, beside what the machine can. Also AllReduces by an aggregator against the
+//! same hosts' own, and how tenants fare that share one.
 
 use super::lab::{Lab, Measured};
 use super::part::Part;
@@ -170,7 +170,7 @@ fn wide(suite: &Suite) -> Result<Vec<Row>> {
     suite.in_codes(5, 8.0, bar, None)
 }
 
-/// How many times as fast as exact along the ring a large operation in codes can be, whose sums have so many bits: each way takes what it
+/// How many times as fast as exact along the ring a large operation in codes can be. Sums have so many bits: each direction takes what it
 /// carries for an element.
 fn ratio_of_codes(hosts: usize, sum_bits: f64) -> f64 {
     let hosts = hosts as f64;
@@ -297,8 +297,8 @@ fn without_aggregator(topology: &str) -> &str {
 }
 
 impl Suite {
-    /// Operations of these sizes where there is an aggregator, against the same hosts without, in turn on two standing fabrics; each size
-    /// with its bar. And what of the processors they took with it.
+    /// Operations of these sizes where there is an aggregator, against the same hosts without. They run in turn on two standing fabrics;
+    /// each size has its bar. And what of the processors they took with it.
     fn against_hosts(&self, star: Star, sizes: &[(u64, f64)]) -> Result<(Vec<Row>, f64)> {
         let topology = star_with_aggregator(star.hosts, star.rate, star.delay);
         let aggregated = self.fabric(&topology, star, |setup| setup)?;
@@ -349,7 +349,8 @@ impl Suite {
         Ok(rows)
     }
 
-    /// Operations of 4 hosts, in turn, each with its faults, by an aggregator or by the hosts alone: the medians of each one's runs, in us.
+    /// The medians of each one's runs of operations of 4 hosts, in us. Each has its faults, by an aggregator or by the hosts alone; they
+    /// run in turn.
     fn with_faults(&self, contestants: &[(Faults, bool)], size: u64) -> Result<Vec<Vec<f64>>> {
         let topology = star_with_aggregator(4, 250, "0us");
         let mut labs = Vec::new();
@@ -370,8 +371,8 @@ impl Suite {
         Timed { runs }.of(size)?.first().copied().context("nothing was timed")
     }
 
-    /// A large operation summed in codes that add, against the same exact by the hosts alone, in turn: at 1 Gbit/s, and at rates at which
-    /// processors have time to spare. `loses`: the most that the sums may lose, vNMSE.
+    /// A large operation summed in codes that add, against the same exact by the hosts alone. They run in turn: at 1 Gbit/s, and at rates
+    /// at which processors have time to spare. `loses`: the most that the sums may lose, vNMSE.
     fn in_codes(&self, hosts: usize, sum_bits: f64, bar: f64, loses: Option<f64>) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         for rate in RATES {

@@ -53,8 +53,8 @@ const SPEEDS: &[(&str, &str, f64, Speed)] = &[
     ("rotated 4", "decode", 0.8, |line| line.decode),
 ];
 
-/// Measures, prints what each codec did in the last round, draws it where that was asked for, and returns the rows with bars; with PyTorch beside
-/// it in each round where that was asked for.
+/// Measures, prints what each codec did in the last round, and returns the rows with bars. It draws the round, and has PyTorch beside it in
+/// each round, where that was asked for.
 pub fn run(request: &Request) -> Result<Vec<Row>> {
     let pytorch = request.pytorch.then(|| PyTorch::prepare(request.consent(), ELEMENTS));
     let mut pytorch = pytorch.transpose()?;

@@ -1,4 +1,4 @@
-//! Suite cooperation: what it is worth to a tenant to be told and asked, and what it costs others, on two racks and two spines with
+//! Suite cooperation: what being told and asked is worth to a tenant, and costs others. It runs on two racks and two spines with
 //! real agents.
 
 mod adversary;

@@ -63,8 +63,8 @@ pub fn shaped(lab: &mut Lab, request: &Request) -> Result<Vec<Row>> {
     Ok(rows.collect())
 }
 
-/// Two ranks on one host, AllReduce back to back: the median operation through agent and rings, less the median of the same
-/// plan driven directly in one process, in microseconds.
+/// Two ranks on one host, AllReduce back to back: the overhead of agent and rings, in microseconds. It is the median
+/// operation through them, less the median of the same plan driven directly in one process.
 pub fn service(lab: &mut Lab, request: &Request) -> Result<Vec<Row>> {
     let runs = request.rounds();
     const RANKS: usize = 2;

@@ -182,7 +182,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The next line for which `wanted` is true, and when it came; an error when the program ends before, or in time has
+    /// The next line for which `wanted` is true, and when it came. An error when the program ends before, or in time has
     /// not printed it.
     pub fn line(&mut self, deadline: Instant, wanted: impl Fn(&str) -> bool) -> Result<(Instant, String)> {
         loop {

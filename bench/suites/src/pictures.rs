@@ -35,8 +35,8 @@ pub fn of_rows(folder: &Path, suite: &str, rows: &[Row]) -> Result<()> {
     write_lanes(folder, suite, &format!("Suite {suite}: each row against its bar"), scale, &lanes)
 }
 
-/// Draws `suite`-ideals.svg into `folder`: for each row whose ideal is known a bar as long as its ratio is of that, and a
-/// line where its bar is. Nothing where there is no such row.
+/// Draws `suite`-ideals.svg into `folder`, for each row whose ideal is known. A row has a bar as long as its ratio is of
+/// that, and a line where its bar is. Nothing where there is no such row.
 pub fn of_ideals(folder: &Path, suite: &str, rows: &[Row]) -> Result<()> {
     let lane = |row: &Row| {
         let ideal = row.ideal?;

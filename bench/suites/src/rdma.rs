@@ -422,7 +422,7 @@ impl Suite {
         Ok(())
     }
 
-    /// The rounds of AllReduce with links that are slower than emulated devices: what waits for what shows, and not what
+    /// The rounds of AllReduce with links that are slower than emulated devices. What waits for what shows, and not what
     /// costs how much of a processor.
     fn slowly(&mut self) -> Result<()> {
         let faults = self.testbed.faults.clone();

@@ -1,5 +1,5 @@
-//! Suite sweep: sizes swept over each collective, ours beside every peer that installs by name, on one host and over four network
-//! namespaces, a round of each contestant in turn. [The method](../../../docs/performance/sweep.md).
+//! Suite sweep: sizes swept over each collective, ours beside every peer that installs by name. It runs on one host and over four
+//! network namespaces, a round of each contestant in turn. [The method](../../../docs/performance/sweep.md).
 
 use crate::lab::Lab;
 use crate::part::Outcome;
@@ -62,7 +62,7 @@ pub const COLLECTIVES: [Collective; 10] = [
 ];
 
 impl Collective {
-    /// Bytes that the slowest link carries, of a tensor of about `bytes`: of several blocks each is a multiple of 16 bytes, as in
+    /// Bytes that the slowest link carries, of a tensor of about `bytes`. Of several blocks each is a multiple of 16 bytes, as in
     /// nccl-tests.
     fn on_the_bus(&self, bytes: u64, ranks: usize) -> f64 {
         let blocks = ranks as u64 * self.blocks;
@@ -223,7 +223,8 @@ impl Setting {
         best(&self.entries, bytes)
     }
 
-    /// A row for each size against the best peer, one for each limit that has a bar or is of one host, and one for each contestant that failed.
+    /// A row for each size against the best peer, and one for each contestant that failed. Also one for each limit that has a bar or is of
+    /// one host.
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         let ours = |bytes| {

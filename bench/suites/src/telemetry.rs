@@ -132,8 +132,8 @@ pub const TRACES: &[&str] = &[
     "gloo-long",
 ];
 
-/// Records the traces that tests replay, beside the logs of the trainings, instead of measuring: those that the request names, all if
-/// there are none.
+/// Records the traces that tests replay, beside the logs of the trainings, instead of measuring. They are those that the request
+/// names, all if there are none.
 pub fn record(suite: &Suite) -> Result<()> {
     let folder = suite.request.traces.as_deref().context("no folder for traces")?;
     accuracy::traces_into(suite, folder)

@@ -105,7 +105,8 @@ fn gains(seed: u64) -> Result<(), MarketError> {
     Ok(())
 }
 
-/// What the first tenant gains, which has the first bids and multiplies all of them but one by a factor; the only one too if it has but one.
+/// What the first tenant gains, which multiplies all but one of its bids by a factor. It has the first bids; if it has but one, it
+/// multiplies that one.
 fn gain(values: &[f64], bids: u64, factor: f64) -> Result<f64, MarketError> {
     let mut market = Market::new(vec![Traded { name: "gpu".to_owned(), units: 20, base_price: 0.1 }], 0.0)?;
     for (id, value) in (0_u64..).zip(values) {

@@ -1,5 +1,5 @@
-//! Finish-time fairness (Mahajan et al., "Themis", NSDI 2020): how long a job took, over how long it takes with a share of the inventory
-//! of its own. Shares and means are those of Sia's artifact.
+//! Finish-time fairness (Mahajan et al., "Themis", NSDI 2020). It is how long a job took, over how long it takes with a share of the
+//! inventory of its own. Shares and means are those of Sia's artifact.
 
 use crate::inventory::{Inventory, Kind, KindId};
 use crate::job::Job;

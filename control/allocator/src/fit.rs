@@ -46,9 +46,9 @@ const STEPS: usize = 60;
 /// The gain of a step below which the search ends.
 const GAIN: f64 = 1e-7;
 
-/// Fits the parameters by least errors of logarithms, as Pollux does: the root mean square of computation's and of steps', with
-/// a preference for little overlap and little retrogression. What no measurement shows stays at its lower bound, so that the
-/// model is optimistic about what was not tried. `None` of no measurements, or where a time is no number above 0.
+/// Fits the parameters by least errors of logarithms, as Pollux does. It takes the root mean square of computation's and of
+/// steps', with a preference for little overlap and little retrogression. What no measurement shows stays at its lower bound,
+/// so that the model is optimistic about what was not tried. `None` of no measurements, or where a time is no number above 0.
 pub fn fit(measured: &[Measured]) -> Option<StepModel> {
     let times = measured.iter().flat_map(|each| [each.step, each.compute]);
     if measured.is_empty() || !times.into_iter().all(|time| time.is_finite() && time > 0.0) {

@@ -69,8 +69,8 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// What was estimated of gradients: the squared norm of the true one, and the trace of the covariance of one sample's, for batches
-    /// that begin at `initial` samples. An estimate below 0 counts as 0; `None` where one is no number.
+    /// What was estimated of gradients, for batches that begin at `initial` samples. `square` is the squared norm of the true one,
+    /// `trace` the trace of the covariance of one sample's. An estimate below 0 counts as 0; `None` where one is no number.
     pub fn measured(square: f64, trace: f64, initial: u32) -> Option<Self> {
         let variance = trace.max(0.0) / f64::from(initial.max(1));
         (square.is_finite() && trace.is_finite()).then_some(Self { square: square.max(0.0), variance })

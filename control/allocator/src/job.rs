@@ -1,4 +1,5 @@
-//! What a tenant asks for: a training with the workers and the batch that it was tuned for, and ranges within which it may run.
+//! What a tenant asks for. It is a training with the workers and the batch that it was tuned for, and ranges within which it
+//! may run.
 
 use crate::goodput::LocalBatch;
 use crate::inventory::{Inventory, Kind, KindId};

@@ -238,8 +238,8 @@ impl Market {
         }
     }
 
-    /// A round at a time in seconds: recalls units of bids that lost, ends those whose last moment has come, and gives free ones to bids
-    /// that won.
+    /// A round at a time in seconds. It recalls units of bids that lost, ends those whose last moment has come, and gives free ones to
+    /// bids that won.
     ///
     /// # Errors
     ///
@@ -320,8 +320,8 @@ impl Market {
     }
 }
 
-/// The highest price that a tenant should bid, in dollars an hour: what its work costs on the next best units, in dollars, over the hours
-/// that it lasts here.
+/// The highest price that a tenant should bid, in dollars an hour. It is what its work costs on the next best units, in dollars, over the
+/// hours that it lasts here.
 ///
 /// # Errors
 ///

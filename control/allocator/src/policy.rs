@@ -92,8 +92,8 @@ pub trait Policy {
         false
     }
 
-    /// What each of the round's jobs has until the next round, in the order of the round's jobs: accelerators that the inventory has,
-    /// each given once.
+    /// What each of the round's jobs has until the next round, in the order of the round's jobs. Those are accelerators that the
+    /// inventory has, each given once.
     ///
     /// # Errors
     ///

@@ -169,8 +169,8 @@ impl Profile {
         alike.filter_map(|(_, curve)| curve.keys().next_back().copied()).max()
     }
 
-    /// What a step takes: on the line between the two nearest batches of the placement, or where it was not measured between
-    /// the nearest corners by hosts, workers and batch.
+    /// What a step takes, on the line between the two nearest batches of the placement. Where it was not measured it lies
+    /// between the nearest corners by hosts, workers and batch.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Models and workloads of our own, from a seed: profiles follow the seven parameters with noise, and records follow noise that grows
+//! Models and workloads of our own, from a seed. Profiles follow the seven parameters with noise, and records follow noise that grows
 //! while a model learns.
 
 use crate::goodput::{Noise, StepModel};

@@ -1,4 +1,5 @@
-//! What it is worth to choose the batch anew all the time: rank-seconds to an end that is reached by samples' worth, in virtual time.
+//! What it is worth to choose the batch anew all the time, in virtual time. It is rank-seconds to an end that is reached by samples'
+//! worth.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_allocator::{BatchRange, LocalBatch, Noise, StepModel, best, candidates};

@@ -12,7 +12,8 @@ use tonic_prost::{ProstDecoder, ProstEncoder};
 /// Bytes of memory that any message may fill.
 const BASE: usize = 64 << 20;
 
-/// Bytes of memory that a message may fill beyond that for each of its own: as many as a packed number of one byte does.
+/// Bytes of memory that a message may fill beyond that for each of its own. They are as many as a packed number of one
+/// byte does.
 const RATIO: usize = 8;
 
 /// Bytes of memory that a text, or a list of numbers, takes beside its content. A list of them grows by doubling.

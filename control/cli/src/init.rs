@@ -173,8 +173,8 @@ impl Init {
     }
 }
 
-/// Lets the group of the folder with everything read what a daemon runs by, where root has made it: the package gives that folder
-/// to the group of its daemons.
+/// Lets the group of the folder with everything read a daemon's files, where root has made them. The package gives that folder to
+/// the group of its daemons.
 fn share(made: &Folder, everything: &Path) -> std::io::Result<()> {
     let group = std::fs::metadata(everything)?.gid();
     if group == 0 || !rustix::process::geteuid().is_root() {

@@ -1,5 +1,5 @@
-//! What a tenant's people ask of the provider through the agent's socket for tenants: constraints and agreements, hints, events, and
-//! how agreements were kept; and runners, which start its jobs' workers.
+//! What a tenant's people ask of the provider through the agent's socket for tenants. They are constraints and agreements, hints,
+//! events, and how agreements were kept; and runners, which start its jobs' workers.
 
 mod chrome;
 mod run;

@@ -101,7 +101,7 @@ pub enum Fact {
         /// How many hosts the communicator has.
         hosts: usize,
     },
-    /// The communicator has ended: nothing more is told of it but what ranks were lost, what was not kept, and that no more is promised.
+    /// The communicator has ended. Nothing more is told of it but what ranks were lost, what was not kept, and that no more is promised.
     Ended,
 }
 

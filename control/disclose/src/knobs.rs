@@ -64,7 +64,8 @@ mod tests {
         Knobs { accumulate: (2, 32), checkpoint }
     }
 
-    /// What stands, in seconds; what it costs, how important it is, and how long ago the last one was: why there is one at 1,000 s.
+    /// Why there is a checkpoint at 1,000 s. Each case has what stands, what it costs in seconds, how important it is, and how long
+    /// ago the last one was.
     #[test]
     fn throttled_checkpoint_depends_on_cost_and_importance() {
         use Priority::{High, Low, Normal};

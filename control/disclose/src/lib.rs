@@ -1,5 +1,5 @@
-//! The only room that turns a provider's fact into something that a tenant may see: ranks, the tenant's own calls, and
-//! text made of these alone.
+//! The only room that turns a provider's fact into something that a tenant may see. That is ranks, the tenant's own
+//! calls, and text made of these alone.
 //!
 //! Architecture invariant: no host, address, link, path or other tenant enters a value that leaves here. Details for the
 //! operator come in beside the facts and are dropped, never quoted.

@@ -364,7 +364,8 @@ mod tests {
         assert_eq!(broken(&mut watch, 91), []);
     }
 
-    /// Of 8 ranks: at six tenths of what was promised, as the busbw of each collective is reckoned, and at a tenth more than that.
+    /// Of 8 ranks, at six tenths of what was promised, and at eleven tenths of it. The busbw is reckoned as that of each
+    /// collective.
     #[test]
     fn each_collective_has_its_own_bandwidth() {
         let promised = 100_000_000;

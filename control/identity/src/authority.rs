@@ -131,8 +131,8 @@ impl Authority {
 }
 
 impl Authority {
-    /// Adds certificates of this authority, each a PEM file, to its list of those that are revoked, which is made where it is not there.
-    /// Returns how many are on it then.
+    /// Adds certificates of this authority, each a PEM file, to its list of those that are revoked. The list is made where it is not
+    /// there. Returns how many are on it then.
     ///
     /// # Errors
     /// If a file cannot be read or written, is none, or is of another authority: nothing has changed then.

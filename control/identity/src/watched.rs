@@ -41,7 +41,7 @@ impl Watched {
         (self.files, self.read, self.seen) = (files, read, seen);
     }
 
-    /// Whether they are to be read again: they have changed since, and not since the last look, so that whoever writes them
+    /// Whether they are to be read again. They have changed since, and not since the last poll, so that whoever writes them
     /// has most likely finished. True once for each change.
     pub fn changed(&mut self) -> bool {
         let now: Vec<Stamp> = self.files.iter().map(|file| stamp(file)).collect();

@@ -1,5 +1,5 @@
-//! Whether a group of hosts does better with an aggregator on the way, or with several of which one is above the others, with which, and
-//! from which size of operation on.
+//! Whether a group of hosts does better with aggregators on the path, and with which. There may be several, of which one is above the
+//! others. It also finds the size of operations from which on it does.
 //!
 //! By an aggregator each host sends and receives an operation's bytes once; in a ring of n hosts it sends 2(n-1)/n of them over
 //! 2(n-1) steps, or, directly, to all at once. What an aggregator carries for each host is the least of what the hosts' ways to its

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 /// What a message costs those who send and receive it, about, beside the way that it takes, where nobody has measured it.
 pub(crate) const MESSAGE_OVERHEAD: f64 = 10e-6;
 
-/// What the ring must take longer for an operation to go otherwise than in one shot, as a part of its time: where the two are about
-/// alike, the ring asks less of the switches.
+/// What the ring must take longer for an operation to go otherwise than in one shot. It is a part of the ring's time. Where the
+/// two are about alike, the ring asks less of the switches.
 const MIN_GAIN: f64 = 0.1;
 
 /// The largest operations that go otherwise than along the ring. That is the most that one host may be sent by all others at once, for a switch's
@@ -125,8 +125,8 @@ pub struct GroupCosts {
     pub racks: Option<RackCosts>,
 }
 
-/// Delays in a group: one way between those that are farthest from each other, and from one to the next along a ring, on average.
-/// Cost: a look at the paths of each pair.
+/// Delays in a group, each of one direction. First between those that are farthest from each other, then from one to the next
+/// along a ring, on average. Cost: a look at the paths of each pair.
 pub fn delays(topology: &Topology, ring: &[HostId]) -> (Nanos, Nanos) {
     let mut ways = PathFinder::new(topology);
     let mut delay = |from: HostId, to: HostId| {
@@ -156,8 +156,8 @@ pub fn hop_delay(topology: &Topology, ring: &[HostId]) -> Nanos {
 /// Groups of hosts that hang alike of which every two are looked at; with more, from one to all others.
 const MAX_GROUPS: usize = 64;
 
-/// One way between any two hosts of a fabric at most: the longest of the shortest ways, or up to twice that in a fabric of very many
-/// switches. It is the same whoever's hosts stand where.
+/// The most that one direction between any two hosts of a fabric takes. It is the longest of the shortest paths, or up to twice that
+/// in a fabric of very many switches. It is the same whoever's hosts stand where.
 pub fn max_delay(topology: &Topology) -> Nanos {
     let mut groups: BTreeMap<Vec<Node>, (Nanos, HostId)> = BTreeMap::new();
     for (host, _) in topology.hosts_there() {
@@ -428,7 +428,8 @@ fn ranges_of(table: &AlgorithmTable, collective: Collective) -> impl Iterator<It
     table.ranges().filter(move |range| range.collective == collective)
 }
 
-/// The last size from `first` on, at most [`MAX_BURST`], up to which something holds that holds at `first`, as far as steps of an eighth tell.
+/// The last size from `first` on, at most [`MAX_BURST`], up to which something holds. It holds at `first`, and is sampled at steps of an
+/// eighth.
 fn last_of(first: u64, holds: impl Fn(u64) -> bool) -> u64 {
     let mut holding = first;
     loop {

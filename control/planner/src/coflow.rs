@@ -1,6 +1,6 @@
-//! Coflows: the transfers of an iteration count as one, and of those that wait for a full link the one with least left goes first.
-//! After Chowdhury et al., "Efficient coflow scheduling with Varys" (SIGCOMM 2014). Where no size is known, by what it attained so far:
-//! Chowdhury and Stoica, "Efficient coflow scheduling without prior knowledge" (Aalo, SIGCOMM 2015).
+//! Coflows: the transfers of an iteration count as one, and the one with least left goes first. That is among those that wait for a
+//! full link. After Chowdhury et al., "Efficient coflow scheduling with Varys" (SIGCOMM 2014). Where no size is known, by what it
+//! attained so far: Chowdhury and Stoica, "Efficient coflow scheduling without prior knowledge" (Aalo, SIGCOMM 2015).
 //!
 //! Control orders slots by [`service_order`]. [`simulate`] holds that order against max-min fair sharing on recorded coflows.
 
@@ -15,7 +15,8 @@ mod workload;
 pub use simulation::{Sharing, simulate};
 pub use workload::{Coflow, CoflowError, Transfer, Workload};
 
-/// The first class of those whose size is not known ends with so much attained, and each further one with so many times as much.
+/// The first class of those whose size is not known ends with so much attained. Each further one ends with so many times as
+/// much.
 const FIRST_CLASS: Nanos = Nanos(10_000_000);
 const NEXT_CLASS: u64 = 4;
 

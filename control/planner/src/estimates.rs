@@ -113,7 +113,8 @@ struct OwnTraffic {
     connections_by_host: Option<HostId>,
 }
 
-/// Own traffic that takes so much of a link, in percent, fills it; so much keeps it busy; less than so much is next to nothing.
+/// Own traffic that takes so much of a link, in percent, fills it. The next two: so much keeps it busy, and less than so much
+/// is next to nothing.
 const FULL_PERCENT: u128 = 75;
 const BUSY_PERCENT: u128 = 30;
 const IDLE_PERCENT: u128 = 10;
@@ -121,7 +122,7 @@ const IDLE_PERCENT: u128 = 10;
 /// A link that was thought congested before is believed to be so again this much sooner.
 const PRIOR_WEIGHT: f64 = 1.5;
 
-/// A link at a host is believed to be congested by others less than one between switches: what else it carries the host's own
+/// A link at a host is less believed to be congested by others than one between switches. What else it carries the host's own
 /// agent sees.
 const AT_HOST: f64 = 0.6;
 
@@ -142,8 +143,9 @@ pub struct Estimates {
 }
 
 impl Estimates {
-    /// Which own connections carry traffic now, with their path and rate (0 where not known): all of them, instead of those
-    /// told before; whether an estimate moved. Those without a verdict speak for their links. Verdicts on others are dropped.
+    /// Takes which own connections carry traffic now, with their path and rate (0 where not known). They are all, instead of
+    /// those given before. Returns whether an estimate moved. Those without a verdict speak for their links. Verdicts on
+    /// others are dropped.
     pub fn active(
         &mut self,
         topology: &Topology,
@@ -366,8 +368,9 @@ impl Estimates {
         own
     }
 
-    /// Takes what a probe told; whether an estimate moved so that planning anew may be worth it: a link is free again, or others
-    /// take more than was thought. That they take less, but something, is for the next plan that is made for another reason.
+    /// Takes a probe's result; returns whether an estimate moved so that planning anew may be worth it. It may where a link is
+    /// free again, or others take more than was thought. That they take less, but something, is for the next plan that is made
+    /// for another reason.
     ///
     /// See Strauss, Katabi and Kaashoek, "A measurement study of available bandwidth estimation tools", IMC 2003 (direct
     /// probing).

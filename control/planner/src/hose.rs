@@ -139,8 +139,8 @@ impl HoseModel {
 }
 
 impl GuaranteeCapacity {
-    /// The most that can be promised to a communicator of these hosts beside what others are, bits a second: what it would be
-    /// wherever any of them stand. Cost: the promises, times trees and hosts.
+    /// The most that can be promised to a communicator of these hosts beside the others, bits a second. It is what it would
+    /// be wherever any of them stand. Cost: the promises, times trees and hosts.
     pub fn max_guarantee(&self, hosts: &[HostId], others: &[Guarantee<'_>]) -> f64 {
         let loads = guaranteed_rates(others.iter().copied());
         let line = |host: &HostId| {

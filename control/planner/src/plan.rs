@@ -71,7 +71,7 @@ pub struct Current {
 /// From one participant to the next along the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RingEdge {
-    /// The path of each connection, in the direction of the ring; empty where they are not known, then the hop's bytes count
+    /// The path of each connection, in the direction of the ring. Empty where they are not known; then the hop's bytes count
     /// as spread over all equal-cost paths.
     pub paths: Vec<Path>,
 }
@@ -121,7 +121,8 @@ pub struct Request<'a> {
     pub policy: Policy,
 }
 
-/// How good a plan is predicted to be: times of operations, relative to the same job where only its hosts' own links are a limit.
+/// How good a plan is predicted to be. Times of operations are relative to the same job where only its hosts' own links are a
+/// limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Score {
     /// Mean over the jobs, by weight; 1 is best.
@@ -160,7 +161,8 @@ pub struct Assignment {
     pub edges: Vec<RingEdge>,
     /// Whether it differs from what runs now.
     pub changed: bool,
-    /// Its weighted max-min share, and no less than is promised where that can be had: what each host sends to the next, bits a second; 0 where stuck.
+    /// Its weighted max-min share, and no less than is promised where that can be had. It is what each host sends to the next, bits a
+    /// second; 0 where stuck.
     pub share: Rate,
     /// What each participant's links shall be held to so that shares come out as planned; none where that is not needed.
     pub rate_limit: Option<Rate>,

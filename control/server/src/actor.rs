@@ -1,4 +1,5 @@
-//! The one task that owns the state, on a thread of its own: feeds it messages, calls and the time, and carries out what it decides.
+//! The one task that owns the state, on a thread of its own. It feeds the state messages, calls and the time, and carries out what
+//! it decides.
 
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;

@@ -50,7 +50,7 @@ impl Keeper {
         Ok((Self { jobs, numbers: 0, writes }, kept))
     }
 
-    /// The same with a task of the caller's in place of the thread, in whose time each group takes as long as `takes` says: for simulations.
+    /// The same with a task of the caller's in place of the thread, for simulations. In its time each group takes as long as `takes` says.
     #[cfg(feature = "testing")]
     pub(crate) fn simulated(
         store: Box<dyn Store>,

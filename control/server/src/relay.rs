@@ -1,4 +1,4 @@
-//! Questions of operators that agents answer with rows, or with parts of a trace: control asks, and hands each host's rows on as they come.
+//! Questions of operators that agents answer with rows, or with parts of a trace. Control asks, and hands each host's rows on as they come.
 //!
 //! Nothing is stored. A question holds at most [`PARTS`] parts that its reader has not taken, and one more of each agent, which waits
 //! in its own call until there is room. A reader who takes none for [`SLOW`] is cut off.

@@ -63,7 +63,7 @@ const WATCHERS: usize = 64;
 /// Most bytes of a message of an agent or aggregator, and of an operator's call.
 const MESSAGE_BYTES: (usize, usize) = (16 << 20, 64 << 10);
 
-/// Most connections of one certificate's holder: an agent or aggregator has one, or two while it comes again; an operator has
+/// Most connections of one certificate's holder. An agent or aggregator has one, or two while it comes again; an operator has
 /// one for each tool that runs.
 const CONNECTIONS: (usize, usize) = (8, 64);
 

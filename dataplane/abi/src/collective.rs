@@ -216,7 +216,8 @@ pub enum Pattern {
     Gather,
     /// A block from each rank that has an input to each that has an output: pairwise.
     Pairwise,
-    /// One tensor from the root to all, or from all to the root and reduced on its way, part by part: chain, or one shot.
+    /// One tensor from the root to all, or from all to the root and reduced on its way. It goes part by part along a
+    /// chain, or in one shot.
     Chain,
     /// No data: dissemination, or one shot.
     Dissemination,
@@ -412,7 +413,7 @@ impl Collective {
         self.reduces() && self.traits().compressible
     }
 
-    /// Blocks of [`Signature::count`] elements of a rank's input and of its output, among so many ranks; 0 of a tensor that it does not
+    /// Blocks of [`Signature::count`] elements of a rank's input and of its output, among so many ranks. 0 of a tensor that it does not
     /// have.
     pub const fn blocks(self, ranks: u32, rank: Rank, root: Rank) -> [u32; 2] {
         let traits = self.traits();
@@ -468,7 +469,7 @@ impl Collective {
         }
     }
 
-    /// How many counts a rank gives among so many: all of them, or where it is pairwise what it sends to each rank, then what
+    /// How many counts a rank gives among so many. All of them, or where it is pairwise what it sends to each rank, then what
     /// it receives from each.
     pub const fn said_counts(self, ranks: u32) -> u32 {
         if self.is_pairwise() { ranks.saturating_mul(2) } else { self.counts(ranks) }
@@ -511,8 +512,8 @@ impl Collective {
         }
     }
 
-    /// Bus bandwidth over the bytes a second of the larger of a rank's tensors, among so many ranks: how often a byte crosses the slowest
-    /// link in the best algorithm. Source: NVIDIA, nccl-tests, doc/PERFORMANCE.md. A Barrier has no bytes.
+    /// Bus bandwidth over the bytes a second of the larger of a rank's tensors, among so many ranks. It is how often a byte crosses the
+    /// slowest link in the best algorithm. Source: NVIDIA, nccl-tests, doc/PERFORMANCE.md. A Barrier has no bytes.
     pub fn bus_factor(self, ranks: u32) -> f64 {
         (self.traits().bus_factor)(1.0 - 1.0 / f64::from(ranks.max(1)))
     }

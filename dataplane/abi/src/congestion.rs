@@ -1,4 +1,5 @@
-//! Congestion and stragglers: one level and one cause, from what is found of a link or a rank to the event that a tenant reads.
+//! Congestion and stragglers: one level and one cause for each. They go from what is found of a link or a rank to the event
+//! that a tenant reads.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Numbers, sizes and bytes of the tenants' interface are those that were released: processes that were built at one release run with
+//! Numbers, sizes and bytes of the tenants' interface are those that were released. Processes that were built at one release run with
 //! the agents of the next. The structures themselves are in `tests/schemas/released/tenants.txt`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 

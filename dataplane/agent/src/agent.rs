@@ -130,8 +130,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent whose engine's threads run, and whose messages to control go into `control`; telemetry hears whose flows are, and `paths`
-    /// what control asks of ways.
+    /// An agent whose engine's threads run, and whose messages to control go into `control`. Telemetry hears whose flows are, and `paths`
+    /// what control asks of routes.
     pub fn new(
         engines: Engines,
         control: mpsc::Sender<from_agent::Message>,
@@ -385,7 +385,7 @@ impl Agent {
         self.send_to_control(from_agent::Message::Join(join));
     }
 
-    /// Who regroups, in control's words: the tenant, its name for the communicator, and of a member which one it is of and its rank there.
+    /// Who regroups, for control: the tenant, and its name for the communicator. Of a member also which one it is of, and its rank there.
     fn regrouping(
         &self,
         attachment: AttachmentId,

@@ -33,7 +33,7 @@ pub(crate) fn measure(protection: LinkProtection) -> Option<v1::HostCosts> {
     })
 }
 
-/// The time of a message from one endpoint to another on this thread, beside which nothing is on its way: what its sender and its
+/// The time of a message between two endpoints on this thread while nothing else is on its way. It is what its sender and its
 /// receiver do for it.
 fn message(protection: LinkProtection) -> Option<Duration> {
     let any = || Config { protection, ..Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))) };

@@ -33,9 +33,9 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Looks at what this agent can do, and answers other agents' trains from now on: on UDP at the address and port at which it
-    /// listens for their connections. What is missing is said in the log and to control. `counts`: the kernel's interfaces count all
-    /// that comes from other agents.
+    /// Finds what this agent can do, and answers other agents' trains from now on. It answers on UDP at the address and port at
+    /// which it listens for their connections. What is missing is said in the log and to control. `counts`: the kernel's interfaces
+    /// count all that comes from other agents.
     pub fn begin(listen: SocketAddr, counts: bool) -> Self {
         let mut paths = Self {
             source: None,

@@ -177,8 +177,8 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
     Ok(ExpandedRecipe { plan, me, peers, aggregator, staging })
 }
 
-/// Expands every algorithm as this participant runs it, for mapped and for remote tensors and each way of keeping inputs, and has
-/// the checker prove it: each output holds what it must, nobody waits on himself.
+/// Expands every algorithm as this participant runs it, and has the checker prove it. It does so for mapped and for remote
+/// tensors and each way of keeping inputs. Proved is that each output holds what it must, and nobody waits on himself.
 ///
 /// That is said of all participants together, but each proves its own part: what it sends and receives must be what plan and request
 /// alone say, and where all participants' programs are so the whole is right ([`check_own`] says why). Nobody runs a program of an epoch before
@@ -245,8 +245,8 @@ fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
     variants
 }
 
-/// Roots that are as different as can be to a participant: all its own ranks, and a rank of those who stand just before and
-/// after it, and opposite. Whether it is first, in the middle or last, and who is before and after it, is all that a program depends on; along a
+/// Roots that are as different as can be to a participant. They are all its own ranks, and a rank of those who stand just before and after
+/// it, and opposite. Whether it is first, in the middle or last, and who is before and after it, is all that a program depends on; along a
 /// tree also on how many children it has: for each number of them, on the first that have so many after the root, and on the last.
 fn roots(plan: &EpochPlan, me: Participant, tree: bool) -> Vec<Rank> {
     let (order, all) = (plan.plan.order(), plan.plan.participants());

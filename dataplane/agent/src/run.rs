@@ -230,7 +230,8 @@ pub async fn run(config: Config, stop: impl Future<Output = ()> + Send) -> anyho
     run_on(&host_devices(), config, stop).await
 }
 
-/// The same in the place of the agent that runs here by the same configuration, with all that it has; without one it is as [`run`].
+/// As [`run`], in the place of the agent that runs here by the same configuration, with its state. Without such an agent it is
+/// [`run`].
 ///
 /// # Errors
 /// As of [`run`]; and why the other agent keeps its place.

@@ -1,5 +1,6 @@
-//! The tenants that are served while the agent runs: those of its configuration, and those that control adds within the
-//! bounds that the configuration sets. Either way they are what [`SessionServer::apply`] is given, all at once.
+//! The tenants that are served while the agent runs. They are those of its configuration, and those that control adds
+//! within the bounds that the configuration sets. Either way they are what [`SessionServer::apply`] is given, all at
+//! once.
 
 use crate::config::{Config, ControlTenants, HANDSHAKE, Source};
 use crate::session::{BindError, Quota, SessionServer, SocketRules, TenantRules};

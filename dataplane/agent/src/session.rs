@@ -1,5 +1,5 @@
-//! Sessions with tenants' processes, through Unix sockets and over TCP: who may attach and with how much, the handshake, and
-//! requests on their way to the agent.
+//! Sessions with tenants' processes, through Unix sockets and over TCP. They decide who may attach and with how much, and
+//! have the handshake and requests on their way to the agent.
 //!
 //! Control traffic only. An attachment's data path is the [`AgentEnd`] handed over in [`SessionRequest::Attached`].
 
@@ -126,8 +126,8 @@ pub struct Quota {
     pub operations: u32,
     /// Descriptors that the agent holds for the tenant: those of attachments, and one for each path to another agent.
     pub descriptors: u32,
-    /// Bytes that links to other agents receive into, and that operations keep between their steps, over all communicators: what is
-    /// touched of it is the agent's memory.
+    /// Bytes that links to other agents receive into, and that operations keep between their steps. They count over all
+    /// communicators; what is touched of them is the agent's memory.
     pub landing_bytes: u64,
     /// Processes that attach in a second in the long run; as many as `attachments` may at once.
     pub attaches: u32,
@@ -140,8 +140,8 @@ pub struct Quota {
 }
 
 impl Default for Quota {
-    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 128 communicators, 1024 ranks, 1 h, 16,384 operations, 8,192 descriptors, 8 GiB
-    /// for links, 64 attaches and 100 joins a second, 600 lines a minute, a quarter of a core for sessions.
+    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 128 communicators, 1024 ranks, 1 h. Also 16,384 operations, 8,192 descriptors,
+    /// 8 GiB for links, 64 attaches and 100 joins a second, 600 lines a minute, and a quarter of a core for sessions.
     fn default() -> Self {
         Self {
             attachments: 64,

@@ -235,8 +235,8 @@ fn until(provider: &Provider, rank: u32, stop: &AtomicBool) {
     }
 }
 
-/// Whichever device breaks while operations run: the ranks over it lose their agent, their communicator ends with an error, and
-/// another communicator on the same agents goes on.
+/// Whichever device breaks while operations run, the ranks over it lose their agent. Their communicator ends with an error, and
+/// another one on the same agents goes on.
 #[test]
 fn a_device_that_breaks_in_mid_operation_ends_its_own_communicator() {
     for (test, device) in [(3, "host0"), (4, "agent0")] {

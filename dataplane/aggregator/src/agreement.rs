@@ -238,8 +238,8 @@ impl Leader {
         self.retry.filter(|_| !self.gathering)
     }
 
-    /// Once the hosts' time is over: the number of the session in which the leader's worker asks whether the aggregator is there, by
-    /// its Begin alone. Hosts go on meanwhile; say what came of it to [`Leader::handle_probe_outcome`].
+    /// Once the hosts' time is over, the number of the session that probes the aggregator. In it the leader's worker asks whether
+    /// the aggregator is there, by its Begin alone. Hosts go on meanwhile; say what came of it to [`Leader::handle_probe_outcome`].
     pub fn poll(&mut self, now: Duration) -> Option<u64> {
         let due = self.poll_timeout().is_some_and(|retry| now >= retry);
         due.then(|| {

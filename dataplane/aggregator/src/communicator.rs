@@ -1,5 +1,5 @@
-//! One communicator at an aggregator: its session, its workers, and the chunks between their first part and the word of
-//! all workers that they have the sum.
+//! One communicator at an aggregator: its session, its workers, and its chunks. A chunk is kept between its first part
+//! and the word of all workers that they have the sum.
 
 use crate::Pool;
 use crate::aggregator::{Counters, Grant, Outbox, Recipient};
@@ -233,7 +233,7 @@ impl Communicator {
         self.release_surplus(pool);
     }
 
-    /// Checks that no worker is below the base or above the top, that those at the base are counted, and that all chunks lie between.
+    /// Checks that no worker is below the base or above the top. Those at the base must be counted, and all chunks lie between.
     fn check(&self) {
         debug_assert!(self.members.iter().all(|member| (self.base..=self.top).contains(&member.had)));
         debug_assert_eq!(

@@ -206,8 +206,8 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// The key of worker `worker` of communicator `communicator`, of which `secret` is the aggregator's alone: a worker is told its
-    /// key, and cannot make another's.
+    /// The key of worker `worker` of communicator `communicator`, made with `secret`, which is the aggregator's alone. A worker is
+    /// given its key, and cannot make another's.
     pub fn derive(secret: &[u8; 32], communicator: GrantId, worker: u16) -> Self {
         Self::new(&worker_key(secret, communicator, worker))
     }

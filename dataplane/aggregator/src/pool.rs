@@ -263,7 +263,7 @@ impl Pool {
     }
 }
 
-/// Divides `capacity` max-min between those who want some, by weight: nobody gets more than wanted, and nobody could get more
+/// Divides `capacity` max-min between those who want some, by weight. Nobody gets more than wanted, and nobody could get more
 /// without another having less, by weight, than itself. Whole units; the odd ones go to the first.
 fn fill(mut capacity: u32, wants: &[(u32, u32)]) -> Vec<u32> {
     let mut given = vec![0; wants.len()];

@@ -16,8 +16,9 @@ pub enum PayloadFormat {
         /// What is done with them.
         op: ReduceOp,
     },
-    /// [`Code::Shared`] of f32 elements: parts of `bits` bits an element, sums of 6, 8 or 16; after them, as f32, the squares of what was
-    /// lost and of the elements. Whole blocks a chunk, but for the last. Before them go their ranges ([`PayloadFormat::RANGES`]).
+    /// [`Code::Shared`] of f32 elements: parts of `bits` bits an element, sums of 6, 8 or 16. After them come, as f32, the squares of
+    /// what was lost and of the elements. Whole blocks a chunk, but for the last. Before them go their ranges
+    /// ([`PayloadFormat::RANGES`]).
     Shared {
         /// Bits of one worker's element, 1 to 4.
         bits: u8,
@@ -62,8 +63,8 @@ impl PayloadFormat {
         }
     }
 
-    /// Elements whose ranges go before codes in chunks of their own, as many as fit the sum of a chunk of `elements` elements; 0
-    /// where there are none.
+    /// Elements whose ranges go before codes in chunks of their own. They are as many as fit the sum of a chunk of `elements`
+    /// elements; 0 where there are none.
     pub fn ranged(self, elements: usize) -> usize {
         let Self::Shared { block, .. } = self else { return 0 };
         self.sum_bytes(elements).map_or(0, |bytes| bytes / size_of::<f32>() * usize::from(block))

@@ -208,7 +208,8 @@ impl Worker {
         work.map(|Work { segment, squares, .. }| Event::Done { segment, squares })
     }
 
-    /// How much of a segment is in a chunk: elements, or bytes as many as those of a sum; 0 if there is no such chunk.
+    /// How much of a segment is in a chunk; 0 if there is no such chunk. In elements, or in bytes as many as those of
+    /// a sum.
     fn chunk(&self, task: Task) -> u64 {
         let elements = self.config.elements.max(1);
         match task {
@@ -260,8 +261,8 @@ impl Worker {
         (due != Duration::MAX).then_some(due)
     }
 
-    /// Writes the next packet to `packet`, of at least [`HEADER_BYTES`] and a chunk's bytes, and returns its length; `None` if
-    /// nothing is to be sent now.
+    /// Writes the next packet to `packet` and returns its length; `None` if nothing is to be sent now. `packet` has at least
+    /// [`HEADER_BYTES`] and a chunk's bytes.
     pub fn poll_transmit(
         &mut self,
         now: Duration,

@@ -1,5 +1,5 @@
-//! Workers and aggregators in virtual time, over a network that loses, repeats, mixes, damages and invents packets, with restarts
-//! at any moment: every sum is bit for bit right, nothing is lost or counted twice, and nothing hangs.
+//! Workers and aggregators in virtual time, over a network that loses, repeats, mixes, damages and invents packets. They may
+//! restart at any moment. Every sum is bit for bit right, nothing is lost or counted twice, and nothing hangs.
 //! `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
@@ -95,8 +95,8 @@ fn restarts() {
     assert!(sum.by_aggregator > 0 && sum.sessions > 0);
 }
 
-/// From the kill until a question is asked, until it is given up, until all have stopped and gone on, and the hosts' own time. Where hosts are
-/// told that nobody is there they give it up sooner.
+/// From the kill until a question is asked, and until it is given up. Then until all have stopped and gone on, and the hosts' own time.
+/// Where hosts are told that nobody is there they give it up sooner.
 fn soon(world: &World) {
     let told = world.scenario.refusing && world.scenario.leaves == 0;
     let patience = if told { PATIENCE / 5 } else { PATIENCE };
@@ -228,8 +228,8 @@ fn as_many_as_there_can_be() {
     }
 }
 
-/// A question that is lost is asked again soon: how long sums take, most of which wait for somebody's lost part, says nothing of how long an
-/// answer takes.
+/// A question that is lost is asked again soon. How long sums take, most of which wait for somebody's lost part, says nothing of how long
+/// an answer takes.
 #[test]
 fn lost_requests_delay_little() {
     let scenario = |seed: u64, loss: u32| {

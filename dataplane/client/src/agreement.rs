@@ -81,8 +81,8 @@ impl Client {
         self.ask(communicator, Some(constraints.clone()))
     }
 
-    /// Proposes, and goes on with what `amend` makes of each refusal (the counter-offer and the reasons) until something is agreed on
-    /// or `amend` gives up. `Some(counter.clone())` takes every counter-offer.
+    /// Proposes, and goes on with what `amend` makes of each refusal. A refusal is the counter-offer and the reasons. It ends once
+    /// something is agreed on or `amend` gives up. `Some(counter.clone())` takes every counter-offer.
     ///
     /// # Errors
     /// As [`Client::propose`].
@@ -122,9 +122,10 @@ impl Client {
         }
     }
 
-    /// What the provider chooses, within what is left to it, for the next iteration of the job on this communicator: to be asked by one
-    /// rank, which tells the others. Where the provider cannot be asked it is the least accumulation, and a checkpoint once
-    /// one is due. Within 50 ms of a choice that was not to save, the same stands for alike knobs without asking, unless a checkpoint is due.
+    /// What the provider chooses for the next iteration of the job on this communicator. It chooses within what is left to it, and is to be
+    /// asked by one rank, which tells the others. Where the provider cannot be asked it is the least accumulation, and a checkpoint once
+    /// one is due. Within 50 ms of a choice that was not to save, the same stands for alike knobs without asking, unless a checkpoint is
+    /// due.
     ///
     /// # Errors
     /// [`Error::Agreement`] where the knobs make no sense, [`Error::NoCommunicator`] and [`Error::TooOften`] as [`Client::propose`].
@@ -132,9 +133,9 @@ impl Client {
         self.choose(communicator, (*knobs, None)).map(|(choice, _)| choice)
     }
 
-    /// As [`Client::iteration`], where the batch is left to the provider too: of the range that with the largest throughput times
-    /// statistical efficiency, of `knobs.accumulate.1` micro-batches at most. No batch where the provider cannot be asked, or it or the agent
-    /// is of a release that chooses none: then the job goes on with its own.
+    /// As [`Client::iteration`], where the batch is left to the provider too. It is that of the range with the largest throughput times
+    /// statistical efficiency, of `knobs.accumulate.1` micro-batches at most. No batch where the provider cannot be asked, or it or the
+    /// agent is of a release that chooses none: then the job goes on with its own.
     ///
     /// # Errors
     /// As [`Client::iteration`]; [`Error::Agreement`] also where the communicator's ranks cannot make a batch of the range.
@@ -174,8 +175,8 @@ impl Client {
         Ok(chosen)
     }
 
-    /// Says what is expected of the tenant's communicator of this name, in which this process need not be, in place of what was said before:
-    /// for the provider's first plans, until it has measured. It promises nothing, and ends with the communicator.
+    /// Gives the provider hints for the tenant's communicator of this name, in place of those given before. They are for its first plans,
+    /// until it has measured. This process need not be in the communicator. Hints promise nothing, and end with it.
     ///
     /// ```no_run
     /// # use harmonaize_client::{AttachOptions, Client, Collective, Hints};

@@ -158,8 +158,8 @@ impl Client {
         self.join_with(name, rank, ranks, &JoinOptions { timeout, ..JoinOptions::default() })
     }
 
-    /// The same with options: what may be lost of tensors, so that operations on slow links can end sooner; and how long operations wait
-    /// for late ranks.
+    /// As [`Client::join`], with options. They are what may be lost of tensors, so that operations on slow links can end sooner, and how
+    /// long operations wait for late ranks.
     ///
     /// # Errors
     /// [`Error::TimeoutTooLong`] where that time-out is longer than the operator allows.

@@ -54,7 +54,7 @@ impl Default for JoinOptions {
 /// What a rank says of an operation beside what it computes ([`Communicator::with`]). Ranks need not say the same, but for `gradients`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OperationOptions {
-    /// How long the communicator may make no progress while the operation is in flight; then it ends at all ranks, with an error that
+    /// How long the communicator may make no progress while the operation is in flight. Then it ends at all ranks, with an error that
     /// names those that have not called. Time counts from the call, or from the last progress if that is later. None: as at the join.
     pub timeout: Option<Duration>,
     /// Within its class, operations of a higher priority go first. 0 is the usual.
@@ -286,9 +286,9 @@ impl Communicator {
         self.membership.ranks
     }
 
-    /// What it is called in calls and events that name a communicator, and by the provider: the name that it was joined by, after `job/`
-    /// where a [job](JoinOptions::job) was named. Of a [split](Self::split), the one before's with `#`, the number of the split, `.` and
-    /// the color.
+    /// What it is called in calls and events that name a communicator, and by the provider. It is the name that it was joined by, after
+    /// `job/` where a [job](JoinOptions::job) was named. Of a [split](Self::split), the one before's with `#`, the number of the split,
+    /// `.` and the color.
     pub fn name(&self) -> &str {
         &self.membership.name
     }
@@ -607,7 +607,7 @@ impl Communicator {
         self.submit(Collective::Gather, ReduceOp::Sum, root, input.elements(), [Some(input), output], None)
     }
 
-    /// Starts a Gather in place: at the root `tensor` is the output, whose block of the root's number is its input; at the others it is the
+    /// Starts a Gather in place. At the root `tensor` is the output, whose block of the root's number is its input; at the others it is the
     /// input.
     pub fn gather_in_place(&self, tensor: &Tensor, root: Rank) -> Result<Operation, Error> {
         let all = self.of_root(Collective::Gather, root, Some(tensor))?;
@@ -646,7 +646,7 @@ impl Communicator {
         self.uneven(Collective::AllGather, ReduceOp::Sum, Rank(0), tensors, counts, largest(counts))
     }
 
-    /// Starts a ReduceScatter whose blocks differ in size: `output` becomes the reduction of all ranks' block of `input` with this rank's
+    /// Starts a ReduceScatter whose blocks differ in size. `output` becomes the reduction of all ranks' block of `input` with this rank's
     /// number, of `counts[r]` elements for rank `r`. Counts, place and errors as [`Self::all_gather_v`].
     pub fn reduce_scatter_v(
         &self,

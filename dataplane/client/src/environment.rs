@@ -10,8 +10,8 @@ const SOCKET: &str = "HARMONAIZE_SOCKET";
 /// The variable with the job, where the tenant runs several.
 const JOB: &str = "HARMONAIZE_JOB";
 
-/// Variables of rank and number of ranks: harmonaize-perf's, torchrun's, Open MPI's (`mpirun`, `prterun`), MVAPICH's, PMI's (MPICH, Intel
-/// MPI), PMIx's under Slurm, and Slurm's own, of a step and of the whole job.
+/// Variables of rank and number of ranks, as launchers set them. Those of harmonaize-perf, torchrun, Open MPI (`mpirun`, `prterun`),
+/// MVAPICH, PMI (MPICH, Intel MPI), PMIx under Slurm, and Slurm's own, of a step and of the whole job.
 const LAUNCHERS: [[&str; 2]; 9] = [
     ["HARMONAIZE_RANK", "HARMONAIZE_RANKS"],
     ["RANK", "WORLD_SIZE"],

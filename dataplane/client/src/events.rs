@@ -16,7 +16,7 @@ pub use stream::EventStream;
 /// How much longer than asked the answer may take: the provider is asked over the network.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// For so long a look that found nothing stands for the next: a job may look in each of its steps, however short they are.
+/// For so long a poll that found nothing stands for the next. A job may poll in each of its steps, however short they are.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A reader of the tenant's events, over all its communicators, also those of other processes.
@@ -43,8 +43,8 @@ pub struct Events {
 }
 
 impl Client {
-    /// A reader that goes on from `from`, where another one [stood](Events::cursor), maybe in another process; without, it begins
-    /// with what happens after its first [`Events::read`]. One reader of an attachment can wait at a time.
+    /// A reader that goes on from `from`, where another one [stood](Events::cursor), maybe in another process. Without `from`, it
+    /// begins with what happens after its first [`Events::read`]. One reader of an attachment can wait at a time.
     pub fn events(&self, from: Option<EventCursor>) -> Events {
         Events { shared: Arc::clone(self.shared()), cursor: from, nothing: None }
     }
@@ -96,8 +96,8 @@ impl Events {
         }
     }
 
-    /// The number of a request that is to be answered next, and whether it is one that a reader before this one has left: its answer
-    /// is nobody's, and then it is to be asked again.
+    /// The number of the request to be answered next, and whether a reader before this one left it. The answer to such a one is
+    /// nobody's, and then it is to be asked again.
     fn ask(&self, wait: Duration) -> Result<(u64, bool), Error> {
         let mut state = self.shared.lock()?;
         if let Some(id) = state.abandoned.take() {

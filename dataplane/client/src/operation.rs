@@ -90,8 +90,8 @@ pub struct Receipt {
     pub algorithm: Algorithm,
     /// Whether part of it was run another way than planned: again, or exactly where the error would have been too large.
     pub fallback: bool,
-    /// In which codec the tensor travelled, as [`crate::Budget::Codecs`] names it: "exact", also where nothing was sent; "several" where
-    /// parts went by different ones; "unknown" where the agent is newer.
+    /// In which codec the tensor travelled, as [`crate::Budget::Codecs`] names it. It is "exact" also where nothing was sent, "several"
+    /// where parts went by different ones, "unknown" where the agent is newer.
     pub codec: &'static str,
     /// Error (vNMSE) that the sum has at most, from what encoders measured; 0 for exact operations.
     pub error: f32,

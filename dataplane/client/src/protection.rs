@@ -202,8 +202,8 @@ impl Communicator {
         })
     }
 
-    /// Takes part in a [restore](Protection::restore) as a newcomer, which has no state of its own: the states of these ranks, as they were
-    /// when they were protected.
+    /// Takes part in a [restore](Protection::restore) as a newcomer, which has no state of its own. Returns the states of these ranks, as
+    /// they were when they were protected.
     ///
     /// # Errors
     /// As [`Protection::restore`].

@@ -1,4 +1,4 @@
-//! What all handles of an attachment share, and how threads wait on it together: one sleeps in the kernel, the others on a
+//! What all handles of an attachment share, and how threads wait on it together. One sleeps in the kernel, the others on a
 //! condition variable.
 
 use crate::Error;
@@ -253,8 +253,8 @@ impl Shared {
         }
     }
 
-    /// The answer to a request, or later: then `context` is woken once it is there, or [`Self::session`] can be read and this is to
-    /// be called again.
+    /// The answer to a request, or pending. Then `context` is woken once it is there, or [`Self::session`] can be read and this is
+    /// to be called again.
     #[cfg(feature = "async")]
     pub(crate) fn poll_answer(
         &self,

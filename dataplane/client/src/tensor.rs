@@ -12,10 +12,10 @@ use zerocopy::IntoBytes;
 /// Bytes that are copied from tensor to tensor at once: few enough for the processor's cache.
 pub(crate) const COPY_BYTES: usize = 256 << 10;
 
-/// Elements of one type in a piece of the attachment's memory: 64-byte aligned in the arena, or wherever the program put it in a
-/// [region](crate::Region). The piece is free again when the tensor
-/// and all its [slices](Tensor::slice) are dropped and no operation on it is in flight. Contents are unspecified until written.
-/// Reading or writing elements that an operation in flight uses gives torn values, and nothing worse.
+/// Elements of one type in a piece of the attachment's memory. They are 64-byte aligned in the arena, or where the program
+/// put them in a [region](crate::Region). The piece is free again when the tensor and all its [slices](Tensor::slice) are dropped and
+/// no operation on it is in flight. Contents are unspecified until written. Reading or writing elements that an operation in
+/// flight uses gives torn values, and nothing worse.
 #[derive(Debug)]
 pub struct Tensor {
     pub(crate) block: Arc<Block>,

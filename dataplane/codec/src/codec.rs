@@ -125,7 +125,7 @@ impl Codec {
         [Self::EXACT, Self::NonzeroBlocks].contains(&self)
     }
 
-    /// The most bytes that a payload of `elements` elements takes; `None` if the codec has no such blocks, or the bytes do not
+    /// The most bytes that a payload of `elements` elements takes. `None` if the codec has no such blocks, or the bytes do not
     /// fit a number.
     pub fn max_payload(self, elements: usize) -> Option<usize> {
         match self {

@@ -60,7 +60,8 @@ const WEIGHT: f64 = 0.125;
 const NOTABLE: f64 = 0.25;
 /// Bytes in blocks that are not zeros over all, below which anybody thinks of sending those alone.
 const SPARSE: f64 = 0.9;
-/// What goes where another codec loses too much is predicted to lose at most such a part of the budget: each contribution has a share alone.
+/// The most that a finer codec may be predicted to lose, as a part of the budget. It takes what loses too much by another. Each
+/// contribution has a share alone.
 const SAFE: f64 = 0.5;
 /// Chunks went exact in such numbers that what was lost says nothing of the codec: bytes on the wire over those expected.
 const REFUSED: f64 = 1.25;
@@ -114,7 +115,7 @@ struct Learned {
 }
 
 impl Controller {
-    /// An operation with `level`, as it was predicted, lost `loss` by its receipt and took `ratio` bytes on the wire for a byte of
+    /// An operation with `level`, as it was predicted, lost `loss` by its receipt. It took `ratio` bytes on the wire for a byte of
     /// f32. True where that is worth writing down: something new, or much else than was written last.
     pub fn handle_outcome(&mut self, now: Duration, level: &Level, loss: f64, ratio: f64) -> bool {
         let lossless = level.codec.is_lossless();
@@ -150,8 +151,8 @@ impl Controller {
         self.learned.iter().any(|known| known.codec == codec && known.last + LEARNED_LIFETIME > now)
     }
 
-    /// Whether tensors of which `ratio` bytes for a byte are in blocks that are not zeros, though they were sent otherwise, are worth telling
-    /// of as operations by [`Codec::NonzeroBlocks`]: not dense ones of which nothing else is known.
+    /// Whether to report as operations by [`Codec::NonzeroBlocks`] tensors that were sent otherwise. Of them `ratio` bytes for a byte are
+    /// in blocks that are not zeros. Dense ones of which nothing else is known are not worth it.
     pub fn heeds_zeros(&self, now: Duration, ratio: f64) -> bool {
         ratio < SPARSE || self.has_learned(now, Codec::NonzeroBlocks)
     }
@@ -225,9 +226,9 @@ impl Controller {
         phases.sum()
     }
 
-    /// The codec that makes the tenant wait least, of `levels`, with what is predicted of them, that the budget allows and that are
-    /// thought to keep it. Another than `current` only where that saves some of the time now, or would have saved some of it lately,
-    /// or where `current` is no longer allowed; back to exact also where next to nothing is gained.
+    /// The codec, of `levels` with what is predicted of them, that makes the tenant wait least. The budget must allow it, and it
+    /// must be thought to keep the budget. Another than `current` only where that saves some of the time now, or would have saved
+    /// some of it lately, or where `current` is no longer allowed; back to exact also where next to nothing is gained.
     pub fn choose(
         &self,
         now: Duration,

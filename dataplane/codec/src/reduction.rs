@@ -1,5 +1,5 @@
-//! A compressed AllReduce of one part of a tensor: what each participant contributes, what the part's owner adds up, and the sum
-//! that it tells all of them. Each element is encoded twice, whatever the number of participants.
+//! A compressed AllReduce of one part of a tensor. It is what each participant contributes, what the part's owner adds up, and
+//! the sum that it sends to all of them. Each element is encoded twice, whatever the number of participants.
 //!
 //! The budget holds for the whole: the squared error of the sum over the squares of all ranks' inputs. Chunks say what they lost,
 //! and the owner adds up: squares themselves where errors are independent (and a margin for chance), their roots where they may
@@ -31,7 +31,8 @@ const ROTATED: f64 = 1e-6;
 pub struct Terms {
     /// The codec that is tried first; exact chunks are always allowed.
     pub codec: Codec,
-    /// What a chunk that would lose too much by it goes in, if it holds there: as unbiased as `codec`, or it is not used.
+    /// What a chunk that would lose too much by `codec` goes in, if it holds there. It is as unbiased as `codec`, or it
+    /// is not used.
     pub finer: Option<Codec>,
     /// The budget: the most that the squared error of the sum may be, over the squares of all ranks' inputs.
     pub max_error: Option<f64>,
@@ -48,8 +49,8 @@ pub struct Coded {
     pub codec: Codec,
     /// What the header says.
     pub squares: Squares,
-    /// Of a sum, the squared errors of all encodings on the way as their encoders measured them, added up: what is lost where errors of
-    /// participants are not alike. At most the squared error, and the same where that is no bound.
+    /// Of a sum, the squared errors of all encodings on its path, as encoders measured them, added up. That is what is lost where
+    /// errors of participants are not alike. At most the squared error, and the same where that is no bound.
     pub measured: f64,
     /// Whether it is exact because of the budget, or because of elements that the code has no room for.
     pub refused: bool,
@@ -217,7 +218,7 @@ impl Terms {
     }
 }
 
-/// How far above their mean, 1, the squares of a sum of errors such as a codec's may lie; infinite where they may all point one way. Where
+/// How far above their mean, 1, the squares of a sum of a codec's errors may lie. It is infinite where they may all point one way. Where
 /// codecs differ, each error counts with its own: that of a rotated block points anywhere in it, wherever the other's does.
 fn chance_of(codec: Codec, elements: usize) -> f64 {
     match codec {
@@ -228,9 +229,9 @@ fn chance_of(codec: Codec, elements: usize) -> f64 {
     }
 }
 
-/// How many times the sum of `workers` workers' squared errors the squared error of their sum is reckoned to be, where each sent shared
-/// codes of `bits` bits. Rounding is independent between them; the cut at the grid's end is alike where elements are, and of 4 bits
-/// it is less than a quarter of what a worker loses.
+/// The squared error of workers' sum, as it is reckoned, over the sum of their squared errors. There are `workers` workers, and each
+/// sent shared codes of `bits` bits. Rounding is independent between them; the cut at the grid's end is alike where elements are, and
+/// of 4 bits it is less than a quarter of what a worker loses.
 pub fn shared_spread(bits: u8, workers: u32) -> f64 {
     let cut = if bits == 4 { 0.25 } else { 1.0 };
     chance(INDEPENDENT).max(1.0 + cut * f64::from(workers.saturating_sub(1)))

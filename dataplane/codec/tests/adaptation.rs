@@ -1,5 +1,5 @@
-//! The controller in virtual time: rates that come and go, tensors that lose more or less than was thought, and what was the best
-//! fixed codec in hindsight.
+//! The controller in virtual time, against the best fixed codec in hindsight. Rates come and go, and tensors lose more or less
+//! than was thought.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod common;
@@ -358,7 +358,8 @@ fn run_layers(
     time - COMPUTING * operations as f64
 }
 
-/// The controller's time with one codec for all, and with a finer one for what loses too much by it, over the best fixed codec's.
+/// The controller's time over the best fixed codec's. First with one codec for all, then with a finer one for what loses too much
+/// by it.
 fn layered(trace: &[f64], most: f64) -> [f64; 2] {
     let levels = levels();
     let exact = outlook(trace.iter().sum::<f64>() / trace.len() as f64).time(None);

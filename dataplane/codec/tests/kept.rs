@@ -39,8 +39,8 @@ fn rate(random: &mut ChaCha8Rng, trace: u64, time: f64, walk: &mut f64) -> f64 {
     }
 }
 
-/// A rank's tensor in the minute of that number: tails, outliers, zeros, tensors alike at all ranks, and a part that is far larger than the
-/// rest.
+/// A rank's tensor in the minute of that number. It has tails, outliers, zeros, tensors alike at all ranks, and a part that is far larger
+/// than the others.
 fn tensor(seed: u64, minute: u64, rank: usize) -> Vec<f32> {
     let mut random = ChaCha8Rng::seed_from_u64(seed << 4 | if minute % 7 == 4 { 0 } else { 1 + rank as u64 });
     let mut one = || match minute % 7 {

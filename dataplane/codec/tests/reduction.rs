@@ -55,7 +55,8 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
     assert!(coded > 100 && exact > 100, "{coded} coded, {exact} exact");
 }
 
-/// Of which elements hold all that is lost, chance may make more than is told; not more than the budget, of which that is little.
+/// The kind of input of which few elements hold all that is lost. Of it chance may make more than is reported, but not more than
+/// the budget, of which that is little.
 const FEW: usize = 3;
 
 /// Inputs of one step after another: some lose little, some much, some all in few elements; alike at all ranks or not.

@@ -115,8 +115,8 @@ pub enum Action {
         /// Messages for the peer destinations, in order of the operands.
         sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
     },
-    /// If the transport can, let the payload of a message to come land in the first memory destination of a step, instead of in
-    /// its slot. Nothing else touches that memory until the step is issued.
+    /// If the transport can, let the payload of a message to come land in a step's memory. That is the step's first memory
+    /// destination, in place of the message's slot. Nothing else touches that memory until the step is issued.
     Post {
         /// The channel.
         channel: ChannelId,
@@ -178,7 +178,7 @@ pub enum Action {
         /// The message, on the link of its header's epoch.
         message: PeerMessage,
     },
-    /// Store a piece that has landed on [`crate::Communicator::p2p_channel`] in a rank's tensor from `offset` on; the completion as of
+    /// Store a piece that has landed on [`crate::Communicator::p2p_channel`] in a rank's tensor from `offset` on. The completion as of
     /// [`Action::P2pSend`] follows when it is there. The landing slot is free then.
     P2pReceive {
         /// The receiver.

@@ -38,8 +38,8 @@ pub struct Aggregation {
 }
 
 impl Aggregation {
-    /// What an AllReduce like this is to the aggregator: elements of their own type and reduction, or, in an epoch of codes,
-    /// sums of f32 alone. An average is a sum that is divided here.
+    /// What an AllReduce like this is to the aggregator. It is elements of their own type and reduction, or, in an epoch of
+    /// codes, sums of f32 alone. An average is a sum that is divided here.
     pub fn format_of(&self, signature: &Signature) -> Option<PayloadFormat> {
         let Signature { dtype, reduce, .. } = *signature;
         let op = if reduce == ReduceOp::Average { ReduceOp::Sum } else { reduce };

@@ -211,7 +211,7 @@ impl Communicator {
         self.shared.operations.bounds().0.0
     }
 
-    /// A frame came from a peer on the link that was made for the epoch `link`; a data frame's payload lies in its slot, or
+    /// A frame came from a peer on the link that was made for the epoch `link`. A data frame's payload lies in its slot, or
     /// where it was posted.
     pub fn handle_frame(
         &mut self,
@@ -452,8 +452,8 @@ impl Communicator {
         self.deferred_until().into_iter().chain(inquiry).chain(session).chain(p2p).min()
     }
 
-    /// Whether something waits for time alone that is no time-out: an operation for its interleave slot, the end of a slot, or an
-    /// acknowledgement for data to go with.
+    /// Whether something waits for time alone that is no time-out. That is an operation for its interleave slot, the end of a
+    /// slot, or an acknowledgement for data to go with.
     pub fn is_deferred(&self) -> bool {
         !self.shared.has_failed() && self.deferred_until().is_some()
     }

@@ -98,7 +98,8 @@ impl EpochSet {
         }
     }
 
-    /// The epoch that has the streams to a peer of an epoch: the current one until it is over, for a link that is carried over.
+    /// The epoch that has the streams to a peer of an epoch. For a link that is carried over it is the current one, until that
+    /// is over.
     fn holder(&self, epoch: Epoch, peer: Participant) -> Epoch {
         let carried =
             self.next.as_ref().is_some_and(|s| s.epoch.number() == epoch && s.epoch.reuses_link(peer));

@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// Most offers from one participant that no receive has matched, and most headers to it that wait as it offers again; more is a breach.
+/// Most offers from one participant that no receive has matched; more is a breach. It also bounds the headers to it that wait as it
+/// offers again.
 const MAX_OFFERS: usize = 1 << 16;
 /// Most pieces under way at once; a power of two, and at most 1024, for the numbers of their completions.
 const MAX_PARTS: usize = 1 << 10;
@@ -30,7 +31,7 @@ const COPY_BYTES: u64 = 256 << 10;
 /// Most such copies under way at once, of all messages.
 const MAX_COPIES: usize = 32;
 
-/// Returns the most bytes that pieces under way have where no tensor is mapped, of a communicator with so many landing slots of a stream
+/// Returns the most bytes that pieces under way have where no tensor is mapped. The communicator has so many landing slots of a stream
 /// and pieces of at most so many bytes.
 pub fn p2p_staging_bytes(participants: u32, landing_slots: u32, piece_bytes: u32) -> u64 {
     // Of each peer one piece is stored at a time.
@@ -795,8 +796,8 @@ impl P2p {
         self.open().any(|open| open.rank == rank) || self.offers.iter().any(|offer| offer.id.to == rank)
     }
 
-    /// Ranks that a call in flight needs and that are gone: who `has_left` and was to send or to receive, and all at a participant that
-    /// `is_lost`.
+    /// Ranks that a call in flight needs and that are gone. Gone is who `has_left` and was to send or to receive, and all at a
+    /// participant that `is_lost`.
     pub(crate) fn missing(
         &self,
         shared: &Shared,

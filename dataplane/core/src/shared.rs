@@ -12,8 +12,8 @@ use harmonaize_plan::{Group, Participant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Control messages to one participant that may wait to be polled, beside those about local ranks, before what a peer sends may add to
-/// them. A peer that asks in good faith has a few: it asks ever more rarely.
+/// Control messages to one participant that may wait before what a peer sends may add to them. They wait to be polled; those about
+/// local ranks are not counted. A peer that asks in good faith has a few: it asks ever more rarely.
 const MAX_QUEUED: usize = 256;
 
 /// Messages about each local rank that may wait beside: that it has left, twice on the links of two epochs.

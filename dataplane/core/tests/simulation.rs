@@ -258,7 +258,7 @@ fn longest(scenario: Scenario) -> (u64, Statistics) {
     (ends.map(|(_, at)| *at).max().unwrap(), world.statistics)
 }
 
-/// Whenever in an operation the aggregator dies, all of it takes 200 ms more than by the hosts alone, and what chance makes of that.
+/// When the aggregator dies in an operation, it takes at most 200 ms more than by hosts alone. A twentieth is for chance.
 #[test]
 fn an_operation_in_which_the_aggregator_dies_is_little_longer() {
     let mut sum = Statistics::default();

@@ -1,6 +1,6 @@
-//! What an AllReduce of 64 MiB between two engines over TCP takes, each engine on a thread of its own as in an agent, and which
-//! threads' processor time that is: without and with a sender beside each engine's thread. Runs of the cases take turns; a run is the
-//! median of its operations. `LARGE_RUNS` sets how many runs, `LARGE_ONLY` names one protection.
+//! What an AllReduce of 64 MiB between two engines over TCP takes, and of which threads' processor time. Each engine has a
+//! thread of its own, as in an agent. Cases: without and with a sender beside each engine's thread. Runs of the cases take turns; a
+//! run is the median of its operations. `LARGE_RUNS` sets how many runs, `LARGE_ONLY` names one protection.
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)] // no part of the product
 
 #[path = "../tests/engine/common.rs"]

@@ -7,7 +7,7 @@ use harmonaize_transport::{Landing, LinkId, SendError, Transport};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How long frames still wait when their communicator has ended: last words get out where a link moves, and a peer that reads nothing
+/// How long frames still wait when their communicator has ended. Last words get out where a link moves, and a peer that reads nothing
 /// holds nobody up.
 const FAREWELL: Duration = Duration::from_millis(200);
 

@@ -186,8 +186,8 @@ impl<'a> Coder<'a, '_> {
         Ok(CodedStep { sums: Some(sums), done: Some(done(&read)), ..CodedStep::default() })
     }
 
-    /// From where the encoder's random choices come: another place for every chunk that a participant adds or tells of a sum, the same when
-    /// it is encoded again. What is only moved is added to nothing: its blocks share one.
+    /// From where the encoder's random choices come. It is another place for every chunk that a participant adds or reports of a sum, and
+    /// the same when that is encoded again. What is only moved is added to nothing: its blocks share one.
     fn seed(&self, slot: &Operand, stage: Stage) -> u64 {
         let member = self.context.member;
         let place = u64::from(member.core.me().0) << 33 | u64::from(slot.part.index) << 1;

@@ -94,7 +94,8 @@ pub(crate) fn is_untracked(step: StepId) -> Option<Option<usize>> {
     (step.0 >= LOWEST_STEP).then(|| FETCH_RESIDUAL.checked_sub(step.0).map(|place| place as usize))
 }
 
-/// The halves of a part of the segment, in the order of the local ranks, of those that have an account: the first is the participant's.
+/// The halves of a part of the segment, of those local ranks that have an account. They come in the order of the local ranks; the first
+/// is the participant's.
 fn halves<'a>(
     context: &Context<'a>,
     segment: &'a Segment,

@@ -98,8 +98,8 @@ pub(crate) fn of_end(member: &CommunicatorState, rank: Rank, operation: Operatio
     Mark { operation: operation.0, rank: rank.0, ..member.mark() }
 }
 
-/// What marks tell of the zeros in an AllReduce's tensor: 0 where nobody looked, for it is small, not of f32, or in memory that is not mapped;
-/// else 1 and how many of [`LOOKED`] blocks were zeros. Cost: some 8 bytes a block of a dense tensor.
+/// What marks tell of the zeros in an AllReduce's tensor. It is 0 where nobody looked, for the tensor is small, not of f32, or in memory
+/// that is not mapped; else 1 and how many of [`SAMPLED_BLOCKS`] blocks were zeros. Cost: some 8 bytes a block of a dense tensor.
 pub(crate) fn zeros(
     attachment: &Attachment,
     signature: &Signature,

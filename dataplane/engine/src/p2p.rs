@@ -1,5 +1,5 @@
-//! Messages from rank to rank: from a sender's tensor to a link, from a landing slot to a receiver's, or from the one to the other on
-//! one host. Where a tensor is not mapped, each piece is fetched or stored.
+//! Messages from rank to rank. Each goes from a sender's tensor to a link, from a landing slot to a receiver's, or on one host from
+//! tensor to tensor. Where a tensor is not mapped, each piece is fetched or stored.
 
 use crate::Engine;
 use crate::attachment::Attachment;

@@ -1,5 +1,5 @@
-//! Lets go of attachments' ends and memory beside the poll loop, which others' operations wait for: to unmap a large arena takes its time, and so does a
-//! queue pair.
+//! Lets go of attachments' ends and memory beside the poll loop, which others' operations wait for. To unmap a large arena takes its time,
+//! and so does a queue pair.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

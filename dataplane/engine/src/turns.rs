@@ -8,8 +8,8 @@ use std::cmp::Reverse;
 /// Engine time after which the network and new descriptors are looked at again, with any tenant's work left.
 pub(crate) const SLICE: Nanos = Nanos(50_000);
 
-/// Bytes to and from peers that count as much as a nanosecond, beside the time that they took here: the kernel moves them in the
-/// network's turn.
+/// Bytes to and from peers that count as much as a nanosecond. They count beside the time that they took here: the kernel moves
+/// them in the network's turn.
 const CARRIED_PER_NANOSECOND: u64 = 4;
 
 /// Bytes of memory read and written that count as a nanosecond, where that is more than the time that they took. No memory is as slow, so

@@ -1,5 +1,6 @@
-//! Element-wise reduction and copying of tensor bytes: one pass over any number of sources and destinations, with a
-//! scalar reference and the CPU's vector instructions, which give the same bits. Forms of fewer bits are in [`codes`].
+//! Element-wise reduction and copying of tensor bytes: one pass over any number of sources and destinations. There are
+//! a scalar reference and the CPU's vector instructions, which give the same bits. Forms of fewer bits are in
+//! [`codes`].
 //!
 //! # What a result is
 //! - Element `i` of every source is read before element `i` of any destination is written, so a destination may be
@@ -88,9 +89,9 @@ impl Default for PassOptions {
     }
 }
 
-/// Reduces `sources` (1 to [`MAX_SOURCES`]) into every one of `destinations` (at least 1) in one pass; `divide: Some(n)`
-/// then divides each element by `n`, which is the last step of an `Average`. `Average` adds like `Sum`, and these two alone are divided. `PremulSum` adds like `Sum` what [`sum_scaled`] has multiplied. All views have the same length, a whole number of
-/// elements; a length of 0 does nothing.
+/// Reduces `sources` (1 to [`MAX_SOURCES`]) into every one of `destinations` (at least 1) in one pass. `divide: Some(n)` then divides each
+/// element by `n`, which is the last step of an `Average`. `Average` adds like `Sum`, and these two alone are divided. `PremulSum` adds
+/// like `Sum` what [`sum_scaled`] has multiplied. All views have the same length, a whole number of elements; a length of 0 does nothing.
 ///
 /// # Errors
 /// See [`KernelError`]; nothing is written then.
@@ -173,7 +174,7 @@ pub fn sum_scaled_with(
     unsafe { reduce::run_scaled(options.isa, dtype, &pass, by.get(..factors.len()).unwrap_or_default()) }
 }
 
-/// Copies `source` to every one of `destinations` (at least 1), all of the same length; a destination that is exactly the
+/// Copies `source` to every one of `destinations` (at least 1), all of the same length. A destination that is exactly the
 /// source is left alone.
 ///
 /// # Errors

@@ -17,13 +17,13 @@ pub(crate) struct Pass<'a> {
     pub(crate) divide: Option<&'a Divisor>,
     /// Bit `i`: destination `i` (of the first 64) is written past the caches. All such lie alike modulo [`ROW_BYTES`].
     pub(crate) streams: u64,
-    /// Bytes from the start to the first address that is a multiple of [`ROW_BYTES`] in the destinations that stream, or in
-    /// the first destination if none does; whole elements, less than a row.
+    /// Bytes before the first address that is a multiple of [`ROW_BYTES`] in the destinations that stream. If none streams,
+    /// it is that of the first destination. Whole elements, less than a row.
     pub(crate) head: usize,
 }
 
 impl<'a> Pass<'a> {
-    /// A pass over a part of tensors of `whole` bytes, each of whose destinations may be written past the caches where all of them together are
+    /// A pass over a part of tensors of `whole` bytes. Each destination may be written past the caches where all of them together are
     /// `stream_from` bytes or more.
     ///
     /// Inline, so that its fields are written where they stay: what is copied in wider pieces waits for the narrower stores before, in all

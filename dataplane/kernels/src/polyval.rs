@@ -1,5 +1,5 @@
-//! POLYVAL, a universal hash over GF(2^128) (RFC 8452, section 3): 32 blocks at a time where the CPU multiplies four pairs of 64 bits without
-//! carries at once, else as the crate `polyval` does.
+//! POLYVAL, a universal hash over GF(2^128) (RFC 8452, section 3). It takes 32 blocks at a time where the CPU multiplies four pairs of 64
+//! bits without carries at once, else it does as the crate `polyval`.
 
 #[cfg(target_arch = "x86_64")]
 mod clmul;

@@ -570,10 +570,11 @@ impl<E: Format, O: Fold> Reduce<'_, E, O> {
 impl<E: Element + Format, O: Fold> Job for Reduce<'_, E, O> {
     type Output = ();
 
-    /// Cost: reads every source once and writes every destination once, in blocks of several rows that stay in
-    /// registers while the sources are folded in: per block, one predictable branch a source and a destination. Destinations
-    /// that stream cost memory one transfer a byte, the others two where they miss the caches. A pass of one source or two into
-    /// one destination that stays in the caches, as a segment's steps and an aggregator's parts are, has none of these branches.
+    /// Cost: reads every source once and writes every destination once. It does so in blocks of several rows that stay in
+    /// registers while the sources are folded in. Per block that is one predictable branch a source and a destination.
+    /// Destinations that stream cost memory one transfer a byte, the others two where they miss the caches. A pass of one source
+    /// or two into one destination that stays in the caches, as a segment's steps and an aggregator's parts are, has none of
+    /// these branches.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         if Self::SINGLY {

@@ -44,7 +44,7 @@ impl<K: Ord + Clone, V: Default> Recent<K, V> {
         true
     }
 
-    /// The same, where no more than `share` of the keys for which `alike` holds have values: of these the one that has long been over goes
+    /// The same, where no more than `share` of the keys for which `alike` holds have values. Of these the one that has long been over goes
     /// first. The key itself is one of them.
     ///
     /// Cost: as of [`Self::begin`], and for a new key a look at each.

@@ -67,8 +67,8 @@ pub static ncclTunerPlugin_v6: ncclTuner_v6_t =
 /// The level that all ranks reckon with: 0 none, 1 mild, 2 severe.
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 
-/// Has the tuner reckon with a level of congestion from the next collective on: 1 mild, 2 severe; with any other number NCCL's table is
-/// left alone. All ranks of all communicators must call it with the same level between the same collectives, or they may hang.
+/// Has the tuner reckon with a level of congestion from the next collective on. 1 is mild, 2 severe; with any other number NCCL's table
+/// is left alone. All ranks of all communicators must call it with the same level between the same collectives, or they may hang.
 #[unsafe(no_mangle)]
 pub extern "C" fn harmonaize_nccl_tune(level: c_int) {
     LEVEL.store(level, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! AllGather: every block goes round the ring, one pass for the first rank of each participant, one for the second, and so on; or in
-//! one shot, from its participant straight to all. Either way each participant sends as many bytes. Source: Chan, Heimlich, Purkayastha and
-//! van de Geijn, "Collective communication: theory, practice, and experience", 2007.
+//! AllGather: every block goes round the ring, or in one shot from its participant straight to all. Round the ring there is one pass for
+//! the first rank of each participant, one for the second, and so on. Either way each participant sends as many bytes. Source: Chan,
+//! Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", 2007.
 //!
 //! In place an input is its own block of the output, and is written over by itself alone: nothing needs to be held back. Coded it
 //! goes in one shot: who has a block encodes it once, and all ranks, its own participant's too, get what the same code decodes to, so that

@@ -1,5 +1,5 @@
-//! Broadcast: a chain along the ring order from the root's participant, down which the parts of a segment follow one
-//! another; in one shot, from there to everybody; or down a binomial tree.
+//! Broadcast by a chain, in one shot, or down a binomial tree. The chain runs along the ring order from the root's
+//! participant, and the parts of a segment follow one another down it; the shot goes from there to everybody.
 
 use crate::builder::{Builder, Feeder, Rotation, input, outputs, peer, remote_count, staged};
 use crate::one_two_shot;
@@ -82,7 +82,7 @@ impl Link<'_> {
         }
     }
 
-    /// Copies `source` to the mapped outputs and, where there are remote ones, through staging to these; passes it on
+    /// Copies `source` to the mapped outputs and, where there are remote ones, through staging to these. Passes it on
     /// from its first new place if `send`.
     fn deliver(
         &self,

@@ -204,7 +204,8 @@ pub(crate) struct Feeder {
 }
 
 impl Feeder {
-    /// A feeder of `inputs`, each with the same part as staging names it, with at most `ahead` slots of one `divisor`-th of the segment; the first fetches are issued.
+    /// A feeder of `inputs`, each with the same part as staging names it; the first fetches are issued. It has at most `ahead` slots of one
+    /// `divisor`-th of the segment.
     pub(crate) fn new(
         builder: &mut Builder,
         inputs: Vec<(Operand, Part)>,

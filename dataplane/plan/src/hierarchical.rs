@@ -1,6 +1,6 @@
-//! AllReduce by racks: each rack's participants add parts up along a ring of theirs, the owners of the same part do so along a ring through the
-//! racks, and complete parts go round each rack. Source: Cho, Finkler, Kung, Hunter, "BlueConnect: decomposing all-reduce for deep
-//! learning on heterogeneous network hierarchy", 2019.
+//! AllReduce by racks, in three phases. Each rack's participants add parts up along a ring of theirs. The owners of the same part then
+//! do so along a ring through the racks. At last complete parts go round each rack. Source: Cho, Finkler, Kung, Hunter, "BlueConnect:
+//! decomposing all-reduce for deep learning on heterogeneous network hierarchy", 2019.
 //!
 //! Each rack owns as many parts as the smallest has participants: its first so many own one each, and the others pass them on. So
 //! racks may differ in size, and between racks each part crosses once for a rack, however many hosts that has. Where racks are not known all

@@ -138,8 +138,8 @@ pub struct Coding {
     pub codec: u16,
     /// In what chunks travel that would lose too much by it, if they hold there: as unbiased, and numbered alike.
     pub finer: Option<u16>,
-    /// The most that an operation may lose: the squared error of its sum over the squares of all ranks' inputs, or of each chunk that is
-    /// moved over its squares. `None`: no bound.
+    /// The most that an operation may lose. It is the squared error of its sum over the squares of all ranks' inputs, or of each chunk
+    /// that is moved over its squares. `None`: no bound.
     pub max_error: Option<f64>,
 }
 

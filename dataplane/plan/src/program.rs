@@ -172,7 +172,7 @@ pub const MAX_STEP_PEERS: usize = 4;
 pub const MAX_SOURCES: usize = 8;
 
 impl Group {
-    /// A group from the ranks of each participant, or `None` if a rank is missing, out of range or there twice, or a
+    /// A group from the ranks of each participant. `None` if a rank is missing, out of range or there twice, or a
     /// participant has none.
     pub fn new(members: Vec<Vec<Rank>>) -> Option<Self> {
         let ranks: usize = members.iter().map(Vec::len).sum();

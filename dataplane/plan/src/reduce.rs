@@ -1,6 +1,7 @@
-//! Reduce: a chain along the ring order that ends at the root's participant, down which the parts of a segment follow one another and
-//! gather contributions; in one shot, from everybody straight to there; or up a [binomial tree](crate::tree). Along the chain and in one shot the root's participant receives, and each other
-//! sends, at most a tensor at a time; along the chain nobody receives more.
+//! Reduce by a chain, in one shot, or up a [binomial tree](crate::tree). The chain runs along the ring order and ends at the root's
+//! participant; the parts of a segment follow one another down it and gather contributions. The shot goes from everybody straight to there.
+//! Along the chain and in one shot the root's participant receives, and each other sends, at most a tensor at a time; along the chain
+//! nobody receives more.
 //!
 //! Along the chain a part is added up in the ring's order, beginning after the root's participant; in one shot in the order of
 //! participants, as AllReduce.

@@ -99,7 +99,8 @@ fn every_allreduce_by_racks_that_are_not_known_is_right() {
     sample(Collective::AllReduce, Algorithm::Hierarchical);
 }
 
-/// Every number of participants up to 64, in racks of one size with the rest in the last, of growing ones, of one and all others, and of one each.
+/// Every number of participants up to 64, in racks. Racks of one size with the remainder in the last, of growing sizes, of one and all
+/// others, and of one each.
 #[test]
 fn allreduces_by_racks_take_any_racks() {
     for all in 2..=64_u32 {
@@ -135,7 +136,8 @@ fn allreduces_by_racks_take_any_racks() {
     }
 }
 
-/// Twelve participants in racks of four: a ring sends 22 twelfths of a tensor from rack to rack, this 16, and each participant as much as along the ring.
+/// Racks send each other less than along a ring: twelve participants stand in racks of four. A ring sends 22 twelfths of a tensor from rack
+/// to rack, this 16, and each participant as much as along the ring.
 #[test]
 fn racks_send_each_other_less_than_a_ring_does() {
     let sent = |algorithm| {
@@ -375,7 +377,8 @@ fn every_reducescatter_in_one_shot_is_right() {
     sweep(Collective::ReduceScatter, false, Algorithm::OneShot);
 }
 
-/// Of 8 participants each sends 7 blocks, along the ring as straight; a ReduceScatter in one shot adds as AllReduce does, a ring from the owner on.
+/// Of 8 participants each sends 7 blocks, along the ring as straight. A ReduceScatter in one shot adds as AllReduce does, a ring from the
+/// owner on.
 #[test]
 fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
     let group = Grouping::PerHost(1).plan(8).group().clone();

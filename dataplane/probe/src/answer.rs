@@ -16,8 +16,8 @@ const MOST: u32 = 5_000;
 const SPAN: Duration = Duration::from_millis(100);
 /// What the socket's queue should hold: some trains.
 const QUEUE: u32 = 4 << 20;
-/// What came beside a train is known where the thread is there while it comes: it goes before others where processors are busy, and has
-/// little to do.
+/// The thread's niceness: it goes before others where processors are busy, and has little to do. What came beside a train is known
+/// where the thread is there while it comes.
 const NICE: i32 = -10;
 
 /// Answers trains until it is dropped.

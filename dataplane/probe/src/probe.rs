@@ -46,7 +46,8 @@ pub struct TrainConfig {
     pub count: u32,
     /// The first that arrives at this rate, in bits a second, is the last; 0 if all are wanted.
     pub enough_bps: u64,
-    /// One of which no third arrived quicker than this is the last too, for others were in its way all the while; 0 if all are wanted.
+    /// The first of which no third arrived quicker than this is the last too. Others were in its way all the while. 0 if all are
+    /// wanted.
     pub spread_bps: u64,
 }
 
@@ -55,7 +56,7 @@ pub struct TrainConfig {
 pub struct ProbeResult {
     /// The source port that it left from.
     pub source_port: u16,
-    /// At which rate its second half arrived, in bits on the wire (with Ethernet's header) a second; 0 where fewer than two
+    /// At which rate its second half arrived, in bits on the wire (with Ethernet's header) a second. 0 where fewer than two
     /// packets did, or all at one moment.
     pub received_bps: u64,
     /// At which rate it was handed to the kernel, likewise.

@@ -193,8 +193,8 @@ struct Train {
 }
 
 impl Train {
-    /// What came in beside the second half, in bits a second: of the interfaces that may have carried it, what the one did that carried
-    /// least. None where too little of it came between the two readings.
+    /// What came in beside the second half, in bits a second. Of the interfaces that may have carried it, it is what the one did that
+    /// carried least. None where too little of it came between the two readings.
     fn measure_cross_traffic(&self, now: &InterfaceBytes) -> Option<u64> {
         let half = self.half.as_ref()?;
         let between = |at_ns: u64| half.at_ns < at_ns && at_ns <= now.at_ns;
@@ -229,8 +229,8 @@ impl Train {
         rate(bytes, last_ns.saturating_sub(*first_ns)).unwrap_or(0)
     }
 
-    /// At which rate the quickest part of the second half came, of a third of its bytes at least; none where it had no such part. Who
-    /// sends steadily beside a train spreads all of its parts. A hold-up, of a processor or by a burst, spreads some of them.
+    /// The rate of the quickest part of the second half, of a third of its bytes at least. None where it had no such part. Who sends
+    /// steadily beside a train spreads all of its parts. A hold-up, of a processor or by a burst, spreads some of them.
     fn peak_bps(&self) -> Option<u64> {
         let tail = self.tail();
         let least = tail.iter().map(|(_, bytes)| bytes).sum::<u64>() / SPAN;
@@ -406,7 +406,7 @@ mod tests {
         }
     }
 
-    /// What a train of 100 is told to have come beside it, which arrives in step; looked at `late` nanoseconds after half of it was there.
+    /// What a train of 100 that arrives in step reports to have come beside it. It is read `late` nanoseconds after half of it was there.
     fn beside(late: u64, half: &[(&str, u64)], end: &[(&str, u64)]) -> Option<u64> {
         let (mut arrivals, now) = (arrivals(), Instant::now());
         for at in 0..100_u64 {

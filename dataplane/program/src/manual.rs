@@ -8,8 +8,8 @@ use std::path::Path;
 /// Shells, and the folder of each.
 const SHELLS: [(Shell, &str); 3] = [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")];
 
-/// Writes a page for the program and for each of its commands to `man`, and completions to `bash`, `zsh` and `fish`, all in
-/// `folder`, which is made.
+/// Writes a page for the program and for each of its commands, and completions for shells. Pages go to `man`, completions
+/// to `bash`, `zsh` and `fish`, all in `folder`, which is made.
 pub(crate) fn write(mut command: Command, folder: &Path) -> Result<()> {
     command = command.disable_help_subcommand(true);
     let name = command.get_name().to_owned();

@@ -19,7 +19,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// The bytes from `offset` on of a memfd, given by its number or by what has a `fileno()`; to its end, where no number is given.
+    /// The bytes from `offset` on of a memfd, given by its number or by what has a `fileno()`. They go to its end where no number is
+    /// given.
     pub(crate) fn register(
         client: &client::Client,
         memfd: &Bound<'_, PyAny>,

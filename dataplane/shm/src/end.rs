@@ -107,8 +107,8 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// [`Self::progress`]. Stores end in the order in which they were asked for.
     fn store(&mut self, tag: u64, from: Span, offset: u64) -> Result<(), EndError>;
 
-    /// Remote: sends and receives what it can within a small budget of system calls; reports the fetches and stores that
-    /// ended; says how much was done (0: nothing to do). Mapped: nothing to do.
+    /// Remote: sends and receives what it can within a small budget of system calls. It reports the fetches and stores
+    /// that ended, and returns how much was done (0: nothing to do). Mapped: nothing to do.
     fn progress(&mut self, done: &mut dyn FnMut(u64)) -> Result<usize, EndError>;
 
     /// Wakes the tenant if it sleeps: once per batch of completions.

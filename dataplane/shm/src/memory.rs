@@ -219,8 +219,8 @@ impl Memory {
         self.offset
     }
 
-    /// Maps a range of somebody else's memfd, which must not be able to shrink, after a look at all that could make the
-    /// mapping fault. With it comes which file it is.
+    /// Maps a range of somebody else's memfd, which must not be able to shrink. Before that it checks all that could
+    /// make the mapping fault. With it comes which file it is.
     ///
     /// # Errors
     /// What is wrong with file or range.

@@ -389,7 +389,7 @@ mod tests {
             });
         }
 
-        /// Entries of several words come whole and in order, and none is overwritten before it was taken: a slot is handed over and
+        /// Entries of several words come whole and in order, and none is overwritten before it was taken. A slot is handed over and
         /// back, again and again.
         fn hand_over(capacity: u64, entries: u64) {
             let mut builder = loom::model::Builder::new();

@@ -1,5 +1,5 @@
-//! CUDA's driver, where this process has loaded it: the few calls that staging needs, by the names and types of its manual (CUDA driver
-//! API 12 and later). Nothing here loads it.
+//! CUDA's driver, where this process has loaded it: the few calls that staging needs. They have the names and types of its manual (CUDA
+//! driver API 12 and later). Nothing here loads it.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -167,8 +167,8 @@ impl Driver {
         self.memory_type(address).is_some_and(|kind| kind != 0 && kind != HOST)
     }
 
-    /// The context that calls for a stream are made in: the stream's; of the default one that of the memory at `address`, else the
-    /// thread's.
+    /// The context that calls for a stream are made in: the stream's. Of the default one it is that of the memory at `address`,
+    /// else the thread's.
     pub(crate) fn context(&self, stream: Stream, address: usize) -> Result<usize, CudaError> {
         let mut context = std::ptr::null_mut();
         let place: *mut Context = &raw mut context;

@@ -225,8 +225,9 @@ pub trait Transport {
         None
     }
 
-    /// Bounds what a link sends, headers of the transport included, to so many bits a second, divided evenly among its
-    /// paths; `None` takes the bound off. From the next bytes on. False: the transport cannot, or has no such link.
+    /// Bounds what a link sends, headers of the transport included, to so many bits a second. They are divided evenly
+    /// among its paths; `None` takes the bound off. From the next bytes on. False: the transport cannot, or has no
+    /// such link.
     fn pace(&mut self, link: LinkId, bits_per_second: Option<u64>) -> bool {
         let _ = (link, bits_per_second);
         false
@@ -258,8 +259,8 @@ pub trait Transport {
     /// tried once, so that a last word gets out.
     fn close(&mut self, link: LinkId);
 
-    /// Whether links are brought to the end of a frame, for [`Self::hand_over`]: [`Self::progress`] goes on with frames that are under
-    /// way, and begins to read no other.
+    /// Whether links are brought to the end of a frame, for [`Self::hand_over`]. [`Self::progress`] then goes on with frames that are
+    /// under way, and begins to read no other.
     fn freeze(&mut self, frozen: bool) {
         let _ = frozen;
     }

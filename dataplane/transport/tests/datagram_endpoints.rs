@@ -232,7 +232,8 @@ fn now(from: &mut Endpoint, to: Address, bytes: &[u8]) -> bool {
     send(from, to, bytes) && from.flush()
 }
 
-/// Where a process was and is no more, hosts say so; datagrams that are under way are not held up, and once somebody is there again all is well.
+/// Where a process was and is no more, hosts say so. Datagrams that are under way are not held up, and once somebody is there again all is
+/// well.
 #[test]
 fn a_peer_that_is_gone_is_told_of() {
     let config = DatagramConfig::default();

@@ -1,5 +1,5 @@
-//! Once an RDMA link is up and each kind of frame has flowed, neither end allocates: not per frame, not per byte, not when
-//! it goes to sleep.
+//! Once an RDMA link is up and each kind of frame has flowed, neither end allocates. That is so for each frame, for each
+//! byte, and when it goes to sleep.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod counting;

@@ -73,8 +73,8 @@ pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, TextError> {
     })
 }
 
-/// The first key of a TOML text, but for `changeable` ones, whose value is another than in the text before, is new, or is
-/// gone. Where it stands, or begins where it is gone, and that it cannot change while what reads it runs.
+/// The first key of a TOML text that is changed, new or gone since the text before. `changeable` keys do not count. The
+/// error says where it stands, or begins where it is gone, and that it cannot change while what reads it runs.
 ///
 /// # Errors
 /// Names the key and its line. A text that is not TOML differs in nothing: who reads it has said so.

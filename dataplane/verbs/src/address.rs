@@ -130,8 +130,8 @@ impl fmt::Display for Mtu {
     }
 }
 
-/// The flow label that makes a `RoCE` v2 device send from this UDP source port (at least 0xc000: the upper two bits are
-/// set whatever one asks for). What a fabric hashes to pick a path.
+/// The flow label that makes a `RoCE` v2 device send from this UDP source port. The port is at least 0xc000: the upper
+/// two bits are set whatever one asks for. What a fabric hashes to pick a path.
 pub const fn flow_label(source_port: u16) -> u32 {
     (source_port & 0x3fff) as u32
 }

@@ -10,7 +10,7 @@ use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// An object of the implementation that made it: it destroys itself when dropped, after those made from it, and another
+/// An object of the implementation that made it. It destroys itself when dropped, after those made from it, and another
 /// implementation answers `EINVAL` to it.
 pub type Handle = Arc<dyn Any + Send + Sync>;
 

@@ -39,8 +39,8 @@ pub struct Function {
 }
 
 impl Function {
-    /// Opens the device that is named; else the one that has the address in a GID table; with neither, the only one with an
-    /// active port.
+    /// Opens the device that is named; else the one that has the address in a GID table. With neither, it opens the only
+    /// one with an active port.
     pub fn open(
         devices: &Devices,
         wanted: &PortOptions,

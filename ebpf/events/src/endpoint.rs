@@ -23,8 +23,8 @@ shared! {
         pub namespace: u32,
     }
 
-    /// What the kernel knew of a connection when it last sampled it: at a segment that came in, a retransmission or a
-    /// change of state.
+    /// What the kernel knew of a connection when it last sampled it. It does so at a segment that came in, a
+    /// retransmission or a change of state.
     pub struct Socket {
         /// When it was sampled.
         pub time_ns: u64,

@@ -29,8 +29,8 @@ shared! {
     /// in one look-up. RoCE v2 names only the destination queue pair in a packet, so each direction is an entry of its own.
     #[derive(Hash, PartialOrd, Ord)]
     pub struct FlowKey {
-        /// The address on this side of the interface (source of what leaves): 16 bytes as in an IPv6 header, in memory
-        /// order; IPv4 is mapped to `::ffff:a.b.c.d`.
+        /// The address on this side of the interface (source of what leaves). It is 16 bytes as in an IPv6 header, in
+        /// memory order; IPv4 is mapped to `::ffff:a.b.c.d`.
         pub local: [u32; 4],
         /// The address on the other side, likewise.
         pub remote: [u32; 4],
@@ -60,7 +60,7 @@ shared! {
         pub numbers: u32,
     }
 
-    /// A request of RoCE v2 whose acknowledgement is awaited: by it the ACK, which names neither the request's queue pair nor
+    /// A request of RoCE v2 whose acknowledgement is awaited. By it the ACK, which names neither the request's queue pair nor
     /// its port, finds the request again.
     #[derive(Hash)]
     pub struct RequestKey {

@@ -1,4 +1,4 @@
-//! Interfaces by name, and the removal of a clsact queueing discipline that nobody uses: what else is done by route
+//! Interfaces by name, and the removal of a clsact queueing discipline that nobody uses. What else is done by route
 //! netlink, the library beneath does.
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};

@@ -41,8 +41,8 @@ pub struct Options {
     pub idle_gap: Duration,
     /// Signals of congestion further apart than this begin anew.
     pub clean: Duration,
-    /// A round trip of what leaves that takes so much longer than the least, and twice as long, is told at once where the one before was
-    /// not as late ([`EventKind::LateRtt`](harmonaize_events::EventKind)). Zero: none is.
+    /// A round trip that takes so much longer than the least, and twice as long, is late. It is of what leaves. It is reported at
+    /// once where the one before was not as late ([`EventKind::LateRtt`](harmonaize_events::EventKind)). Zero: none is.
     pub late_rtt: Duration,
     /// How many TCP connections are kept, and half as many queue pairs; the least recently used are evicted beyond. About 700
     /// bytes of the kernel's memory for each of the number.

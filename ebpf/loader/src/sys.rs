@@ -1,4 +1,4 @@
-//! The calls of bpf(2) that the library beneath does not have: reading a table in batches, and running a program on a
+//! The calls of bpf(2) that the library beneath does not have. They read a map in batches, and run a program on a
 //! packet that nobody sent.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! The programs in the kernel of the guest with SoftRoCE devices: loss that is injected there is found for each queue pair, and whose
+//! The programs in the kernel of the guest with SoftRoCE devices. Loss that is injected there is found for each queue pair, and whose
 //! each is. `cargo xtask softroce test` runs this.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
@@ -64,7 +64,7 @@ fn dropped() -> u64 {
 struct Lossy;
 
 impl Lossy {
-    /// Has packets lost, and each link's packets received on one processor, as a device with a queue for each flow does: links
+    /// Has packets lost, and each link's packets received on one processor. A device with a queue for each flow does so. Links
     /// between namespaces are else received on whatever processor sends, and packets overtake one another.
     fn begin() -> Self {
         received_on(1);
@@ -378,7 +378,8 @@ impl std::io::Write for CapturedLog {
     }
 }
 
-/// The programs that were built for diagnosis load in this kernel too, at both places for ingress, and say of a fragment what it is.
+/// The programs that were built for diagnosis load in this kernel too, at both places for ingress. They say of a fragment what it
+/// is.
 #[test]
 fn diagnosis_programs_log_why_packets_are_rejected() {
     for early in [false, true] {

@@ -199,8 +199,8 @@ fn attach(collector: &mut Programs, side: &Namespace) -> u32 {
     side.enter(|| collector.attach("wire")).unwrap().unwrap()
 }
 
-/// Totals equal the interface's, flows add up to totals, and segments equal the socket's, with devices that cut segments and
-/// with those that do not; over IPv4 and IPv6; by tcx and by clsact.
+/// Totals equal the interface's, flows add up to totals, and segments equal the socket's. So it is with devices that cut
+/// segments and with those that do not; over IPv4 and IPv6; by tcx and by clsact.
 #[test]
 fn packets_and_bytes_equal_the_interfaces() {
     for (cut, clsact, addresses) in
@@ -475,7 +475,7 @@ fn with_endpoints(side: &Namespace) -> Options {
     Options { endpoints: Some(endpoints), ..Options::default() }
 }
 
-/// The smoothed round trip from packets, by the kernel's own rule (RFC 6298: an eighth of each sample), is the kernel's; so are
+/// The smoothed round trip from packets is the kernel's, by its own rule. That is RFC 6298: an eighth of each sample. So are
 /// the shortest, and what is known of the connection. The kernel samples a segment before it has taken it in.
 #[test]
 fn rtts_match_the_kernel() {

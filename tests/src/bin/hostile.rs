@@ -1,4 +1,5 @@
-//! A tenant's process that does its host's agent all the harm that it can, by one attack or another, for as long as it is told.
+//! A tenant's process that does its host's agent all the harm that it can. It does so by one attack or another, for as long as
+//! it is told.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Ranks of a tenant on a host whose agent runs on its offload unit: they attach over RDMA and check a collective bit for bit. Then
+//! Ranks of a tenant on a host whose agent runs on its offload unit. They attach over RDMA and check a collective bit for bit. Then
 //! they check an AllGather whose blocks differ in size.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,5 @@
-//! A rank of a job that adds up until an operation fails: a line for each, with the milliseconds that it took, and then why.
+//! A rank of a job that adds up until an operation fails. It prints a line for each, with the milliseconds that it took, and
+//! then why.
 
 #![forbid(unsafe_code)]
 

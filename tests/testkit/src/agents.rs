@@ -48,8 +48,8 @@ impl Agent {
         Ok(Self { up, down, control })
     }
 
-    /// An answer to a question of control's, beside the session: where its parts go, and the call that carries them, which ends with what
-    /// control says of it.
+    /// An answer to a question of control's, beside the session. Returns where its parts go, and the call that carries them, which ends
+    /// with what control says of it.
     pub fn answer(
         &self,
     ) -> (mpsc::Sender<v1::AnswerPart>, impl Future<Output = Result<(), Status>> + Send + use<>) {

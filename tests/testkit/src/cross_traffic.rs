@@ -32,8 +32,8 @@ pub struct CrossTraffic {
 }
 
 impl CrossTraffic {
-    /// Finds a source port whose packets cross the switch `via`, and begins to send `rate` bits a second, to which the sender's links are
-    /// shaped from then on.
+    /// Finds a source port whose packets cross the switch `via`, and begins to send `rate` bits a second. The sender's links are shaped
+    /// to that from then on.
     pub fn start(fabric: &Fabric, from: &str, to: &str, via: &str, rate: u64) -> Result<Self> {
         let (sender, receiver) = (fabric.host(from)?, fabric.host(to)?);
         let target = *receiver.addresses.first().with_context(|| format!("{to} has no address"))?;

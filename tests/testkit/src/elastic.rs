@@ -87,9 +87,9 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// So much work, saved as often as is best where ranks are lost so often (Young, "A first order approximation to the optimum
-    /// checkpoint interval", 1974). One that is not subscribed loses what it has done since at every loss of a host; the other keeps
-    /// it, and saves for the case that all are lost.
+    /// So much work, saved as often as is best where ranks are lost so often. Source: Young, "A first order approximation to the
+    /// optimum checkpoint interval", 1974. One that is not subscribed loses what it has done since at every loss of a host; the
+    /// other keeps it, and saves for the case that all are lost.
     pub fn new(work: u64, between_losses: Duration, subscribed: bool) -> Self {
         let often = (2.0 * COST.as_secs_f64() * between_losses.as_secs_f64()).sqrt();
         Self {
@@ -113,8 +113,8 @@ impl Recipe {
     }
 }
 
-/// Trains with a rank on each host with an agent until the work is done, and all has happened that is to happen: else it is an error.
-/// What the first rank printed, and what happened. `go_on` is asked meanwhile.
+/// Trains with a rank on each host with an agent until the work is done. All must have happened by then that is to happen: else it is
+/// an error. What the first rank printed, and what happened. `go_on` is asked meanwhile.
 pub fn train(
     stage: &mut Stage<'_>,
     recipe: &Recipe,

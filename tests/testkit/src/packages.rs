@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 /// What the emulation needs: `ip` and `tc`. The rest (util-linux) is essential in Debian.
 pub const EMULATION: &[&str] = &["iproute2"];
 
-/// What building needs: the headers of the verbs, what reads them for the bindings, and the devices' drivers; and for libbpf,
-/// which is built along, the library by which it reads objects, with the one that this needs.
+/// What building needs: the headers of the verbs, what reads them for the bindings, and the devices' drivers. Libbpf, which
+/// is built along, needs the library by which it reads objects, and that one needs another.
 pub const BUILDING: &[&str] = &[
     "libibverbs-dev",
     "librdmacm-dev",

@@ -117,7 +117,7 @@ fn a_lost_rank_follows_the_agreed_policy() {
     deployment.end().unwrap();
 }
 
-/// An agent dies, and control at about the same time: whatever it had heard and written by then, members go on as was agreed on.
+/// An agent dies, and control at about the same time. Whatever it had heard and written by then, members go on as was agreed on.
 #[test]
 fn members_regroup_though_control_dies() {
     let with_store = |setup: &mut Setup| setup.control += "store = \"control.redb\"\n";

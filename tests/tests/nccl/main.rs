@@ -1,5 +1,5 @@
-//! The library with NCCL's ABI end to end: its symbols, and a program in C that knows NCCL alone, under sanitizers of addresses, leaks
-//! and undefined behaviour.
+//! The library with NCCL's ABI end to end: its symbols, and a program in C. The program knows NCCL alone, and runs under
+//! sanitizers of addresses, leaks and undefined behaviour.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::c_library;

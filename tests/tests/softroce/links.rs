@@ -241,7 +241,7 @@ fn a_port_serves_again_after_going_down() {
     }
 }
 
-/// The kernel takes a device away and waits until it is closed, and the driver says nothing: the ends notice, close it, and
+/// The kernel takes a device away and waits until it is closed, and the driver says nothing. The ends notice, close it, and
 /// open it anew once it is back.
 #[test]
 fn a_removed_device_ends_its_links() {

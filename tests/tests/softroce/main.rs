@@ -1,5 +1,5 @@
-//! The main job over RDMA: control and four agents on hosts that are devices, as `cargo xtask softroce test` makes them; and
-//! what becomes of it when devices break.
+//! The main job over RDMA, and what becomes of it when devices break. Control and four agents are on hosts that are devices,
+//! as `cargo xtask softroce test` makes them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod aggregated;

@@ -1,5 +1,5 @@
-//! Tenant A's second training, which reacts: what the provider did and knew, what the tenant was told, and what it did about it; and beside
-//! it the tenant that adopts nothing.
+//! Tenant A's second training, which reacts, and beside it the tenant that adopts nothing. It is what the provider did and knew, what the
+//! tenant was told, and what it did about it.
 
 use super::timeline;
 use super::views::View;
@@ -19,7 +19,7 @@ const LEARNED: f64 = 0.9;
 /// What there is to show. Seconds count from the training's beginning.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Changes {
-    /// In the order of their times; `whose` is 0 for what the provider did and knew, 1 for what the tenant was told, 2 for what it did.
+    /// In the order of their times. `whose` is 0 for what the provider did and knew, 1 for what the tenant was told, 2 for what it did.
     pub views: Vec<View>,
     /// What, figure.
     pub figures: Vec<(String, String)>,
@@ -34,8 +34,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Of what the training's first rank printed, what happened to it, what control decided, and the transfers of who adopts nothing,
-    /// which began before the training.
+    /// Of what the training's first rank printed, what happened to it, and what control decided. Also of the transfers of who adopts
+    /// nothing, which began before the training.
     ///
     /// # Errors
     /// Where the training has not begun, or not ended.

@@ -1,4 +1,5 @@
-//! What the closed loop did while the tenants ran: cross traffic on a spine, the congestion report, the new plan, and what the links carried.
+//! What the closed loop did while the tenants ran. It has cross traffic on a spine, the congestion report, the new plan, and what the links
+//! carried.
 
 use harmonaize_testkit::load::Load;
 use harmonaize_testkit::plans::{CongestionReport as Noticed, Decision};
@@ -43,8 +44,8 @@ pub struct Seen {
     pub flow_ns: Option<[u64; 2]>,
     /// The training's communicator, as people type it.
     pub communicator: String,
-    /// Own connections over that spine in the flow's direction: before it, at its end, and when plans came back or were no longer
-    /// waited for.
+    /// Own connections over that spine in the flow's direction, at three times. Before it, at its end, and when plans came back
+    /// or were no longer waited for.
     pub connections: [usize; 3],
     /// When plans had come back.
     pub back_ns: Option<u64>,

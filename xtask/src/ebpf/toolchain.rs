@@ -1,5 +1,5 @@
-//! The tool chain of the programs: Debian's compiler with a library for the kernel's machine, and the linker that is built
-//! against that compiler's LLVM. Unpacked and built under `target`, beside whatever is installed.
+//! The tool chain of the programs: Debian's compiler and the linker. The compiler has a library for the kernel's machine;
+//! the linker is built against that compiler's LLVM. Unpacked and built under `target`, beside whatever is installed.
 
 use super::{folder, printed};
 use crate::aarch64::archive::Archive;
@@ -113,7 +113,7 @@ fn impossible() -> Option<String> {
     (!debian).then(|| "it comes from Debian's packages, and this machine has no apt".into())
 }
 
-/// The compiler with its own library and that for the machine in the kernel; the library of LLVM that it loads has to be
+/// The compiler with its own library and that for the machine in the kernel. The library of LLVM that it loads has to be
 /// installed.
 fn contents(archive: &Archive, version: &str) -> Result<Contents> {
     let mut numbers = version.split('.');

@@ -53,7 +53,7 @@ pub(super) fn build(count: u32) -> Result<()> {
     (0..count).try_for_each(|host| (0..host).try_for_each(|other| meet(host, other)))
 }
 
-/// Has two hosts learn each other's hardware address: a first request may be lost while links come up, and a queue pair that
+/// Has two hosts learn each other's hardware address. A first request may be lost while links come up, and a queue pair that
 /// is to be connected waits for the answer no longer than the next would take.
 fn meet(host: u32, other: u32) -> Result<()> {
     let [from, to] = [host, other].map(|host| format!("10.0.0.{}", host + 1));

@@ -1,5 +1,5 @@
-//! Part tree: AllReduces of eight hosts in two racks with narrow uplinks, by the ring, by one aggregator at the spine, and by aggregators at the
-//! racks below that one; in turn.
+//! Part tree: AllReduces of eight hosts in two racks with narrow uplinks. They go by the ring, by one aggregator at the spine, and by
+//! aggregators at the racks below that one; in turn.
 
 use super::{JUMBO, Lab, Measured, Suite, summed};
 use crate::row::{Case, Row, median};

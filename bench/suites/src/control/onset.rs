@@ -202,7 +202,7 @@ fn one(lab: &mut Lab, job: &mut Running, span: Duration) -> Result<Onset> {
     })
 }
 
-/// When the flow was found and all were on the plan that answers it; none where nobody found it, or what was found was found before it
+/// When the flow was found and all were on the plan that answers it. None where nobody found it, or what was found was found before it
 /// began.
 fn answer(decision: Option<&Decision>, onset: u64) -> Option<(u64, u64)> {
     let found = decision?.congestion_report.as_ref()?.found_ns;

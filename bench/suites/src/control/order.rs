@@ -1,5 +1,5 @@
-//! What control's choice of order and of times is worth: against the tenant's own order of ranks beside another job, and for two
-//! periodic jobs on one spine.
+//! What control's choice of order and of times is worth. It runs against the tenant's own order of ranks beside another job, and
+//! for two periodic jobs on one spine.
 
 use super::job::{Running, bytes_for};
 use super::{HOSTS, HOSTS_A_RACK, Suite, case, plan_when};
@@ -26,8 +26,8 @@ const WANDERING: u32 = 6;
 /// How long ranks have to join before both jobs begin at once.
 const JOINING: Duration = Duration::from_secs(4);
 
-/// Eight ranks whose neighbours are in different racks, and another job of two hosts a rack: the order that control gives them
-/// against their own, which an operator pins, in turn.
+/// Eight ranks whose neighbours are in different racks, and another job of two hosts a rack. The order that control gives them
+/// runs against their own, which an operator pins, in turn.
 pub(super) fn order(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab("")?;
     let alternating: Vec<usize> = (0..HOSTS_A_RACK).flat_map(|host| [host, host + HOSTS_A_RACK]).collect();
@@ -66,8 +66,8 @@ fn same_ring(one: &[String], other: &[String]) -> bool {
         && (0..one.len()).any(|by| one.iter().cycle().skip(by).zip(other).all(|(one, other)| one == other))
 }
 
-/// Two jobs that compute and reduce for as long each, on one spine, and begin at once, so that they are in each other's way all the
-/// time: with turns given to them, and without. The mean over some dozen seconds counts, for without turns they wander.
+/// Two jobs that compute and reduce for as long each, with turns given to them, and without. They are on one spine, and begin at
+/// once, so that they are in each other's way all the time. The mean over some dozen seconds counts, for without turns they wander.
 pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
     let mut labs = [suite.lab("")?, suite.lab("turns = false\n")?];
     labs.iter_mut().try_for_each(|lab| lab.deployment().harmonaize(&["drain", "spine1"]).map(drop))?;

@@ -1,5 +1,5 @@
-//! What a tenant finds out of the provider's racks by what it is told, and what being told is worth to it: an experiment of control's
-//! own tests, in virtual time.
+//! What a tenant finds out of the provider's racks by what it is told. It also measures what being told is worth to it. It is an
+//! experiment of control's own tests, in virtual time.
 
 use super::{Suite, experiment};
 use crate::row::{Better, Case, Row};

@@ -32,8 +32,8 @@ struct DeliveryLatency {
     most_ms: f64,
 }
 
-/// The causes are drains of the host on which they all are, and their ends, one every so often that it makes [`RATE`] events a second:
-/// each a thousand at once.
+/// The causes are drains of the host on which all tenants are, and the drains' ends. One comes every so often that it makes [`RATE`]
+/// events a second: each a thousand at once.
 pub(super) fn subscribers(suite: &Suite) -> Result<Vec<Row>> {
     let (tenants, changes) = if suite.request.smoke { (50, 2) } else { (TENANTS, 6) };
     let pause = Duration::from_secs_f64(tenants as f64 / RATE as f64);

@@ -23,7 +23,7 @@ const BETWEEN_LOSSES: Duration = Duration::from_secs(20);
 /// Where it happens.
 const PLACES: Places = Places { rate: RATE, drained: 3, lost: 6 };
 
-/// When it happens, for figures: moved a little from round to round, so that a loss does not always come as long after the state was saved.
+/// When it happens, for figures, moved a little from round to round. So a loss does not always come as long after the state was saved.
 fn moments_of(round: usize) -> Moments {
     // The golden ratio's multiples fill an interval evenly.
     let moved = 0.1 * (round as f64 * 0.618_034).fract();

@@ -215,7 +215,7 @@ fn printed(log: &Path) -> Result<Vec<Figure>> {
     figures(&std::fs::read_to_string(log)?)
 }
 
-/// The median of copies of as much as all ranks' tensors, of which each processor copies its part, in microseconds: what any program takes
+/// The median of copies of as much as all ranks' tensors, in microseconds. Each processor copies its part: it is what any program takes
 /// that moves as many bytes.
 fn copy_us(bytes: u64, ranks: usize) -> Result<f64> {
     let threads = std::thread::available_parallelism()?.get();

@@ -1,4 +1,4 @@
-//! Hosts of a fabric as launchers of MPI want them: each with a name of its own that resolves, and a shell that reaches it.
+//! Hosts of a fabric as launchers of MPI want them. Each has a name of its own that resolves, and a shell that reaches it.
 
 use crate::peers::Apart;
 use anyhow::{Context, Result};

@@ -21,7 +21,8 @@ const FIRST: usize = 10;
 const LONG: usize = FIRST + 100;
 /// The most that the period found may be off, in percent.
 const PERIOD: f64 = 0.3;
-/// The most phases that may be missed, in percent, and how many may be found where the log has none: a limit of 0 can be no reference.
+/// The most phases that may be missed, in percent. The next is how many may be found where the log has none: a limit of 0 can be no
+/// reference.
 const MISSED: f64 = 2.0;
 const EXTRA: f64 = 0.5;
 /// The most that beginning and end of a phase may be off at the median, in milliseconds, and of nine in ten.
@@ -102,8 +103,8 @@ pub(super) fn traces(fabric: &Fabric) -> Vec<PathBuf> {
 /// Bytes of a model's buffers: those of ResNet-50, running means and variances of 26,560 channels.
 const BUFFER_BYTES: usize = 212_480;
 
-/// Trainings over torch and Gloo of which no agent knows, without and with buffers to broadcast: their phases, as the agents make them out,
-/// against their logs.
+/// Trainings over torch and Gloo of which no agent knows, without and with buffers to broadcast. Their phases, as the agents make them out,
+/// stand against their logs.
 pub(super) fn phases_of_others(suite: &Suite) -> Result<Vec<Row>> {
     // A look whether all runs installs no gigabyte, but where nothing may be skipped.
     if suite.request.smoke && !strict::is_strict() && !Environment::shared().has_torch()? {

@@ -1,5 +1,5 @@
-//! How long agents take to find that cross traffic congests a link: told by the agents themselves while it happens, and by a replay of
-//! what they recorded.
+//! How long agents take to find that cross traffic congests a link. The agents themselves report it while it happens, and so does a
+//! replay of what they recorded.
 
 use super::accuracy::{AFTER_NS, BEFORE_NS, traces};
 use super::{HOSTS, Suite, Telemetry};
@@ -16,7 +16,8 @@ use serde::Deserialize;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The most from a burst's first packet to the verdict, at the median, in milliseconds: on idle links, and on those that a job fills.
+/// The most from a burst's first packet to the verdict, at the median, in milliseconds. First on idle links, then on those that a job
+/// fills.
 const IDLE_MS: f64 = 10.0;
 const BUSY_MS: f64 = 20.0;
 /// The most false alarms an hour on links that a job fills.

@@ -20,7 +20,7 @@ type Operations = [usize; SIZES.len()];
 /// are short, runs differ most. Telemetry takes less once it has seen so, which a short run would not show.
 const UNSHAPED: (&str, f64, Operations) = ("unshaped", 3.0, [4000, 160]);
 const SHAPED: (&str, f64, Operations) = ("1 Gbit/s", 1.0, [100, 8]);
-/// Runs with telemetry (0), without (1), and without on a network of their own (2), in turn: what drifts steadily is the same for all.
+/// Runs with telemetry (0), without (1), and without on a network of their own (2), in turn. What drifts steadily is the same for all.
 const ORDERS: [[usize; 6]; 3] = [[0, 1, 2, 2, 1, 0], [1, 2, 0, 0, 2, 1], [2, 0, 1, 1, 0, 2]];
 /// The most that the agent's telemetry thread may take of a core, in percent.
 const CORE: f64 = 2.0;

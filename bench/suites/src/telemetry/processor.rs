@@ -1,5 +1,5 @@
-//! What telemetry costs in processor time: of the agents' threads, an operation at a time, which other load on the machine
-//! moves less than it moves bandwidth.
+//! What telemetry costs in processor time of the agents' threads, an operation at a time. Other load on the machine moves
+//! that less than it moves bandwidth.
 
 use super::{HOSTS, Suite, Telemetry};
 use crate::figures::summary;
@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Messages of these bytes, and how many operations are a run: a second and more, since who has been idle has saved up processor time that it spends at first.
+/// Messages of these bytes, and how many operations are a run. A run is a second and more, since who has been idle has saved up processor
+/// time that it spends at first.
 const SIZES: [(u64, usize); 2] = [(128 << 10, 4000), (4 << 20, 160)];
 /// The most that telemetry may add, in percent.
 const LIMIT: f64 = 3.0;

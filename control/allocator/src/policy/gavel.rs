@@ -11,7 +11,8 @@ use good_lp::{
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a job that no kind can hold counts as, in steps a second: as in Sia's artifact, so that it shares in the program.
+/// What a job that no kind can hold counts as, in steps a second. It is as in Sia's artifact, so that the job shares in
+/// the program.
 const IMPOSSIBLE: f64 = 0.1;
 
 /// The time that the linear program may take. Beyond it each job should have each kind for the same part of the time.

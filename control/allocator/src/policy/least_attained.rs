@@ -1,5 +1,5 @@
-//! Least attained service: whoever has had the least goes first, and those who had more make room (Gu et al., "Tiresias", NSDI 2019,
-//! without its queues).
+//! Least attained service: whoever has had the least goes first, and those who had more make room. Source: Gu et al., "Tiresias",
+//! NSDI 2019, without its queues.
 
 use super::tuned::{Pool, place};
 use super::{Candidate, Policy, PolicyError, Round};

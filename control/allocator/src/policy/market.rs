@@ -104,7 +104,7 @@ impl Standing {
         }
     }
 
-    /// The kind on which a job's work costs least, time and accelerators together: so many workers cost each the highest bid that they keep
+    /// The kind on which a job's work costs least, time and accelerators together. So many workers cost each the highest bid that they keep
     /// out.
     fn cheapest(&self, sizes: &[Size]) -> Option<KindId> {
         let cost = |size: &Size| {
@@ -145,7 +145,8 @@ fn job_of(bid: BidId) -> usize {
     usize::try_from(bid.0 / BIDS).unwrap_or(usize::MAX)
 }
 
-/// What a job bids for each worker of a kind: as much as the time that its size saves is worth, and never more than for the one before.
+/// What a job bids for each worker of a kind. It is as much as the time that its size saves is worth, and never more than for the one
+/// before.
 fn prices(kind: KindId, sizes: &[Size]) -> Vec<f64> {
     let mut prices: Vec<f64> = Vec::new();
     let (mut workers, mut worth, mut price) = (0, 0.0, FIRST);

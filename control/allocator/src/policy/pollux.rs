@@ -1,4 +1,4 @@
-//! Pollux (Qiao et al., OSDI 2021): each round a genetic search over matrices of jobs by kinds, whose fitness is the power mean of
+//! Pollux (Qiao et al., OSDI 2021): each round a genetic search over matrices of jobs by kinds. Their fitness is the power mean of
 //! speedups, with restarts penalised. A row has workers of one kind alone, and hosts of a kind are filled as with Sia.
 
 use super::elastic::{Size, assign, pinned, sizes};

@@ -1,5 +1,5 @@
-//! Sia (Subramanya et al., SOSP 2023): each round an integer program chooses one configuration for each job, by goodput that is
-//! fitted while jobs run, against what a restart would cost.
+//! Sia (Subramanya et al., SOSP 2023): each round an integer program chooses one configuration for each job. It goes by goodput
+//! that is fitted while jobs run, against what a restart would cost.
 
 use super::elastic::{Size, assign, pinned, sizes};
 use super::{Candidate, Policy, PolicyError, Round};

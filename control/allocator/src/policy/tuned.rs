@@ -1,4 +1,5 @@
-//! Jobs with the workers and the batch that they were tuned for: how fast they are on each kind, and keeping them where they are.
+//! Jobs with the workers and the batch that they were tuned for. It finds how fast they are on each kind, and keeps them where
+//! they are.
 
 use super::Candidate;
 use crate::allocation::{Allocation, Free};
@@ -24,8 +25,8 @@ pub(super) fn steps_per_second(candidate: &Candidate<'_>, id: KindId, kind: &Kin
     candidate.job.tuned_speed(candidate.model, (id, kind)).and_then(Result::ok).unwrap_or(0.0)
 }
 
-/// Accelerators for a job: those that it has, where they are free, or else of the fastest kind with room those with the lowest
-/// numbers. Takes them.
+/// Accelerators for a job: those that it has, where they are free. Else they are those with the lowest numbers, of the fastest
+/// kind with room. Takes them.
 pub(super) fn place(candidate: &Candidate<'_>, pools: &mut [Pool<'_>]) -> Option<Allocation> {
     if let Some(current) = candidate.current
         && pools.get_mut(current.kind.0).is_some_and(|pool| pool.free.take(&current.accelerators))

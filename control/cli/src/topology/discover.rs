@@ -214,7 +214,8 @@ impl Switches {
         self.join_last_hops(traces, &by_host, &first);
     }
 
-    /// A port's neighbour by number is the port at the cable's other end, and so one of the switch from which the port is entered.
+    /// A port's neighbour by number is the port at the cable's other end. So it is one of the switch from which the port is
+    /// entered.
     fn join_ends_of_cables(&mut self, before: &BTreeMap<IpAddr, BTreeSet<IpAddr>>, first: &BTreeSet<IpAddr>) {
         // Pairs are of a /31, or of a /30, whose first and last address no port has.
         let mut ports = before.keys().filter_map(|port| match port {

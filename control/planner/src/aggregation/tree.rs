@@ -1,4 +1,4 @@
-//! Aggregators of two levels: at racks' switches those that sum what their racks send, and one above them, at a spine or in any rack.
+//! Aggregators of two levels. Those at racks' switches sum what their racks send; one is above them, at a spine or in any rack.
 //!
 //! An uplink then carries one part for a rack where it carried one for each host; below, nothing changes. Each sum takes the way through one
 //! machine more. Hosts of racks without an aggregator, and of the one above's own, send to the one above.
@@ -154,7 +154,8 @@ impl<'a> TreeRoot<'a> {
         Some(Self { topology, conditions, racks, root, aggregator: known, uplinks: ups })
     }
 
-    /// What a rack's hosts have by one below: payload a second that it can do, and the delay to the switch of the one above.
+    /// What a rack's hosts have by one below. It is the payload a second that it can do, and the delay to the switch of the
+    /// one above.
     fn leaf_rate(&self, rack: &Rack, up: &UplinkPath, offer: &AggregatorOffer) -> Option<(f64, f64)> {
         let known = self.topology.aggregators().get(offer.aggregator.0)?;
         // Its hosts' parts and the sum from above come in; their sums and the part go out.

@@ -26,7 +26,7 @@ pub enum Sharing {
     LeastAttained,
 }
 
-/// Returns how long each coflow takes from its arrival to its last transfer's end, where ports send and receive at `rate`, which is not 0.
+/// Returns how long each coflow takes from its arrival to its last transfer's end. Ports send and receive at `rate`, which is not 0.
 pub fn simulate(workload: &Workload, rate: Rate, sharing: Sharing) -> Vec<Nanos> {
     let bytes_per_second = rate.0.max(1) as f64 / 8.0;
     let ends = match sharing {

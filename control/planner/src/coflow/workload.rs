@@ -122,8 +122,8 @@ impl Workload {
         Ok(Self { ports, coflows })
     }
 
-    /// Makes up so many coflows over 150 ports, 526 an hour, in the shares that the paper on Varys gives of narrow and wide, short and long
-    /// ones. Few of them have nearly all bytes. The same for the same seed.
+    /// Makes up so many coflows over 150 ports, 526 an hour. Narrow and wide, short and long ones have the shares that the paper on Varys
+    /// gives. Few of them have nearly all bytes. The same for the same seed.
     pub fn generate(seed: u64, coflows: usize) -> Self {
         let mut random = Random(seed);
         let (ports, mut arrival) = (150, 0.0);

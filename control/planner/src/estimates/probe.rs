@@ -34,8 +34,8 @@ impl Probe {
         self.lost_ppm < MAX_CLEAN_LOSS_PPM && quick && !self.is_impossible(rate)
     }
 
-    /// Whether it came out quicker than a path of such a rate carries: something on the way was late, and let it go all at once, with whatever
-    /// others sent. That tells nothing.
+    /// Whether it came out quicker than a path of such a rate carries. Something on the path was late, and let it go all at once, with
+    /// whatever others sent. That tells nothing.
     pub fn is_impossible(&self, rate: Rate) -> bool {
         u128::from(self.received.0) * 100 > u128::from(rate.0) * MAX_PERCENT
     }

@@ -87,7 +87,8 @@ fn own_gain(search: &mut Search<'_, '_>, index: usize, old: &Ring) -> f64 {
     before / after - 1.0
 }
 
-/// How much longer all jobs take, by weight, if this one goes back to its old ring, relative to its own time by the new one.
+/// How much longer all jobs take, by weight, if this one goes back to its old ring. It is relative to its own time by the
+/// new one.
 fn joint_gain(search: &mut Search<'_, '_>, index: usize, old: &Ring) -> f64 {
     let sum = |search: &mut Search<'_, '_>| {
         let (each, score) = search.predict(&|_| true);

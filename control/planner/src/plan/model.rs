@@ -206,7 +206,7 @@ impl<'a> Model<'a> {
         Rc::new(Candidate { path, links: links.into(), usable })
     }
 
-    /// What the connections from one host to another may take: the open paths, else those to be avoided; where all have failed,
+    /// What the connections from one host to another may take. The open paths, else those to be avoided; where all have failed,
     /// the shortest of what is left. `both`: their way back counts too.
     pub(super) fn options(&mut self, from: HostId, to: HostId, both: bool) -> Rc<EdgeOptions> {
         if let Some(options) = self.options.get(&(from, to, both)) {

@@ -8,7 +8,8 @@ use harmonaize_topology::SwitchId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// A score to be made small: jobs stuck and hops over what is to be left alone, slowdown, and the sum over links where those are alike.
+/// A score to be made small. Its parts: jobs stuck and hops over what is to be left alone, slowdown, and the sum over links where those
+/// are alike.
 type Objective = ((u32, usize), f64, f64);
 
 /// A prediction costs so many times what a look at each of its links costs.
@@ -85,9 +86,9 @@ impl Polish<'_, '_, '_> {
         }
     }
 
-    /// Puts one job whole onto routes over one switch and builds the others anew around it, while more than `floor` is left of the budget.
-    /// Who shares all of its switches with another is as slow on one as on all; to part them takes many single moves, each of which
-    /// makes it worse.
+    /// Puts one job whole onto routes over one switch and builds the others anew around it. It does so while more than `floor` is left of
+    /// the budget. Who shares all of its switches with another is as slow on one as on all; to part them takes many single moves, each of
+    /// which makes it worse.
     fn concentrate(&mut self, best: &mut Objective, floor: u64) {
         let jobs = self.search.model.jobs();
         let movable = self.movable();

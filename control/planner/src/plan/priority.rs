@@ -43,9 +43,9 @@ pub(crate) fn usage(
     parts
 }
 
-/// Puts each tenant's tasks in its own order: shares, paces and times of a plan, of which all else stays; `tasks` are those of the jobs, in
-/// their order. A task takes from others of its tenant that matter less, on the links of both, and what nobody uses; who gives way keeps
-/// a quarter, and what was promised. Jobs with a rhythm are left alone: what they have is an average, and they take turns instead.
+/// Puts each tenant's tasks in its own order: shares, rate limits and times of a plan. All else of the plan stays; `tasks` are those of the
+/// jobs, in their order. A task takes from others of its tenant that matter less, on the links of both, and what nobody uses; who gives way
+/// keeps a quarter, and what was promised. Jobs with a rhythm are left alone: what they have is an average, and they take turns instead.
 pub fn apply_priorities(
     topology: &Topology,
     conditions: &Conditions,

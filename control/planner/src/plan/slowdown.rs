@@ -6,9 +6,9 @@ use super::search::Search;
 use super::shares::{FairFlow, Shares};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many times as long each job's operations take as where only its hosts' own links are a limit; `each` is what was predicted of
-/// shares and slowdowns on average. That is the same for who always communicates. Who has a rhythm is thought to ask for all that its
-/// hosts can send, beside others that have what they have on average. Time: for each such job, the links of those that meet it.
+/// How many times as long each job's operations take as where only its hosts' own links limit. `each` is what was predicted of shares
+/// and slowdowns on average. That is the same for who always communicates. Who has a rhythm is thought to ask for all that its hosts
+/// can send, beside others that have what they have on average. Time: for each such job, the links of those that meet it.
 pub(super) fn slowdowns(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<f64> {
     let model = &*search.model;
     let mut found: Vec<f64> = each.iter().map(|(_, slowdown)| *slowdown).collect();

@@ -9,7 +9,7 @@ const BITS: u8 = 4;
 /// What codes of so many bits lose of a host's part, as vNMSE. They are rotated, so it hardly depends on the
 /// tensor. The more hosts' blocks differ in their norms, the more it is.
 const LOSS: f64 = 0.0225;
-/// Elements of a block, the most first: the fewer, the better a chunk is filled, the more ranges there are,
+/// Elements of a block, the most first. The fewer, the better a chunk is filled, the more ranges there are,
 /// and the more they differ between hosts, which costs accuracy.
 const BLOCKS: [u16; 4] = [2048, 1024, 512, 256];
 /// Of the most elements that a chunk can have, the part for which larger blocks are worth it.

@@ -131,8 +131,8 @@ impl fmt::Display for CongestionReason {
 pub struct CongestionChoices(BTreeMap<RouteClass, CongestionChoice>);
 
 impl CongestionChoices {
-    /// Chooses for a communicator over these hosts, of which each has these controls: the first of an operator's choices for a class, if
-    /// all hosts with such links have it.
+    /// Chooses for a communicator over these hosts, of which each has these controls. For a class it is the first of an operator's
+    /// choices, if all hosts with such links have it.
     pub fn new(
         topology: &Topology,
         hosts: &[(HostId, &BTreeSet<CongestionControl>)],

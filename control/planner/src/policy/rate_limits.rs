@@ -99,7 +99,7 @@ impl Reservations {
         Self(links)
     }
 
-    /// Returns what each host of a communicator may send in all where all send to all alike; none where it crosses no link on which others
+    /// Returns what each host of a communicator may send in all where all send to all alike. None where it crosses no link on which others
     /// have a promise. Who has none shares alike there what promises leave. Not what cross traffic leaves: it comes and goes, and each
     /// change of it would be an epoch.
     pub fn exchange_limit(

@@ -1,4 +1,4 @@
-//! Jobs of tenants: their runners wait on hosts, a round gives hosts to jobs, and runners get orders to start workers or to end them.
+//! Jobs of tenants. Their runners wait on hosts, a round gives hosts to jobs, and runners get orders to start workers or to end them.
 //!
 //! A runner says all of itself with each question. So a control that has just started learns who runs where, and decides nothing before
 //! its first round.

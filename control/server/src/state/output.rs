@@ -93,8 +93,8 @@ pub enum Fact {
     Hinted { communicator: CommunicatorId, tenant: String, name: String, hints: String },
     /// What a tenant expected is not what was measured.
     HintsDropped { communicator: CommunicatorId, tenant: String, name: String, hints: String },
-    /// What was agreed on for the communicator before this one cannot be promised for it: because of these
-    /// clauses; of none: it could not be stored.
+    /// What was agreed on for the communicator before this one cannot be promised for it. It is because of
+    /// these clauses; of none: it could not be stored.
     AgreementLost { communicator: CommunicatorId, tenant: String, name: String, lost: Vec<String> },
     /// A communicator that failed is kept for its members to regroup.
     Kept { communicator: CommunicatorId, tenant: String, name: String, within: Duration },

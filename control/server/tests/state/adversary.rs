@@ -1,6 +1,6 @@
-//! A tenant that wants to know what the provider keeps to itself: which of its ranks stand in one rack, and who else is there. It runs
-//! against control as it is, in virtual time, and has all that a tenant is told; beside it runs the same tenant with nothing but what it
-//! could find out by itself, and one that is told what the provider knows.
+//! A tenant that wants to know what the provider keeps to itself. It asks which of its ranks stand in one rack, and who else is there.
+//! It runs against control as it is, in virtual time, and has all that a tenant is told. Beside it runs the same tenant with nothing but
+//! what it could find out by itself, and one that is told what the provider knows.
 
 mod evidence;
 mod experiment;

@@ -450,8 +450,8 @@ fn batches_follow_the_noise_of_gradients() {
     assert!(refused(&mut fabric, few).contains("make 40 to 1024"));
 }
 
-/// Whether rates between pairs of hosts fit together, by every choice of spines: the exact planner of a fabric where that is all there
-/// is to choose. Rates in Mbit/s of links that carry 1,000.
+/// Whether rates between pairs of hosts fit together, by every choice of spines. It is the exact planner of a fabric where that is all
+/// there is to choose. Rates in Mbit/s of links that carry 1,000.
 fn fits(demands: &[((usize, usize), f64)]) -> bool {
     let crosses = |(from, to): (usize, usize)| from / 4 != to / 4;
     (0..1_usize << demands.len()).any(|spines| {

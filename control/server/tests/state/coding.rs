@@ -224,7 +224,8 @@ fn a_fast_fabric_stays_uncompressed_until_slow() {
     }
 }
 
-/// Strangers come and go by the minute and by the second, for hours: the codec changes only now and then, and is within the budget.
+/// Cross traffic comes and goes by the minute and by the second, for hours. The codec changes only now and then, and is within the
+/// budget.
 #[test]
 fn hours_of_strangers_make_nothing_flap() {
     for seed in 0..2 {

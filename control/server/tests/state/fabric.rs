@@ -461,7 +461,8 @@ impl Fabric {
         self.cross_traffic.values().filter(|flow| flow.link == link).map(|flow| flow.bits).sum()
     }
 
-    /// What one of our connections moves on a path, of those that are all our own: its part of what strangers leave on the narrowest link.
+    /// What one of our connections moves on a path, of those that are all our own. It is its part of what cross traffic leaves on the
+    /// narrowest link.
     fn moved(&self, own: &[Path], path: &Path) -> u64 {
         let part = |link: &DirectedLink| {
             let sharing = own.iter().filter(|path| path.links().contains(link)).count();

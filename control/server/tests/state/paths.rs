@@ -465,7 +465,8 @@ fn refuted_congestion_reports_are_counted() {
     assert_eq!((explained.congestion_reports_verified, explained.congestion_reports_refuted), (0, 3));
 }
 
-/// A train finds no port over the path of a connection between hosts 0 and 4; the port, and the last byte of the other spine.
+/// A train finds no port over the path of a connection between hosts 0 and 4. Returns also the port, and the last byte of the
+/// other spine.
 fn unreachable_path() -> (World, [SessionId; 2], u32, u8) {
     let (mut world, sessions, id) = traced_pair();
     let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());

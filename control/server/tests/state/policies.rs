@@ -24,7 +24,7 @@ pub(super) fn within(time: Duration) -> Constraints {
     with(OnFailure::Regroup { within: time })
 }
 
-/// A communicator of `a` on hosts 0, 4 and 5 with an agreement, and one of `b` beside it; the agent on host 5 dies. With a place in the
+/// An agreement of `a` for a communicator on hosts 0, 4 and 5, with one of `b` beside it. The agent on host 5 dies. With a place in the
 /// feed of `a` before.
 pub(super) fn failed(policy: &Constraints) -> (Fabric, u64, v1::EventCursor) {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);

@@ -1,4 +1,4 @@
-//! Periodic jobs on one spine in virtual time: they compute, then share the spine fairly; agents tell of their operations, and wait for
+//! Periodic jobs on one spine in virtual time: they compute, then share the spine fairly. Agents report their operations, and wait for
 //! their turns.
 
 use super::fabric::{CrossTraffic, Fabric};
@@ -233,7 +233,8 @@ fn job_mean(jobs: &[Job]) -> f64 {
     jobs.iter().map(|job| job.iteration(5_000.0, f64::MAX)).sum::<f64>() / jobs.len() as f64
 }
 
-/// The mean iteration of jobs that compute and communicate for so long, the first on hosts from 0 on, after the first 15 s of 90.
+/// The mean iteration of jobs that compute and communicate for so long. It leaves out the first 15 s of 90. The first is on
+/// hosts from 0 on.
 fn course(seed: u64, turns: bool, times: &[(f64, f64)], varies: f64) -> (Vec<f64>, Fabric) {
     let mut fabric = one_spine(seed);
     fabric.state.settings_mut().turns = turns;
@@ -340,7 +341,7 @@ fn aperiodic_or_crowded_jobs_take_no_turns() {
     }
 }
 
-/// One never says that its turn is over: the other loses little before it is left out, and then as much as by sharing fairly.
+/// One never says that its turn is over. The other loses little before it is left out, and then as much as by sharing fairly.
 #[test]
 fn who_never_ends_its_turn_is_left_out() {
     for seed in 0..4 {
@@ -380,7 +381,7 @@ fn what_looks_like_strangers_keeps_nobody_from_turns() {
     }
 }
 
-/// An agent tells of operations that take far longer than they do, and keeps its turns for as long: the other is soon rid of it.
+/// An agent reports operations that take far longer than they do, and keeps its turns for as long. The other is soon rid of it.
 #[test]
 fn who_lies_about_its_turns_costs_others_little() {
     for seed in 0..4 {
@@ -400,7 +401,7 @@ fn who_lies_about_its_turns_costs_others_little() {
     }
 }
 
-/// An agent asks for turns, and says that they are over, as fast as it can: it is heard so often, and is left out; the other loses nothing.
+/// An agent asks for turns, and says that they are over, as fast as it can. It is heard so often, and is left out; the other loses nothing.
 #[test]
 fn a_flood_of_turn_requests_is_left_out() {
     let mut fabric = one_spine(1);
@@ -580,7 +581,8 @@ fn equal_jobs_go_as_they_ask() {
     }
 }
 
-/// Who has waited half of its patience is overtaken no more, so it waits no longer than for those that have their turns, or are overdue too.
+/// Who has waited half of its patience is overtaken no more. So it waits no longer than for those that have their turns, or are overdue
+/// too.
 #[test]
 fn nobody_overtakes_who_is_overdue() {
     let (mut fabric, jobs) = interleaved_jobs(1, [(110.0, 50.0), (90.0, 70.0), (130.0, 30.0)], [0.0; 3]);
@@ -598,7 +600,8 @@ fn nobody_overtakes_who_is_overdue() {
     }
 }
 
-/// Who reports less than its turns take is ordered by what they take, after those that report the truth; and nobody else has less of it.
+/// Who reports less than its turns take is ordered by what they take. It comes after those that report the truth, and nobody else has
+/// less of it.
 #[test]
 fn who_reports_too_little_goes_last() {
     // 60 ms that are reported as 35, beside 45.

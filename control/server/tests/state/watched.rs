@@ -70,7 +70,8 @@ fn operation_times_are_checked_against_the_promise() {
     assert_eq!(fabric.agreement("a", "c0").record.operations, 57);
 }
 
-/// What both agents tell of an operation that has not ended after so long: of a rank that has not called it, if any, nothing.
+/// What both agents report of an operation that has not ended after so long. Of a rank that has not called it, if any, they
+/// report nothing.
 fn open_of(fabric: &mut Fabric, id: u64, operation: u64, so_far: Duration, missing: Option<u32>) {
     let called_ns = 1_000_000_000_000 + operation * 1_000_000_000;
     let at = Nanos(called_ns).after(so_far);

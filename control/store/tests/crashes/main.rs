@@ -1,6 +1,6 @@
-//! Crashes of the machine at any operation on the disk, while changes are written and while a store is opened again: what was
-//! acknowledged is there, and no group of changes in part. Each seed is a life of ten crashes; `HARMONAIZE_SEED` chooses the first,
-//! `HARMONAIZE_RUNS` how many.
+//! Crashes of the machine at any operation on the disk. They come while changes are written and while a store is opened again. What
+//! was acknowledged is there, and no group of changes in part. Each seed is a life of ten crashes; `HARMONAIZE_SEED` chooses the
+//! first, `HARMONAIZE_RUNS` how many.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod disk;

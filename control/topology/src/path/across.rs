@@ -14,8 +14,8 @@ impl Distances {
 }
 
 impl Topology {
-    /// Hosts from which a shortest way to another can cross a directed link, and hosts to which such a way can go: those for which it leads away
-    /// from them, and towards them. Takes the time of looking at each link once.
+    /// Hosts from which, and hosts to which, a shortest path can cross a directed link. They are those for which it leads away from them,
+    /// and towards them. Takes the time of looking at each link once.
     pub fn hosts_across(&self, link: DirectedLink) -> [Vec<HostId>; 2] {
         let Some((from, to)) = self.ends(link) else { return [Vec::new(), Vec::new()] };
         let (near, far) = (self.distances(from), self.distances(to));

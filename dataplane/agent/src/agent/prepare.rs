@@ -16,7 +16,8 @@ const SLOW_CHECK: Duration = Duration::from_secs(1);
 
 const ENGINE_BUSY: &str = "the agent's engine has stopped";
 
-/// A recipe that is to be checked before the agent takes in more of what control says: on another thread, for with many hosts it takes a while.
+/// A recipe that is to be checked before the agent takes in more messages of control. It is checked on another thread, for with many hosts
+/// that lasts a while.
 #[derive(Debug)]
 pub struct Check {
     recipe: v1::Recipe,

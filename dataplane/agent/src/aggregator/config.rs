@@ -22,8 +22,8 @@ const POOL: u64 = 4 << 20;
 const POOLS: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
 /// What a frame may carry.
 const MTUS: std::ops::RangeInclusive<u32> = 576..=9216;
-/// How an aggregator above is dealt with, if nothing is said: together with a worker's longest question and one more it is given up
-/// before hosts would be.
+/// How an aggregator above is dealt with, if nothing is configured. Together with a worker's longest question and one more it is
+/// given up before hosts would be.
 const PARENT: ParentConfig =
     ParentConfig { timeout: Duration::from_millis(100), retry_after: Duration::from_millis(2) };
 /// What it may be.
@@ -143,8 +143,8 @@ impl AggregatorConfig {
         })
     }
 
-    /// Reads its file again, and takes over what may change while it runs: how an aggregator above is dealt with, from the next grant on.
-    /// The certificate's files are read by every connection anyhow, and must be usable.
+    /// Reads its file again, and takes over what may change while it runs. That is how an aggregator above is dealt with, from the next
+    /// grant on. The certificate's files are read by every connection anyhow, and must be usable.
     ///
     /// # Errors
     /// As of [`AggregatorConfig::read`], if another key has changed, or if no certificate could be shown; nothing changes then.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// Joins at once by who has long joined nothing: many processes, each in some communicators.
 const JOINS_AT_ONCE: u32 = 600;
 
-/// How fast messages of a tenant's processes are read in the long run, whatever they hold: 20,000 a second of at most 256 bytes, or
-/// 5 MB a second of the longest. As much at once.
+/// How fast messages of a tenant's processes are read in the long run, whatever they hold. It is 20,000 a second of at most 256
+/// bytes, or 5 MB a second of the longest. As much at once.
 const MESSAGES: Rate = Rate { interval: Duration::from_micros(50), burst: 20_000 };
 /// Each so many bytes of a message count as one more.
 const MESSAGE_UNIT: usize = 256;

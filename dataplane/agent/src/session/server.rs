@@ -199,7 +199,7 @@ impl SessionServer {
         Ok(Self { rdma: device, network, served, requests, counters, freeze, inherited, tasks })
     }
 
-    /// The same for an agent that hands over, or takes over: what is served stands still as `freeze` says, and these listeners, by their
+    /// The same for an agent that hands over, or takes over. What is served stands still as `freeze` says, and these listeners, by their
     /// paths, are another process's. Before [`SessionServer::apply`].
     #[must_use]
     pub fn with_freeze(mut self, freeze: Freeze, inherited: BTreeMap<PathBuf, OwnedFd>) -> Self {

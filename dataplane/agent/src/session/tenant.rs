@@ -177,7 +177,8 @@ impl Tenant {
         })
     }
 
-    /// Takes note of a question for control; why it is not passed on, if it is one too many of all that the tenant asks here.
+    /// Counts a question for control. Fails if it is one too many of all that the tenant asks here, and is not to be passed
+    /// on.
     pub(super) fn admit_request(&self, now: Instant) -> Result<(), RequestError> {
         let attachments = self.usage().attachments;
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).take(now, attachments)

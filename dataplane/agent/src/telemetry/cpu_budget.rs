@@ -25,8 +25,9 @@ const FAST_BURST: Duration = Duration::from_millis(3);
 const LATE_RTT_BURST: Duration = Duration::from_millis(2);
 /// The longest interval between two samples, unless the configured one is longer.
 const MAX_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
-/// The shortest and the longest interval between two samples of all active flows, between two reads of all flows, and between two of
-/// RDMA ports. Devices renew their counters every 10 ms at most, and analysis compares no readings that are 2 s apart.
+/// The shortest and the longest interval between two samples of all active flows. The next two are those between two reads of
+/// all flows, and of RDMA ports. Devices renew their counters every 10 ms at most, and analysis compares no readings that are
+/// 2 s apart.
 const FULL_SAMPLE_INTERVAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 const READ_ALL_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 const READ_PORTS_INTERVAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];

@@ -155,8 +155,8 @@ impl MeasuredInterface {
     }
 }
 
-/// How much longer than the least a round trip is late, over the fastest of some interfaces by their `rates` in bits a second, or by what their
-/// drivers say. Over the others more of them are late.
+/// How much longer than the least a round trip must be to be late. It is that of the fastest of some interfaces, by their `rates` in bits a
+/// second, or by their drivers. Over the others more of them are late.
 pub(crate) fn late_rtt_limit(interfaces: &[String], rates: &BTreeMap<String, u64>) -> Duration {
     let bits = interfaces.iter().filter_map(|name| rates.get(name).copied().or_else(|| speed(name, None)));
     Limits::default().late_rtt_limit(bits.max().unwrap_or(0) / 8)

@@ -1,5 +1,5 @@
-//! Ports of RDMA devices by the devices' own counters: all of them for metrics, and as evidence of congestion those of which the programs
-//! in the kernel do not see the packets.
+//! Ports of RDMA devices by the devices' own counters. Metrics show all of them; evidence of congestion are those whose packets the
+//! programs in the kernel do not see.
 
 use crate::telemetry::links::MeasuredInterface;
 use harmonaize_abi::Nanos;

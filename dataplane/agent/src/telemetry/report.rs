@@ -146,8 +146,8 @@ fn is_reportable(operation: &Operation) -> bool {
     operation.whole && ended && operation.ranks.len() <= ENDS && operation.edges.len() <= ENDS
 }
 
-/// Of each communicator the operation that has run longest, if its ranks here had all called it by `before` and not all have ended it. Oldest
-/// first.
+/// Of each communicator the operation that has run longest, oldest first. Its ranks here must all have called it by `before`, and not all
+/// have ended it.
 fn open(now: &Reading, before: Nanos) -> Vec<v1::Operation> {
     let mut communicators = BTreeSet::new();
     let stands = |one: &&Operation| {

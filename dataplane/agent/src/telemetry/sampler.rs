@@ -1,4 +1,4 @@
-//! When flows are sampled, and what for: by the clock, fast while traffic begins or a congestion report is in the making,
+//! When flows are sampled, and what for. By the clock, fast while traffic begins or a congestion report is in the making,
 //! and at once for a late round trip.
 
 use crate::telemetry::active_flows::ActiveFlows;

@@ -27,8 +27,8 @@ impl Drop for File {
 }
 
 impl Socket {
-    /// Makes the socket, in place of a stale one that a dead agent left; where this agent `succeeds` another, in place of that one's too, which
-    /// is about to end. Only this process's user may connect, and `uids`. Within a tokio runtime.
+    /// Makes the socket, in place of a stale one that a dead agent left. Where this agent `succeeds` another that is about to end, it takes
+    /// that one's place too. Only this process's user may connect, and `uids`. Within a tokio runtime.
     pub(crate) fn bind(path: &Path, uids: &[u32], succeeds: bool) -> anyhow::Result<Self> {
         make_room(path, succeeds)?;
         let shown = path.display();

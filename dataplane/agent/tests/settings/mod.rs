@@ -4,8 +4,8 @@ use harmonaize_planner::Topology;
 use harmonaize_server::{Config, state};
 use std::time::Duration;
 
-/// Control on a port of the loopback, where anyone may do everything: one tenant, `a`, on hosts and links of this topology file, and all
-/// times this long.
+/// Control on a port of the loopback, where anyone may do everything. It has one tenant, `a`, on hosts and links of this topology file;
+/// all times are this long.
 pub(crate) fn config(topology: &str, limit: Duration) -> Config {
     const TEXT: &str = r#"
         listen = "127.0.0.1:0"

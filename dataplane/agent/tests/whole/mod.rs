@@ -104,8 +104,8 @@ impl Agent {
         Self { config, devices: host_devices(), socket: socket.to_owned() }
     }
 
-    /// The same, with tenants over RDMA on a device, over TCP too for those who know the secret and
-    /// come from this host, with queue pairs at 10.9.0.3 or 10.9.0.4.
+    /// The same, with tenants over RDMA on a device, with queue pairs at 10.9.0.3 or 10.9.0.4. Over TCP too
+    /// for those who know the secret and come from this host.
     pub(crate) fn with_rdma(
         mut self,
         devices: Devices,

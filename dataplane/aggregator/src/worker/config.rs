@@ -21,8 +21,8 @@ pub trait Tensors {
     fn ranges(&self, _segment: SegmentIndex, _offset: u64, _elements: usize, bytes: &mut [u8]) {
         bytes.fill(0);
     }
-    /// Writes this host's part in codes (`harmonaize_kernels::codes::encode_shared`) under the ranges of all hosts, and returns the squares
-    /// of what they lose, and of all its ranks' elements. Of shared codes alone, for which `write` takes codes as well.
+    /// Writes this host's part in codes (`harmonaize_kernels::codes::encode_shared`) under the ranges of all hosts. Returns the squares of
+    /// what they lose, and of all its ranks' elements. Of shared codes alone, for which `write` takes codes as well.
     fn encode(
         &self,
         _segment: SegmentIndex,

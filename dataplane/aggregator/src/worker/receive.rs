@@ -11,7 +11,7 @@ use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
+/// How far above a chunk a sum is after which that chunk counts as lost. What is less far out of order was overtaken.
 const REORDERING_THRESHOLD: u64 = 3;
 
 impl Worker {

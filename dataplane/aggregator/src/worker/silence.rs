@@ -50,7 +50,8 @@ impl Silence {
         self.refused_since.map(|since| since + self.timeout / REFUSED_TIMEOUT_DIVISOR)
     }
 
-    /// After how long what was sent `attempts` times before now is asked for: sums take long where they wait for others, too, and answers do not.
+    /// After how long what was sent `attempts` times before is asked for. Sums take long also where they wait for others, and answers do
+    /// not.
     pub(super) fn retry(&self, of: RttEstimator, attempts: u32) -> Duration {
         let usual = of.retry(attempts);
         let most = self.timeout / (REFUSED_TIMEOUT_DIVISOR * REFUSED_PROBES);

@@ -337,7 +337,8 @@ fn counts(aggregator: &Aggregator) -> Vec<(&'static str, u64)> {
     ]
 }
 
-/// Each counts as what it is and as nothing else, gets no answer but what the protocol says, and the sum is right after all of them.
+/// Each bad packet counts as what it is and as nothing else. It gets no answer but what the protocol says, and the sum is right
+/// after all of them.
 #[test]
 fn bad_packets_are_counted_and_have_no_effect() {
     let mut aggregator = Aggregator::new(7, Pool::new(16, 16));

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 
-/// How long the agent is asked to wait for events: for so long at most a reader that comes after this one waits for its turn.
+/// How long the agent is asked to wait for events. A reader that comes after this one waits for its turn so long at most.
 const WAIT: Duration = Duration::from_secs(3);
 
 fn system(source: std::io::Error) -> Error {

@@ -4,7 +4,8 @@ use crate::ProtectionError;
 use harmonaize_abi::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a rank has of its own state and of those that it stores for others: of the step that was sealed last, and of the one before.
+/// What a rank has of its own state and of those that it stores for others. It has them of the step that was sealed last, and of the
+/// one before.
 ///
 /// A generation begins only once all ranks have the one before it whole. So whenever ranks are lost, one generation is whole everywhere,
 /// from the first that was.

@@ -39,8 +39,8 @@ impl Scheduler {
     }
 }
 
-/// A message that a step copies to memory may lie there from its arrival on, if no earlier step has still to read or
-/// write that memory.
+/// Whether a message that a step copies to memory may lie there from its arrival on. It may if no earlier step has
+/// still to read or write that memory.
 fn decide(
     shared: &Shared,
     index: ChannelId,

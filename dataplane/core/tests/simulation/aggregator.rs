@@ -1,5 +1,5 @@
-//! An aggregator as hosts see it: sums that come when all have given their part, to some and not to others when it dies, and
-//! sessions that end. What goes on between packets is simulated where the aggregator is.
+//! An aggregator as hosts see it: its sums, and sessions that end. Sums come when all have given their part, to some and not
+//! to others when it dies. What goes on between packets is simulated where the aggregator is.
 
 use super::memory::{self, POISON};
 use super::network::{Location, Place};

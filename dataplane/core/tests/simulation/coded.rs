@@ -225,7 +225,8 @@ impl World {
         (to, coded)
     }
 
-    /// The squared error of a rank's coded result, in the sum's units, and the squares that it is of: all ranks', or what it got.
+    /// The squared error of a rank's coded result, in the sum's units, and what squares it is of. Those are all ranks', or
+    /// what it got.
     fn lost(&self, rank: Rank, operation: OperationId, signature: &Signature, output: &[u8]) -> (f64, f64) {
         let ranks = self.scenario.group.ranks();
         if !signature.collective.reduces() {

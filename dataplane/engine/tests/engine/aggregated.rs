@@ -40,7 +40,7 @@ fn all_reduce(
     completions
 }
 
-/// AllReduces until one has gone by the aggregator whole: where its thread does not get its turn in time, hosts take over for a while.
+/// AllReduces until one has gone by the aggregator whole. Where its thread does not get its turn in time, hosts take over for a while.
 fn aggregated(world: &mut World, count: usize, in_place: bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
@@ -359,7 +359,7 @@ fn codes_are_summed_undecoded() {
     }
 }
 
-/// What would lose more than it may goes by the hosts, and so does what has an element that is no number; nobody has a part of such a sum.
+/// What would lose more than it may goes by the hosts. So does what has an element that is no number; nobody has a part of such a sum.
 #[test]
 fn codes_that_would_lose_too_much_are_left_to_the_hosts() {
     let _turn = my_turn();
@@ -389,7 +389,7 @@ fn codes_that_would_lose_too_much_are_left_to_the_hosts() {
     }
 }
 
-/// Lost packets, and a death in the midst of an operation: what was summed in codes and what hosts did again are one result everywhere.
+/// Lost packets, and a death in the midst of an operation. What was summed in codes and what hosts did again are one result everywhere.
 #[test]
 fn codes_survive_losses_and_a_death() {
     let _turn = my_turn();

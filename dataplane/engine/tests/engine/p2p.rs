@@ -101,7 +101,8 @@ fn messages_arrive_where_tensors_are_not_mapped() {
     all_arrive(tcp, &|rank| rank % 2 == 1);
 }
 
-/// In the order of the sends, though a later one is shorter; and a rank that sends to two is not held up by the one that is late.
+/// Messages match in the order of the sends, though a later one is shorter. A rank that sends to two is not held up by the one
+/// that is late.
 #[test]
 fn messages_match_in_order_and_wait_for_nobody_else() {
     let mut world = World::new(loopback(2), &[vec![0], vec![1, 2]], SMALL);

@@ -66,7 +66,8 @@ fn small(dtype: Dtype, rank: usize, count: u64) -> Vec<u8> {
     (0..count).flat_map(|at| of(value(at))).collect()
 }
 
-/// Sums of floats that round have the same bits by the aggregator, by the hosts, and where both did some: host by host, rank by rank.
+/// Sums of floats that round have the same bits by the aggregator and by the hosts. So they have where both did some, host by host
+/// and rank by rank.
 #[test]
 fn sums_in_order_have_one_outcome_whoever_adds() {
     let _turn = my_turn();

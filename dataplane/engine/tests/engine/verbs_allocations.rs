@@ -1,5 +1,5 @@
-//! Engines over RDMA allocate nothing once a communicator is up and has run each kind of operation: two engines on fake
-//! devices, every allocation within their turns counted.
+//! Engines over RDMA allocate nothing once a communicator is up and has run each kind of operation. Two engines run on
+//! fake devices, and every allocation within their turns is counted.
 
 #[path = "../../../transport/tests/counting/mod.rs"]
 mod counting;

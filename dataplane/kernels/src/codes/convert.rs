@@ -11,8 +11,8 @@ const ROWS: usize = 16;
 /// Their elements.
 const GROUP: usize = ROWS * ROW;
 
-/// A group's squares are good in f32 while their sum, with that of what is lost, lies in between: what is lost is infinite where an
-/// element became so.
+/// A group's squares are good in f32 while their sum, with what is lost, lies in between. What is lost is infinite where an element
+/// became so.
 const GOOD: std::ops::RangeInclusive<f32> = 1e-24..=1e34;
 
 /// A 16-bit float.

@@ -54,7 +54,8 @@ pub enum Rounding {
 pub enum Code {
     /// As they are, any bits.
     F32,
-    /// bfloat16: 2 bytes an element in rows of 16, the last one padded with zeros; rounded to nearest even; what is beyond its range becomes an infinity, NaN is kept.
+    /// bfloat16: 2 bytes an element in rows of 16, the last one padded with zeros. Rounded to nearest even; what is beyond its range
+    /// becomes an infinity, NaN is kept.
     Bf16,
     /// IEEE 754 binary16: as above.
     F16,
@@ -384,8 +385,8 @@ impl Job for DecodeNonzero<'_> {
     }
 }
 
-/// Writes the norm of each block of `block` elements of `source` into `to`, f32: reduced over the ranks by the maximum, they are
-/// the ranges for [`encode_shared`]. A block with a NaN or an infinity, or with a norm above 2^112, has the norm NaN.
+/// Writes the norm of each block of `block` elements of `source` into `to`, as f32. Reduced over the ranks by the maximum, they
+/// are the ranges for [`encode_shared`]. A block with a NaN or an infinity, or with a norm above 2^112, has the norm NaN.
 ///
 /// # Errors
 /// As [`encode`]; `to` has 4 bytes a block.

@@ -7,8 +7,8 @@ use super::rows::{RowTarget, SCALE, get_row, put, put_row, row_bytes};
 use super::{NAN, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
-/// The magnitudes of Lloyd's and Max's centroids for a normal distribution of variance 1 at 1 to 4 bits (Max, "Quantizing for
-/// minimum distortion", 1960), at `2^(bits - 1)` and on.
+/// Magnitudes of Lloyd's and Max's centroids at 1 to 4 bits, for a normal distribution of variance 1. Those of `bits` bits
+/// begin at `2^(bits - 1)`. Source: Max, "Quantizing for minimum distortion", 1960.
 const CENTROIDS: [f32; LANES] = [
     0.0,
     0.797_884_6,

@@ -140,8 +140,8 @@ pub(super) fn get_row<S: Simd>(simd: S, source: Source<'_>, at: usize, bits: usi
     }
 }
 
-/// Adds rows of 4-bit codes to rows of 6-bit sums, or begins these with them: without unpacking, on the 8 codes of either half of a row at a
-/// time.
+/// Adds rows of 4-bit codes to rows of 6-bit sums, or begins these with them. It does so without unpacking, on the 8 codes of either half
+/// of a row at a time.
 ///
 /// Cost: some 20 instructions a row.
 #[inline(always)]

@@ -1,5 +1,5 @@
-//! Rows of 64 bytes in vector registers, alike on every instruction set, on which all kernels are written once: 16 lanes of 32 bits, or
-//! as many as fit of another width. Lanes that always number 16 make even sums the same bits everywhere.
+//! Rows of 64 bytes in vector registers, alike on every instruction set. All kernels are written once, on these. A row is 16 lanes of
+//! 32 bits, or as many as fit of another width. Lanes that always number 16 make even sums the same bits everywhere.
 
 /// Defines methods of an instruction set: each body is an expression of intrinsics.
 macro_rules! by {

@@ -95,8 +95,9 @@ fn ordinary(dtype: Dtype, value: f64) -> u64 {
     }
 }
 
-/// Bits of: zeros, ones, infinities, quiet and signalling NaN of either sign with payloads, subnormals, the least normal, the
-/// greatest finite, and what lies next to ties in rounding; for integers the limits.
+/// Bits of numbers with which kernels may go wrong. Of floats: zeros, ones, infinities, quiet and signalling NaN of
+/// either sign with payloads, subnormals, the least normal, the greatest finite, and what lies next to ties in rounding.
+/// Of integers: the limits.
 fn special(dtype: Dtype) -> Vec<u64> {
     let (width, mantissa) = match dtype {
         Dtype::F16 => (16, 10),

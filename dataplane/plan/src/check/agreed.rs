@@ -330,7 +330,8 @@ impl Link<'_> {
         }
     }
 
-    /// AllReduce along the ring: a chunk that begins here, then those that others have added to; then what is complete, first the chunk that is so here.
+    /// AllReduce along the ring: a chunk that begins here, then those that others have added to. Then what is complete, first the chunk
+    /// that is so here.
     fn ring(&self) -> Result<Vec<AgreedMessage>, PlanError> {
         let of = self.all();
         let message = |round: u32| {

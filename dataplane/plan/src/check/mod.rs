@@ -1,5 +1,5 @@
-//! The symbolic checker: runs all participants' programs together on symbols instead of bytes, for every segment length at
-//! once, and refuses what would compute a wrong result, race with itself, or wait for ever.
+//! The symbolic checker: runs all participants' programs together on symbols instead of bytes. It does so for every
+//! segment length at once, and refuses what would compute a wrong result, race with itself, or wait for ever.
 //!
 //! Where ranks' counts differ it proves the same: all operands of a step, and both ends of a message, name the same count, so that
 //! they have one length whatever it is, zero included. Every message is sent, however short.
@@ -59,7 +59,7 @@ pub struct Report {
 /// What one participant needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Usage {
-    /// All staging slots together, in segments of one block: multiply with a segment's elements for its elements (up to
+    /// All staging slots together, in segments of one block. Multiply with a segment's elements for its elements (up to
     /// one more per slot, for the rounding).
     pub staging: f64,
     /// Messages sent.

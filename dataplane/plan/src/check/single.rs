@@ -290,7 +290,7 @@ impl Ends {
         Ok(agreed)
     }
 
-    /// What a participant's message holds of a range of the grid, in its form; nothing if it is an own sum that was never sent.
+    /// What a participant's message holds of a range of the grid, in its form. Nothing if it is an own sum that was never sent.
     fn symbol(
         &self,
         values: &mut Values,

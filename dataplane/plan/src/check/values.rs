@@ -59,7 +59,7 @@ impl Values {
         }
     }
 
-    /// A sum that somebody else made, of which no more is known than these terms: all of it that has one name is the same bits.
+    /// A sum that somebody else made, of which no more is known than these terms. All of it that has one name is the same bits.
     pub(super) fn made(&mut self, sum: Sum, atom: u32, terms: &Terms<'_>) -> Value {
         if let Some(value) = self.made.get(&(sum, atom)) {
             return *value;

@@ -1,4 +1,4 @@
-//! Runs programs on real elements under an adversarial scheduler: sends, fetches and stores read their memory only when
+//! Runs programs on real elements under an adversarial scheduler. Sends, fetches and stores read their memory only when
 //! they complete, which is as late as chance has it. Written from the description in `program.rs` alone, as an oracle for
 //! the checker.
 

@@ -156,7 +156,7 @@ pub fn plain(collective: Collective, root: Rank) -> Request {
     Request { collective, root, coded: false, algorithm: Algorithm::Ring }
 }
 
-/// All requests for so many ranks: each collective by each of its algorithms, with several roots if it has one, and coded if it can be.
+/// All requests for so many ranks: each collective by each of its algorithms. With several roots if it has one, and coded if it can be.
 pub fn requests(ranks: u32) -> Vec<Request> {
     let mut roots = vec![0, ranks / 3, ranks / 2, ranks - 1];
     roots.dedup();

@@ -31,8 +31,8 @@ struct PendingTransfers {
 }
 
 impl RemoteEnd {
-    /// A new attachment to `arena_bytes` of the tenant's memory, with at most `entries` (a power of two up to
-    /// [`MAX_ENTRIES`]) operations in flight; and the socket for the tenant's end.
+    /// A new attachment to `arena_bytes` of the tenant's memory, and the socket for the tenant's end. At most
+    /// `entries` (a power of two up to [`MAX_ENTRIES`]) operations are in flight.
     pub fn create(arena_bytes: u64, entries: u32) -> Result<(Self, OwnedFd), EndError> {
         if !entries.is_power_of_two() || entries > MAX_ENTRIES {
             return Err(MemoryError::BadSize(entries.into()).into());

@@ -51,7 +51,7 @@ pub(super) fn supports_posts(make: Maker<'_>) -> Result<bool, String> {
     Ok(post(&mut pair, b, 0, &blank(100)?))
 }
 
-/// A payload of any size goes to the span that was posted for it and leaves its slot alone; the next one has the slot.
+/// A payload of any size goes to the span posted for it and leaves its slot alone. The next one has the slot.
 pub(super) fn posted_receives(make: Maker<'_>) -> Outcome {
     let (mut pair, [a, b], ring) = ready(make, 2)?;
     let mut sequence = u32::MAX - 5;

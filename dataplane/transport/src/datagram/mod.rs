@@ -28,7 +28,8 @@ const MESSAGE_BYTES: usize = 65_000;
 const ARRIVAL_BYTES: usize = 1 << 16;
 /// Messages that are taken in by one call.
 const ARRIVALS: usize = 16;
-/// Words of the network on earlier datagrams (ICMP) that are heard out in one call; each is told once, and is nothing of the socket's.
+/// Errors of the network for earlier datagrams (ICMP) that are read in one call. Each is reported once, and is nothing of the
+/// socket's.
 const MAX_DEFERRED_ERRORS: usize = 8;
 
 /// How an endpoint is made.
@@ -189,7 +190,7 @@ impl Datagrams {
         self.address = address;
     }
 
-    /// Whether there was no way to the peer when it was last to be kept to, or datagrams have found none since: [`Datagrams::restrict_to`] may
+    /// Whether the last attempt to keep to the peer found no route, or datagrams have found none since. [`Datagrams::restrict_to`] may
     /// mend that.
     pub fn has_no_route(&self) -> bool {
         self.no_route

@@ -23,7 +23,7 @@ const HANDLES: usize = 1024;
 const COMPLETIONS: usize = 64;
 /// Datagrams that are taken in by one call.
 const TAKEN: usize = 128;
-/// Where in the header before a datagram's payload the sender is, by the version of IP: of IPv4 the header fills the last 20 bytes.
+/// Where in the header before a datagram's payload the sender is, by the version of IP. IPv4's header fills the last 20 bytes.
 const SOURCE_V6: std::ops::Range<usize> = 8..24;
 const SOURCE_V4: std::ops::Range<usize> = 32..36;
 

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// After so long without a word the kernel asks the peer's whether it has the connection still: who resets one says so in a single packet,
+/// After so long a silence the kernel asks the peer's whether it has the connection still. Who resets one says so in a single packet,
 /// which may be lost.
 const ALIVE: Duration = Duration::from_secs(1);
 

@@ -109,7 +109,8 @@ impl Link {
         })
     }
 
-    /// Has all its connections, now and once they are made, go by a congestion control, or by the host's own: also where the host refuses it.
+    /// Has all its connections go by a congestion control, or by the host's own. That holds now and once they are made, also where the host
+    /// refuses it.
     pub(super) fn control_congestion(&mut self, host: &HostCongestion, choice: Option<CongestionControl>) {
         let peer = self.introduction.peer;
         let taken =

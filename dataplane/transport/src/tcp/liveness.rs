@@ -65,8 +65,8 @@ mod tests {
         Config { peer_timeout, ..Config::new(SocketAddr::from(([127, 0, 0, 1], 0))) }
     }
 
-    /// Looks, each as late as `late` says in ticks, at a peer that last spoke `spoke` into the first wait, until it is gone;
-    /// how long after its last word that is.
+    /// How long after a peer's last word it counts as gone. The peer last spoke `spoke` into the first wait; each sample is
+    /// as late as `late` says in ticks.
     fn gone_after(config: &Config, spoke: f64, mut late: impl FnMut() -> f64) -> Duration {
         let begin = Instant::now();
         let spoke = begin + config.tick().mul_f64(spoke);

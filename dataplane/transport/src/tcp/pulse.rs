@@ -1,5 +1,5 @@
-//! The sending half of a path: its signs of life, which another thread than the endpoint's gives, and what the sender writes of it
-//! ([`super::sender`]).
+//! The sending half of a path: its signs of life, and what the sender writes of it ([`super::sender`]). Another thread than the
+//! endpoint's gives the signs.
 //!
 //! Only the acceptor's thread gives them, so that a peer counts a host as gone when it is, and not because its poll loop is late.
 
@@ -12,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 /// After so many beats without anything else to write a path is at rest: 10 s by the usual time-out of a peer.
 const IDLE_AFTER: u32 = 20;
-/// One at rest gives a sign of life at one beat of so many, while a peer is gone after a silence of eight or more.
+/// A path at rest gives a sign of life at one beat of so many. A peer is gone after a silence of eight beats or
+/// more.
 const IDLE_BEATS: u32 = 3;
 /// Signs of life between two of the longest beats from which on a peer may have a shorter time-out than this end.
 /// It gives signs of life oftener the less long it waits for ours, so no path to it is at rest.
@@ -80,8 +81,8 @@ impl Pulse {
         self.outbox().close();
     }
 
-    /// Gives a sign of life, if nothing was written since the last beat; where nothing waits to be written, at rest, only now and
-    /// then. `may_rest`: beats are the longest, so that the peer can tell this end from one with a shorter time-out.
+    /// Gives a sign of life, if nothing was written since the last beat. Where nothing waits to be written, at rest, it does so
+    /// only now and then. `may_rest`: beats are the longest, so that the peer can tell this end from one with a shorter time-out.
     fn beat(&self, may_rest: bool) {
         let wrote = self.wrote.swap(false, Ordering::Relaxed);
         let quick = self.heard.swap(0, Ordering::Relaxed) >= QUICK;

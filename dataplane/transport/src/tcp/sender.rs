@@ -1,5 +1,5 @@
-//! A thread beside the endpoint's that seals and writes what a large operation has queued, so that the endpoint's thread receives,
-//! adds up and copies meanwhile.
+//! A thread beside the endpoint's that seals and writes what a large operation has queued. So the endpoint's thread receives, adds
+//! up and copies meanwhile.
 //!
 //! The endpoint lends it a path whose queue is long. It writes until the path has nothing to send for a moment, and then gives it
 //! back. Paths of one owner alone are lent at a time: who else sends goes by the endpoint's thread as ever, and shares that by weight. What passes

@@ -37,8 +37,8 @@ pub fn exchange(bytes: &[u8]) {
     }
 }
 
-/// Brings a link up between two ends on fake devices, while what the bytes say is done to what one of them accepts: frames are changed,
-/// left out, repeated, or others come before them.
+/// Brings a link up between two ends on fake devices, while bytes decide what one of them accepts. Frames are changed, left out,
+/// repeated, or others come before them.
 ///
 /// # Panics
 /// Where a frame of the peer's makes the end keep more than a link has, or be up with another number of paths.

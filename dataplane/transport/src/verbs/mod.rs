@@ -125,8 +125,8 @@ pub struct VerbsTransport {
     /// Whose turn it is first.
     first: usize,
     rounds: usize,
-    /// Nothing is queued for the TCP links, and nothing had come when they were last looked after: what comes shows in the
-    /// descriptor that one sleeps on.
+    /// Whether nothing is queued for the TCP links, and nothing had come when they were last served. What comes shows in
+    /// the descriptor that one sleeps on.
     quiet: bool,
     tcp_events: VecDeque<(LinkId, TcpEvent)>,
     wake: Wake,

@@ -17,8 +17,8 @@ pub(super) struct Rail {
     pub(super) device: Arc<Device>,
     /// How packets go, but for the flow label.
     pub(super) route: Path,
-    /// By the agent's number of the tenant, or of none: its links' protection domain, with the rings that peers write there and where
-    /// frames' payloads lie. Who knows keys of one tenant's memory reaches it by none of another's queue pairs.
+    /// Protection domains of links, by the agent's number of the tenant, or of none. With each are the rings that peers write there
+    /// and where frames' payloads lie. Who knows keys of one tenant's memory reaches it by none of another's queue pairs.
     domains: BTreeMap<Option<u32>, Registrations>,
 }
 

@@ -49,8 +49,8 @@ impl<T: Transport> Pair<T> {
         pair
     }
 
-    /// Sends frames of all sizes over all paths, inline, in the message and in slots, with a small answer to each; says how many arrived, and
-    /// how often something happened that should not.
+    /// Sends frames of all sizes over all paths, with a small answer to each. They go inline, in the message and in slots. Returns how many
+    /// arrived, and how often something happened that should not.
     pub(crate) fn traffic(&mut self) -> (u32, u32) {
         let (mut next, mut arrived, mut answered, mut sent, mut owed, mut wrong) = (0_u32, 0, 0, 0, 0, 0);
         let deadline = Instant::now() + Duration::from_secs(60);

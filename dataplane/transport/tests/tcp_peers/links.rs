@@ -121,7 +121,8 @@ fn a_link_whose_peer_does_not_read_holds_up_no_other() {
     assert!(full);
 }
 
-/// How long frames take over a link of two paths, of which a bound on its rate is set before it is up, or after.
+/// How long frames take over a link of two paths whose rate is bounded. The bound is set before the link is up,
+/// or after.
 fn paced(bits_per_second: Option<u64>, early: bool) -> Duration {
     let (mut a, mut b) = (TcpTransport::bind(config()).unwrap(), TcpTransport::bind(config()).unwrap());
     let two = |peer, initiate| {

@@ -150,7 +150,7 @@ impl Detector {
         }
     }
 
-    /// The time is now so late; call it when all records up to then were taken, every millisecond or as often as there are
+    /// The time is now so late. Call it when all records up to then were taken, every millisecond or as often as there are
     /// records.
     ///
     /// Cost: once in a millisecond, a look at each link that something crossed since the last, or whose state is not none.
@@ -303,7 +303,7 @@ impl Detector {
         Some(FlowMonitors { path, whole })
     }
 
-    /// The least round trip on any path to the same end: equal paths are as long as each other, and one that is new may have
+    /// The least round trip on any path to the same end. Equal paths are as long as each other, and one that is new may have
     /// a queue already.
     fn min_rtt_of(&self, link: &Link) -> Option<Duration> {
         let to = link.path.address()?;
@@ -424,7 +424,8 @@ impl Detector {
         }
     }
 
-    /// A round trip on a path was late, and the one before was not: the queue may have leapt up, which need not wait for the next snapshot either.
+    /// A round trip on a path was late, and the one before was not. The queue may have leapt up, which need not wait for the next snapshot
+    /// either.
     fn handle_late_rtt(&mut self, place: u32, leap: &QueueJump) {
         let at = |place: u32| self.monitors.get(place as usize).and_then(Option::as_ref);
         let Some(monitor) = at(place) else { return };

@@ -307,7 +307,7 @@ impl FlowHistory {
         lost
     }
 
-    /// Takes what an event says of a late round trip of what leaves, unless the last snapshot had it: the next one tells of it apart. What passed
+    /// Takes an event's late round trip of what leaves, unless the last snapshot had it. The next snapshot reports it apart. What passed
     /// meanwhile is known only then.
     pub(super) fn handle_late_rtt(&mut self, event: &Event) {
         if event.count.wrapping_sub(self.egress.rtt_count as u32).cast_signed() > 0 {
@@ -366,7 +366,7 @@ mod tests {
         flow
     }
 
-    /// A round trip, which one, from when to when it was under way after one that took 2 ms; and the flow's bytes until it was sent, and those of the one
+    /// A round trip after one of 2 ms: which one, and from when to when. Also the flow's bytes until it was sent, and those of the one
     /// before.
     fn late(count: u32, sent: u64, ended: u64, total: u64, between: u64) -> Event {
         Event {
@@ -389,7 +389,7 @@ mod tests {
         })
     }
 
-    /// Ten round trips of 1 ms and 10,000 bytes by 100 ms; then what a second snapshot tells of, at 120 ms, with 14,000 more.
+    /// Ten round trips of 1 ms and 10,000 bytes by 100 ms. Then what a second snapshot reports, at 120 ms, with 14,000 more.
     fn change_after(event: Event, count: u64, sum: u64, last: u64) -> Change {
         let mut memory = FlowHistory::default();
         memory.tcp(Nanos(99 * MS), &snapshot(9, 9, 1, 9_000, 99));

@@ -129,7 +129,8 @@ impl Limits {
             .map_or(self.delay, |nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
 
-    /// How much longer than the least a round trip is late, over a link of so many bytes a second whose jitter is not known; 0: nor is its rate.
+    /// How much longer than the least a round trip must be to be late. The link has so many bytes a second, and a jitter that is not known;
+    /// 0: nor is its rate.
     pub fn late_rtt_limit(&self, bytes_per_second: u64) -> Duration {
         self.queue_unit(bytes_per_second).max(BUSY_HOST)
     }

@@ -514,8 +514,8 @@ impl Monitor {
         }
     }
 
-    /// Which part of what came to a link of a capacity was ours: own bytes, of all that were seen and of those that the queue
-    /// tells of beyond them.
+    /// Which part of what came to a link of a capacity was ours. It is own bytes, of all that were seen and of those that the
+    /// queue shows beyond them.
     fn own_part(&self, anchors: Anchors, capacity: u64) -> f64 {
         let capacity = capacity as f64 / 1e9;
         let (mut own, mut seen, mut queue) = (0.0, 0.0, nanos(anchors.since.delay) as f64);
@@ -578,8 +578,8 @@ impl Monitor {
         }
     }
 
-    /// Whether there is pressure that is no state yet, a state whose cause is not settled, or a path that may be starved: more
-    /// records would decide it.
+    /// Whether more records would decide something. It is pressure that is no state yet, a state whose cause is not
+    /// settled, or a path that may be starved.
     pub(super) fn has_pending_report(&self) -> bool {
         if self.may_be_starved() {
             return true;

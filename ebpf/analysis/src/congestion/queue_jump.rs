@@ -1,4 +1,4 @@
-//! Queues that leap up: a late round trip, as the programs tell at once, where what the connection sent since the one before does not
+//! Queues that leap up: a late round trip, as the programs report it at once. What the connection sent since the one before does not
 //! explain it. That is said too soon to be sure, for a path that carries about all that is stated: whoever acts on it has it proven.
 
 use super::Limits;
@@ -18,7 +18,8 @@ const MIN_REMAINDER: u32 = 2;
 const MIN_BYTES: u64 = 4 << 10;
 /// An event is of now for so long.
 const MAX_AGE: Duration = Duration::from_millis(10);
-/// Of what its interface moved over so many bins, another path moved one part in so many at most: what that sent since is not known.
+/// Recent bins over which another path moved little of what its interface moved. That is one part in so many at most: what it sent
+/// since is not known.
 const RECENT_BINS: u64 = 40;
 const MAX_OTHER_PART: u64 = 4;
 
@@ -41,7 +42,8 @@ impl QueueJump {
         Self { rtt, bytes, size, paused: Duration::from_nanos(event.paused_ns.into()) }
     }
 
-    /// Of the queue that it found, what is not of what the connection had sent before, over a link of a capacity; and how long what it measures takes itself.
+    /// The part of the queue that it found that is not what the connection had sent before. It is over a link of a capacity, and comes with
+    /// how long what it measures takes itself.
     ///
     /// When the one before was acknowledged, what had left later than the path at rest takes may have stood in the queue, at most all that was sent
     /// since that one left; and from then on the link has drained it.
@@ -57,7 +59,7 @@ impl QueueJump {
 }
 
 impl Monitor {
-    /// Whether a round trip that was told shows that others came to this path, which is its interface's only busy one, as far as is known.
+    /// Whether a reported round trip shows that others came to this path. The path is its interface's only busy one, as far as is known.
     pub(super) fn is_queue_jump(&self, leap: &QueueJump, whole: &Self, now: Nanos, stated: u64) -> bool {
         let Some(rest) = self.min_rtt.min().filter(|_| stated > 0 && self.fills_link()) else {
             return false;

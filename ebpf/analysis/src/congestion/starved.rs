@@ -7,7 +7,8 @@ use super::monitor::{Monitor, per_second};
 use harmonaize_abi::Nanos;
 use std::time::Duration;
 
-/// Over so long it was so, at least: so many bins, whose first and last are inexact, and so many of the shortest queues that are news.
+/// Over so long it was so, at least. That is so many bins, whose first and last are inexact, and so many of the shortest queues that
+/// are news.
 const STARVED: Duration = length(6);
 const STARVED_UNITS: u32 = 2;
 /// Longer than this says nothing of now; neither does what was acknowledged longer ago than the other.
@@ -147,7 +148,7 @@ impl Monitor {
         self.max_utilization_ppm.update(end, limits.min_rtt_window, ppm, u64::max);
     }
 
-    /// Whether a long queue may stand on a path that has carried about all that is stated, and a closer look would tell whether it
+    /// Whether a long queue may stand on a path that has carried about all that is stated. A closer sample would show whether it
     /// is starved.
     pub(super) fn may_be_starved(&self) -> bool {
         self.fills_link()

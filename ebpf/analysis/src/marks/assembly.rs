@@ -18,7 +18,8 @@ pub struct Limits {
     pub ends: usize,
     /// Operations that wait to be polled; the oldest goes.
     pub findings: usize,
-    /// An operation is told so long after its last mark, once all its ranks have ended: a rank may end before this host has sent all.
+    /// An operation is reported so long after its last mark, once all its ranks have ended. A rank may end before this host has sent
+    /// all.
     pub linger: Duration,
 }
 

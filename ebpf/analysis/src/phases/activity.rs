@@ -88,7 +88,7 @@ impl Signature {
         self.onsets >= MIN_ONSETS
     }
 
-    /// The correlation of two (phi coefficient), over the time that both have been there: 1 where the same slots are
+    /// The correlation of two (phi coefficient), over the time that both have been there. 1 where the same slots are
     /// active, 0 where one tells nothing of the other.
     pub(super) fn correlation(&self, other: &Self) -> f64 {
         let length = self.length.min(other.length);

@@ -44,8 +44,8 @@ pub struct HostPhase {
     pub first_sent: Nanos,
     /// When the last bytes to it passed.
     pub last_received: Nanos,
-    /// How long it was held up by others since the last bytes of the phase before: in broadcasts and the like, or waiting for what it
-    /// began with.
+    /// How long it was held up by others since the last bytes of the phase before. That is in broadcasts and the like, or waiting for
+    /// what it began with.
     pub waited: Duration,
 }
 

@@ -231,7 +231,8 @@ impl Job {
         found
     }
 
-    /// What looks like a side group may be part of a phase that would lack it: the phase that is whole with all of them, or all but one.
+    /// What looks like a side group may be part of a phase that would lack it. It is of the phase that is whole with all of them, or all
+    /// but one.
     fn restore(
         &self,
         bursts: &mut Vec<(Burst, bool)>,

@@ -13,10 +13,10 @@ use harmonaize_abi::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A connection of AllReduces is busy together with another one of them in this part of the groups of bursts that it is in:
-/// others are for sends;
+/// A connection of AllReduces is busy together with another one in this part of its groups of bursts. Other connections
+/// are for sends.
 const TOGETHER: (usize, usize) = (3, 4);
-/// and in this part of the other's.
+/// It is so in this part of the other's groups, too.
 const MUTUAL: (usize, usize) = (1, 2);
 /// So many clusters of connections are tried, those with the most bytes first.
 const MAX_CLUSTERS: usize = 16;
@@ -103,7 +103,8 @@ enum Act {
     Received,
 }
 
-/// Goes through sends, and adds to `waited` how long each host was held up in them since the time in `since`, which becomes when it did something last.
+/// Goes through sends, and adds to `waited` how long each host was held up in them. It counts since the time in `since`, which becomes when
+/// the host did something last.
 ///
 /// A host computes before what it sends by itself. It has waited before what it receives, and before bytes that it sends once another host is ready
 /// for them. Where it may have computed meanwhile, as before one of several bytes that it sends on end, it has waited for what is beyond the

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// Silences that part groups: as long as those that end a burst.
 pub(super) const SIDE_GAP: Duration = Duration::from_micros(500);
-/// A host that moves less than this part of the bytes in one direction that it moves in the other is at an end of them. All but the nearest
-/// kind is at 0: the root of a broadcast that scatters and gathers sends twice of what it receives.
+/// At an end of bytes a host moves less than this part of the other direction's bytes. All but the nearest kind is at 0: the root of a
+/// broadcast that scatters and gathers sends twice of what it receives.
 const BALANCE: f64 = 0.75;
 
 /// A host's part in a group of bursts.

@@ -71,7 +71,8 @@ impl Default for RecentValues {
 }
 
 impl RecentValues {
-    /// Whether a value, which is kept, is at least a third of what the upper end (of 16, the 15th) was lately: rare pauses lie beyond.
+    /// Whether a value is at least a third of what the upper end was lately. The value is kept. The upper end is the 15th of 16: rare
+    /// pauses lie beyond.
     fn is_large(&mut self, value: i64) -> bool {
         if let Some(place) = self.values.get_mut(self.next) {
             *place = value;
@@ -323,8 +324,8 @@ impl SubjectState {
         Some(transit(edge)?.saturating_sub(usual.median))
     }
 
-    /// How long the unit took from the moment at which all ranks had started, which is what the shortest of the ranks' calls
-    /// took, and how long they took at the mean; none where the ranks are not all known.
+    /// How long the unit took from the moment at which all ranks had started, and at the mean. The first is what the
+    /// shortest of the ranks' calls took. None where the ranks are not all known.
     ///
     /// A pause of one rank makes the mean longer, and not the shortest. Ranks that have been apart for some units, each as early
     /// as its neighbour is late, and come together again make the shortest longer, and not the mean. A slow edge does both.
@@ -436,8 +437,8 @@ impl SubjectState {
 
 /// What the edges of a unit have in common.
 struct Common {
-    /// The lower quartiles, over the edges, of the time that a byte takes, of the last bytes' delay beyond usual, of round
-    /// trips, of retransmissions.
+    /// The lower quartiles, over the edges, of the time that a byte takes. The next: of the last bytes' delay beyond
+    /// usual, of round trips, of retransmissions.
     time_per_byte: Option<i64>,
     lag: Option<i64>,
     rtt: Option<i64>,

@@ -69,7 +69,8 @@ impl Agent {
     }
 }
 
-/// After how many milliseconds agents say so, without and with what is told, the least first; and looks in a second before, of which were hurried.
+/// After how many milliseconds agents report it, without and with the event, the least first. Then samples in a second before, and those of
+/// them that were hurried.
 fn delays(late_ns: u64) -> (Vec<f64>, f64, f64) {
     let (mut delays, mut looks, mut hurried, mut wrong) = (Vec::new(), 0, 0, 0);
     for seed in seeds(0, 60) {
@@ -120,7 +121,8 @@ fn own_bursts_do_not_report_starvation() {
     assert!(told >= 10, "{told} looks for late round trips");
 }
 
-/// What is told of a round trip: how long it took, what was sent since the one before, which had ended so long before, and of that what it measures.
+/// What is reported of a round trip. How long it took, what was sent since the one before, which had ended so long before, and of that what
+/// it measures.
 #[derive(Clone, Copy)]
 struct LateRttEvent {
     took_ns: u64,
@@ -129,8 +131,8 @@ struct LateRttEvent {
     size: u32,
 }
 
-/// Whether a connection that has sent 90% of its link for half a second is said to be starved for an event alone, which was so long ago; beside
-/// another connection that sends such a part of the link.
+/// Whether a connection that has sent for half a second is found starved by an event alone. It has sent 90% of its link. The event was
+/// so long ago; beside it another connection sends such a part of the link.
 fn reports_starved(told: LateRttEvent, ago_ns: u64, beside: f64) -> bool {
     let LateRttEvent { took_ns, bytes, paused_ns, size } = told;
     let mut agent = Agent::new(7, 0, Source::Paced(STATED * (0.9 - beside)));

@@ -41,7 +41,7 @@ pub enum Discipline {
     DropTail,
     /// A queue for each flow, served in turn. What left a queue of 5 ms is marked or dropped after 100 ms, then ever more often: fq_codel.
     FqCodel,
-    /// A class for our own flows and one for all others, served in turn: each has half of the rate, and what the other leaves. HTB.
+    /// A class for our own flows and one for all others, served in turn. Each has half of the rate, and what the other leaves. HTB.
     Htb,
     /// One queue that marks with a probability that grows with its mean length: RED with ECN.
     Red,
@@ -183,7 +183,8 @@ pub struct World {
     pub bottleneck: Bottleneck,
     /// The local port of the first flow; further ones follow.
     pub first_port: u16,
-    /// A round trip that is longer than the least by this, and by the least, is told where the one before was not; 0: none is.
+    /// A round trip that is longer than the least by this, and by the least, is reported. The one before must not have been;
+    /// 0: none is.
     pub late_ns: u64,
     random: ChaCha8Rng,
     /// How long own pieces waited all together, and how many that were.

@@ -106,8 +106,8 @@ fn a_delayed_acknowledgement_is_no_congestion() {
     assert_eq!(found, []);
 }
 
-/// What is found of a connection whose queue stands at 10 ms from the 200th millisecond on, and that passes so many packets in
-/// each of them before and then.
+/// What is found of a connection whose queue stands at 10 ms from the 200th millisecond on. It passes so many packets in each
+/// millisecond before and then.
 fn queued(packets: (u64, u64)) -> Vec<Congestion> {
     tcp(400, 25_000_000, |at, flow| {
         let (now, trip_ns) = if at < 200 { (packets.0, 200_000) } else { (packets.1, 10 * MS) };

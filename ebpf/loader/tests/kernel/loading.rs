@@ -110,7 +110,7 @@ fn missing_capabilities_are_named() {
     assert!(matches!(error, Some(Error::Privilege { .. })), "{error:?}");
 }
 
-/// With the capabilities that are asked for and no other everything is had but the time of runs, which is said to be missing; with
+/// With the capabilities that are asked for and no other everything is had but the time of runs. That is said to be missing; with
 /// less it is said what else it takes.
 #[test]
 fn the_capabilities_that_are_asked_for_are_enough() {

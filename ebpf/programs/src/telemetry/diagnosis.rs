@@ -42,8 +42,8 @@ pub fn report(why: Reason, egress: bool, interface: u32, length: u32, headers: u
     let _ = (why, egress, interface, length, headers);
 }
 
-/// Notes what is found where too little of the stack is left to tell it: functions that call each other have 512
-/// bytes of it together, and Linux 6.1 counts a multiple of 32 for each.
+/// Notes what is found where too little of the stack is left to report it. Functions that call each other have
+/// 512 bytes of it together, and Linux 6.1 counts a multiple of 32 for each.
 #[inline(always)]
 pub fn note_full_ring() {
     #[cfg(feature = "diagnosis")]

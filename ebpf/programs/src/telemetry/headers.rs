@@ -160,7 +160,7 @@ impl Buffer {
     }
 }
 
-/// Widens an address of the context right where it is read: the verifier takes it for a pointer by then, and refuses the
+/// Widens an address of the context right where it is read. The verifier takes it for a pointer by then, and refuses the
 /// widening where the compiler has put it off.
 #[inline(always)]
 fn pointer(address: u32) -> usize {
@@ -179,7 +179,7 @@ fn apart(mut offset: usize) -> usize {
     offset
 }
 
-/// The same offset, which is less than [`HEADERS_END`], with that bound where the verifier sees it: reasons take registers, and then
+/// The same offset, which is less than [`HEADERS_END`], with that bound where the verifier sees it. Reasons take registers, and then
 /// the compiler compares one copy of the offset and adds another.
 #[cfg(feature = "diagnosis")]
 #[inline(always)]

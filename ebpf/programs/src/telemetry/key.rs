@@ -1,4 +1,4 @@
-//! The key of a flow, as the words that tables compare: written in smaller pieces, it would be read back slowly by the
+//! The key of a flow, as the words that maps compare. Written in smaller pieces, it would be read back slowly by the
 //! comparison, which waits for all of them.
 
 use harmonaize_events::{Direction, FlowKey, FoldingSecret, Protocol, RequestKey, ShortKey};

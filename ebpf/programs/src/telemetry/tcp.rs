@@ -12,8 +12,8 @@ const ACK: u8 = 0x10;
 const ECE: u8 = 0x40;
 const CWR: u8 = 0x80;
 
-/// Of a connection that sent fewer bytes than this since the round trip before, a late one is not told: they make no queue, and their acknowledgement
-/// may have been delayed.
+/// A late round trip goes unreported where the connection sent fewer bytes than this since the one before. Such bytes make no queue, and
+/// their acknowledgement may have been delayed.
 const MIN_LATE_BYTES: u32 = 4 << 10;
 
 /// `ended` counts in units of two to this of nanoseconds.

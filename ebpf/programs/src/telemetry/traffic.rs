@@ -8,7 +8,7 @@ use harmonaize_events::{Direction, Event, EventKind, RttStats, Traffic};
 
 /// Late round trips are told at least so far apart, those of all flows: a flood of them becomes none of events.
 const MIN_LATE_INTERVAL_NS: u64 = 1_000_000;
-/// Beyond the least by this, an acknowledgement may have been delayed by its receiver (Linux waits for 40 ms) or have waited for an answer.
+/// Beyond the least by this, a receiver may have delayed an acknowledgement, or it waited for an answer. Linux delays for 40 ms.
 const DELAYED_ACK_NS: u64 = 30_000_000;
 
 /// What was handed to a function; the verifier wants to see that it is there.

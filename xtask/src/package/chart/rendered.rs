@@ -18,8 +18,8 @@ struct Rendered {
     objects: BTreeMap<String, Value>,
 }
 
-/// Lints the charts, renders them by several values, and holds what comes of it against the API, the images and the daemons; has them refuse
-/// values that are wrong.
+/// Lints the charts, renders them by several values, and has them refuse values that are wrong. It holds what comes of it against the API,
+/// the images and the daemons.
 pub(in super::super) fn test(package: &Package, programs: &Programs, consent: Consent) -> Result<()> {
     let kubernetes = Kubernetes::prepare(consent)?;
     let tests = Tests { kubernetes, package, programs, home: folder().join("rendered") };

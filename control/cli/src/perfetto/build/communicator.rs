@@ -115,7 +115,7 @@ impl Communicators {
         }
     }
 
-    /// How far hosts' times are to be moved, in nanoseconds, so that operations end there when they do on the first host: a
+    /// How far hosts' times are to be moved, in nanoseconds. Operations then end there when they do on the first host: a
     /// collective ends everywhere at about the same time. Nothing where no message arrives before it was sent, for then clocks
     /// may be closer to each other than ends are.
     pub(super) fn corrections(&self, shifts: &BTreeMap<HostKey, Shift>) -> BTreeMap<HostKey, i64> {

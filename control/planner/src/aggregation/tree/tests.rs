@@ -69,7 +69,8 @@ fn any_fabric(random: &mut ChaCha8Rng) -> Topology {
     Topology::parse(&(text + &aggregators)).unwrap()
 }
 
-/// The time of a tree in which host `i` sends to `of[i]`, an aggregator below, or to the root: each link's load counted host by host.
+/// The time of a tree in which host `i` sends to `of[i]`. That is an aggregator below, or the root. Each link's load is counted
+/// host by host.
 fn reference_time(
     topology: &Topology,
     conditions: &Conditions,
@@ -189,7 +190,8 @@ proptest! {
     }
 }
 
-/// Two racks of four at 1 Gbit/s, a spine, uplinks of so many Mbit/s; an aggregator at each switch, as wide as its workers' links.
+/// Two racks of four at 1 Gbit/s, a spine, and uplinks of so many Mbit/s. An aggregator is at each switch, as wide as its workers'
+/// links.
 fn two_racks(uplink: u64) -> Topology {
     let mut text = "[[switch]]\nname = \"spine\"\n".to_owned();
     for rack in 0..2 {

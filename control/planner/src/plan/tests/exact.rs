@@ -1,5 +1,6 @@
-//! The yardstick: every order and every set of paths tried, mixed integer programs for what is too large for that, and the
-//! textbook's way to max-min shares. None of it shares code with the planner but the topology and the list of paths.
+//! The yardstick: every order and every set of paths tried. Mixed integer programs do what is too large for that, and the
+//! textbook's algorithm finds max-min shares. None of it shares code with the planner but the topology and the list of
+//! paths.
 
 use super::super::*;
 use super::world::*;
@@ -276,8 +277,8 @@ fn shares_match_weighted_max_min_linear_programs() {
     }
 }
 
-/// Plans with so much for the last stretch against the best of all plans: how many are compared, found exactly, and those that are
-/// more than a twentieth off.
+/// Compares plans with so much for the last stretch with the best of all plans. Returns how many are compared, found exactly, and
+/// those that are more than a twentieth off.
 fn compare(seeds: impl Iterator<Item = u64>, polish: u64) -> (usize, usize, Vec<String>) {
     let (mut compared, mut exact, mut far) = (0, 0, Vec::new());
     for seed in seeds {

@@ -1,4 +1,4 @@
-//! Promises: what shares come out, that all are kept wherever every plan is tried and one keeps them, what others are held to, and that
+//! Promises: what shares come out, and what others are held to. All are kept wherever every plan is tried and one keeps them, and
 //! whatever hoses let be promised is kept.
 
 use super::super::*;
@@ -56,8 +56,8 @@ fn plans_move_jobs_away_from_guarantees() {
     assert!(shares(&next)[crowded[1]] >= 700 && shares(&next)[crowded[0]] >= 450, "{:?}", shares(&next));
 }
 
-/// Promises are drawn for the jobs of small fabrics; where every plan there is was tried and one keeps them all, how often the planner's
-/// does.
+/// Promises are drawn for the jobs of small fabrics. Counted is how often the planner's plan keeps them all, where every plan there is
+/// was tried and one does.
 #[test]
 fn feasible_guarantees_are_met() {
     let (mut feasible, mut kept, mut lost) = (0, 0, Vec::new());

@@ -225,7 +225,7 @@ impl Controller {
         Ok(())
     }
 
-    /// An epoch cannot be had: the communicator ends with its first one, or where some may be using it
+    /// An epoch cannot be had. The communicator ends with its first one, or where some may be using it
     /// already, and otherwise goes on with the one that it has.
     pub(crate) fn give_up(&mut self, now: Duration, id: CommunicatorId, epoch: Epoch, why: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };

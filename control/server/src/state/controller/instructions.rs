@@ -63,8 +63,8 @@ impl Controller {
         self.act(now);
     }
 
-    /// The configuration file was read again: its topology, its tenants, their hosts and terms, and the algorithms and congestion controls chosen
-    /// for them hold from now on. What tenants have that it has no longer ends.
+    /// Applies the configuration file, which was read again. Its topology, its tenants, their hosts and terms, and the algorithms and
+    /// congestion controls chosen for them hold from now on. What tenants have that it has no longer ends.
     ///
     /// # Errors
     /// Where the topology lacks what is in use. Nothing has changed then.

@@ -74,8 +74,8 @@ impl Controller {
         Some(Decision { number, at: now, trigger, before, after, reason, changes })
     }
 
-    /// A plan in which no agent's lone word on a link moves a communicator that it has no part in: those are
-    /// planned first, as if it had said nothing.
+    /// A plan in which no agent's lone report on a link moves a communicator of others. Those that it has no
+    /// part in are planned first, as if it had reported nothing.
     fn plan_in_scope(&mut self, now: Duration, mut jobs: Vec<Job>) -> Option<Plan> {
         let alone = self.link_state.uncorroborated();
         let hosts: BTreeSet<HostId> = alone.values().copied().collect();

@@ -1,4 +1,4 @@
-//! Communicators that outlived a session of an agent, or control: agents name them in Hello, and control goes
+//! Communicators that outlived a session of an agent, or control. Agents name them in Hello, and control goes
 //! on with them, or learns them again.
 
 use super::Controller;
@@ -57,8 +57,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes up what an agent says of a communicator that has ended: whose processes are there still, which
-    /// may go on as was agreed on.
+    /// Takes up what an agent reports of a communicator that has ended. It names the ranks whose processes
+    /// are there still, which may go on as was agreed on.
     fn recover_ended(
         &mut self,
         now: Duration,
@@ -96,7 +96,7 @@ impl Controller {
         Ok(())
     }
 
-    /// A host's agent has come back without a communicator that it was waited for in: its ranks are lost,
+    /// A host's agent has come back without a communicator that it was waited for in. Its ranks are lost,
     /// unless all others have closed it.
     fn came_without(&mut self, now: Duration, id: CommunicatorId, host: HostId, ranks: Vec<u32>) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
@@ -259,10 +259,10 @@ impl Controller {
     }
 }
 
-/// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its tenant
-/// could have it now where nothing was, beside its others. What was stored goes on where its tenant may be no
-/// longer, as it does where the file changes while control runs. Names may have characters that are not seen: agents
-/// of release 0.2.0 let communicators have them.
+/// Whether a communicator of an earlier start may be what an agent says. It is what was stored, or its tenant could
+/// have it now where nothing was, beside its others. What was stored goes on where its tenant may be no longer, as
+/// it does where the file changes while control runs. Names may have characters that are not seen: agents of release
+/// 0.2.0 let communicators have them.
 fn is_credible(ctx: &Ctx<'_>, recipe: &v1::Recipe, others: impl FnOnce() -> usize) -> bool {
     if let Some(plan) = ctx.operator.stored_plan(CommunicatorId(recipe.communicator)) {
         return is_stored_as(plan, recipe);

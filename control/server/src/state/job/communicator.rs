@@ -169,7 +169,7 @@ impl Communicator {
         (self.members.len() > MOST_DIRECT).then_some("too many hosts to send to each other directly")
     }
 
-    /// Returns the part of what a host sends that crosses each link where all send to all; nothing where all
+    /// Returns the part of what a host sends that crosses each link where all send to all. Nothing where all
     /// are neighbours in the ring.
     pub(crate) fn exchange(&self) -> &[(DirectedLink, f64)] {
         if self.members.len() > 2 { &self.coding.usage } else { &[] }

@@ -7,8 +7,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::{Conditions, HostId, LinkUse, Path, RingEdge};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Takes those pairs of participants out of `wanted` whose link the next epoch has from the one in use, and
-/// says by which ports they are connected; `held` then has these ports too. `all`: whatever their ways are.
+/// Takes pairs of participants out of `requested` whose link the next epoch has from the current one. Returns
+/// by which ports they are connected; `reserved` then has these ports too. `all`: whatever their ways are.
 /// None while the first epoch forms.
 pub(crate) fn carried(
     view: &View<'_>,
@@ -63,8 +63,8 @@ fn all_open(ctx: &Ctx<'_>, conditions: &Conditions, pair: (HostId, HostId)) -> b
     paths.iter().all(|path| conditions.path(path) == LinkUse::Open)
 }
 
-/// Whether a connection's way is one of those that are wanted, each once and back the same way where they are
-/// to be exactly these; any that is open where none is wanted. None where the way is not known.
+/// Whether a connection's path is one of those that are wanted; any open one where none is. `exact`: each
+/// once, and back the same path. None where the path is not known.
 fn fits(port: Option<&Port>, ways: &mut Vec<Path>, exact: bool, conditions: &Conditions) -> Option<bool> {
     let port = port?;
     let there = port.there.as_ref()?;

@@ -135,8 +135,8 @@ fn job(view: &View<'_>, id: CommunicatorId, known: &Communicator) -> Job {
     }
 }
 
-/// Returns how all communicators would be slowed, as they run or are about to, if others had no traffic;
-/// nothing while all of the fabric is in use.
+/// Returns how all communicators would be slowed, as they run or are about to, without others' traffic.
+/// Nothing while all of the fabric is in use.
 pub(crate) fn undisturbed(view: &View<'_>) -> BTreeMap<CommunicatorId, f64> {
     let Drains { hosts, switches, links } = view.ctx.operator.withdrawn();
     if hosts.is_empty() && switches.is_empty() && links.is_empty() && !view.links.failures.any() {

@@ -9,8 +9,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::{Rate, RateLimits, Reservations, Sharer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns what communicators are to be held to by the last plan, and by what is promised to others on the
-/// links between their hosts.
+/// Returns what communicators are to be held to. It follows from the last plan, and from what is promised to
+/// others on the links between their hosts.
 pub(crate) fn rate_limits(view: &View<'_>) -> BTreeMap<CommunicatorId, RateLimits> {
     let reservations = reservations(view);
     let all = view.ctx.communicators.iter().map(|(id, known)| {

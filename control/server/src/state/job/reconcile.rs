@@ -161,8 +161,8 @@ fn same_links(view: &View<'_>, id: CommunicatorId) -> Option<Proposal> {
     Some(Proposal { order, hops, plan, decision: None, same_links: true })
 }
 
-/// Returns a proposal that avoids what passes nothing or was withdrawn, for a communicator that planning left
-/// where it is: an operator chose its order, or it changed too often.
+/// Returns a proposal that avoids what passes nothing or was withdrawn. It is for a communicator that
+/// planning left where it is: an operator chose its order, or it changed too often.
 fn off_closed_paths(view: &View<'_>, known: &Communicator, desired: &Desired) -> Option<Proposal> {
     if !desired.closed {
         return None;

@@ -167,8 +167,8 @@ pub(crate) fn take_up_plan(
     held
 }
 
-/// Whether what an agent says is running is what an earlier start stored by this number: of that tenant and
-/// name, and on those hosts.
+/// Whether what an agent says is running is what an earlier start stored by this number. It must be of that
+/// tenant and name, and on those hosts.
 pub(crate) fn is_stored_as(plan: &Plan, recipe: &v1::Recipe) -> bool {
     let hosts = recipe.participants.iter().map(|part| &part.host);
     plan.tenant == recipe.tenant && plan.name == recipe.name && plan.hosts.iter().eq(hosts)

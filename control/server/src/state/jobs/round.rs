@@ -239,7 +239,7 @@ impl Places {
         Self { taken: BTreeSet::new(), users }
     }
 
-    /// Takes so many hosts for a job, or none: those that it has first, then those that fewest others may use, of them preferred ones.
+    /// Takes so many hosts for a job, or none. First those that it has, then those that fewest others may use, of them preferred ones.
     fn take(&mut self, wish: &Wish, preferred: &[HostId], count: usize) -> Vec<HostId> {
         let place = |host: &HostId| {
             let had = !wish.current.contains(host);

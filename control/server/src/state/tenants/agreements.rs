@@ -1,4 +1,4 @@
-//! What tenants are promised: proposals are considered against what is promised already, agreements are
+//! What tenants are promised. Proposals are considered against what is promised already. Agreements are
 //! stored before they are in effect and answered, kept by every plan, and watched.
 //!
 //! An agreement is of one communicator, and ends with it, or goes over to the one that goes on from it if it
@@ -29,8 +29,8 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Of what plans give to promises at most (a part of 0.95) so much can be promised: of a link 90%, and others
-/// are never without.
+/// Of what plans give to promises at most (a part of 0.95) so much can be promised. That is 90% of a link,
+/// and others are never without.
 const PART: f64 = 0.95;
 
 /// A plan gives what is promised if it lacks no more than this part of it.
@@ -128,8 +128,8 @@ impl Agreements {
         self.proposed.forget(tenant);
     }
 
-    /// What was promised before a restart of control for a communicator that has not come back, if it was
-    /// agreed on what becomes of it.
+    /// What was promised before a restart of control for a communicator that has not come back. None unless
+    /// it was agreed on what becomes of it.
     pub(crate) fn take_policy(&mut self, id: CommunicatorId, ranks: usize) -> Option<InheritedAgreement> {
         let left = InheritedAgreement::stored(self.stored.get(&id)?, ranks);
         left.on_failure()?;
@@ -323,9 +323,9 @@ impl Agreements {
         (self.farthest, self.hose) = (None, None);
     }
 
-    /// The most that a communicator can be promised, bits a second: what it is already, or what hoses leave
-    /// whoever asks, wherever anybody's hosts stand. Whether this very plan could keep more, or less, is not
-    /// asked: the answer would tell who shares links.
+    /// The most that a communicator can be promised, bits a second. It is what is promised already, or what
+    /// hoses leave whoever asks, wherever anybody's hosts stand. Whether this very plan could keep more, or
+    /// less, is not asked: the answer would tell who shares links.
     fn most(&mut self, ctx: &Ctx<'_>, room: &Room<'_>, id: CommunicatorId) -> f64 {
         if !ctx.settings.replan {
             return 0.0;
@@ -404,8 +404,8 @@ impl Agreements {
         }
     }
 
-    /// Takes over what was promised for a communicator that this one goes on from, if it can be promised for
-    /// this one; else its tenant hears that it is not.
+    /// Takes over what was promised for a communicator that this one goes on from. If it cannot be promised
+    /// for this one, its tenant hears that it is not.
     pub(crate) fn take_over(
         &mut self,
         ctx: &Ctx<'_>,
@@ -487,8 +487,8 @@ impl Agreements {
         }
     }
 
-    /// An agent told at `at` of an operation that has not ended there: once all ranks are known to have
-    /// called it, it is known what it has taken so far.
+    /// An agent reported at `at` an operation that has not ended there. Once all ranks are known to have
+    /// called it, it is known how long it has run so far.
     pub(crate) fn watch_open(
         &mut self,
         ctx: &Ctx<'_>,

@@ -7,7 +7,8 @@ use harmonaize_abi::CongestionLevel;
 use harmonaize_abi::session::{BatchChoice, BatchKnobs, LearningRate as Rule};
 use harmonaize_allocator::{BatchRange, LearningRate, LocalBatch, Noise, StepModel, best_of};
 
-/// How many times as long an exchange is taken to last: a mild level is a rate of a half to nine tenths, a severe one is below that.
+/// How many times as long an exchange is reckoned to last. A mild level is a rate of a half to nine tenths, a severe one is below
+/// that.
 fn slowdown(level: CongestionLevel) -> f64 {
     match level {
         CongestionLevel::None => 1.0,

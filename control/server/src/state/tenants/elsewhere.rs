@@ -9,7 +9,7 @@ const ELSEWHERE: &str = "the provider serves this tenant elsewhere";
 /// How long a worker there has to end: less than its runner may be silent, after which its host may get others'.
 const NOTICE_NS: u64 = 10_000_000_000;
 
-/// The answer to a runner whose tenant may not be there: a worker that runs is to end, and without one there is this text. Nothing else of
+/// The answer to a runner whose tenant may not be there. A worker that runs is to end, and without one there is this text. Nothing else of
 /// the runner is taken in, so its job goes on without it.
 pub(crate) fn turn_away(message: &v1::AwaitOrder, text: String) -> Result<RunnerOrder, String> {
     match message.report().state {

@@ -1,4 +1,4 @@
-//! What tenants are told while their communicators run: facts go into the tenant's feed of `disclose`, and
+//! What tenants are told while their communicators run. Facts go into the tenant's feed of `disclose`, and
 //! what that makes of them goes to whoever waits for it.
 
 use crate::state::ctx::Ctx;
@@ -34,8 +34,8 @@ pub(crate) struct Events {
     readers: Readers,
     /// By communicator: the least slowdown that it has been planned for, which is what it can expect.
     best: BTreeMap<CommunicatorId, f64>,
-    /// What of each tenant's own slows its communicators, as it was when `best` was looked at: which there
-    /// are, what they weigh, and what they are promised.
+    /// What of each tenant's own slows its communicators, as it was when `best` was determined. It is which
+    /// there are, what they weigh, and what they are promised.
     own: BTreeMap<String, Own>,
     /// By communicator: what it was planned for last.
     slowdowns: BTreeMap<CommunicatorId, f64>,
@@ -196,7 +196,7 @@ impl Events {
         self.slowness.remove(&id);
     }
 
-    /// What tenants run themselves is nobody else's traffic: where that has changed, a communicator's best
+    /// What tenants run themselves is nobody else's traffic. Where that has changed, a communicator's best
     /// becomes what leaves it the share of it that it had. Who starts one communicator beside another would
     /// else be told whether the two meet.
     fn own_changed(&mut self, ctx: &Ctx<'_>, agreements: &Agreements, planned: &[(CommunicatorId, f64)]) {

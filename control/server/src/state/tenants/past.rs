@@ -294,7 +294,7 @@ impl Pasts {
         }
     }
 
-    /// A communicator that was in use has ended, while agents of these hosts have sessions: its ranks may go
+    /// A communicator that was in use has ended, while agents of these hosts have sessions. Its ranks may go
     /// on, but for those that are lost.
     pub(crate) fn ended(
         &mut self,

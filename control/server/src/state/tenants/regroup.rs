@@ -1,4 +1,4 @@
-//! Communicators that go on with fewer ranks or with more: whoever is left of one, and whoever wants in,
+//! Communicators that go on with fewer ranks or with more. Whoever is left of one, and whoever wants in,
 //! becomes a new one of the same name. The one before is not touched: its ranks leave it once they are in the
 //! new one, and keep it if there will be none.
 //!
@@ -241,9 +241,9 @@ impl Regroups {
         sum
     }
 
-    /// What a tenant's job has of communicators, each once: those that run or form, sets that wait for ranks, and
-    /// those that are kept for their members. Of the latter not one whose place is taken by what forms or
-    /// waits under its name, or is about to under this one. The job is that of `name`.
+    /// What a tenant's job has of communicators, each once. They are those that run or form, sets that wait for
+    /// ranks, and those that are kept for their members. Of the latter not one whose place is taken by what forms
+    /// or waits under its name, or is about to under this one. The job is that of `name`.
     pub(crate) fn communicators_of(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str, name: &str) -> usize {
         let job = job_of(name);
         let own = || {
@@ -408,7 +408,7 @@ impl Regroups {
         complete
     }
 
-    /// Gives up on members that have not come back, stores once more what could not be, and ends what its
+    /// Gives up on members that have not come back, and stores once more what could not be. Ends what its
     /// members had their time for. Returns the sets that go on with those who came.
     pub(crate) fn expire_past(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) -> Vec<Group> {
         self.past.expire_absent(ctx.now);

@@ -94,7 +94,7 @@ impl Slowdown {
         kept.get(kept.len() / 4).copied().filter(|_| kept.len() >= FEWEST)
     }
 
-    /// The part of its usual speed that it has now; 1 where no queue stands, too little is known, or it is
+    /// The part of its usual speed that it has now. 1 where no queue stands, too little is known, or it is
     /// more than half.
     pub(crate) fn share(&self, now: Duration) -> f64 {
         let stands = self.queue.is_some_and(|at| at + NOTICE_INTERVAL > now);

@@ -1,4 +1,4 @@
-//! Turns on links that periodic communicators share: who asks for its turn is given it once none of those
+//! Turns on links that periodic communicators share. Who asks for its turn is given it once none of those
 //! beside it has theirs, or goes before it.
 //!
 //! Who has least left of its iteration goes first, as the planner orders coflows. That is the time that its
@@ -28,8 +28,8 @@ use harmonaize_units::{Gcra, Quota};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Whoever is no longer found to gain by turns takes them for so long still, and at least so many of its
-/// iterations: the period that it has now may have to be measured first.
+/// Whoever is no longer found to gain by turns takes them for so long still. It takes them for at least so
+/// many of its iterations, too: the period that it has now may have to be measured first.
 const KEEPS: Duration = Duration::from_secs(15);
 const KEEPS_ITERATIONS: u32 = 20;
 
@@ -42,8 +42,8 @@ const MESSAGES: Duration = Duration::from_millis(10);
 const MOST_LOST: u32 = 3;
 const MIN_EXCLUSION: Duration = Duration::from_secs(60);
 
-/// So does whose latest operations, at least so many, waited longer in the mean than it takes to share a link
-/// with those beside it.
+/// From so many operations on their waits may end a communicator's turns for a while, too. They do where the
+/// latest waited longer in the mean than it takes to share a link with those beside it.
 const ENOUGH: usize = 16;
 
 /// Of a communicator's operation that half of the bytes lie below, so small a part asks for no turn.
@@ -61,8 +61,8 @@ const FORGETS: u32 = 4;
 /// Turns of a communicator that are remembered.
 const LATEST: usize = 64;
 
-/// Most that an agent may say of turns in a second, of all that it leads for a tenant: that a thousand
-/// operations want theirs, and are over.
+/// Most messages on turns that an agent may send in a second, for all operations of a tenant. It counts those
+/// that the agent leads. They are enough for a thousand operations that want theirs, and are over.
 const MOST_A_SECOND: u32 = 2000;
 
 /// What an agent was told is good enough up to this part.
@@ -244,7 +244,7 @@ impl AllTurns {
         of_it.map_or(Duration::ZERO, |it| it.waited)
     }
 
-    /// Whether an operation waited for its turn for so large a part of its time that its edges' times say
+    /// Whether an operation waited for its turn for too large a part of its time. Then its edges' times say
     /// nothing of links and ranks.
     pub(crate) fn delayed(&self, told: &v1::Operation) -> bool {
         let called = told.ranks.iter().map(|rank| rank.called_ns).filter(|at| *at > 0).min();

@@ -1,5 +1,5 @@
-//! Aggregators on the way: which are there, whom they serve, and which communicators do better by one, or by
-//! several of which one is above the others.
+//! Aggregators on the path: which are there, and whom they serve. Also which communicators do better by one,
+//! or by several of which one is above the others.
 //!
 //! A grant is of one epoch: its number and its secrets are drawn anew for each, and each secret is known to
 //! its aggregator and, a key each, to that one's workers alone. It is withdrawn a while after the epoch, for

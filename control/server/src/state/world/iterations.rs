@@ -31,7 +31,7 @@ impl Operations {
         all.get(all.len() / 2).copied().unwrap_or(0)
     }
 
-    /// Bytes of the operation that the middle one of all bytes belongs to: however many small ones there are
+    /// Bytes of the operation that the middle one of all bytes belongs to. However many small ones there are
     /// beside, the large ones are what takes time. 0 where none is known.
     pub(crate) fn dominant_bytes(&self) -> u64 {
         middle(self.recent.iter().map(|(_, operation)| operation.bytes.0).collect())

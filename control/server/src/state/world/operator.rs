@@ -207,8 +207,8 @@ impl Operator {
         withdrawals::hosts(&settings.topology, self.withdrawals.values(), clock)
     }
 
-    /// Returns what is to be removed from the store of windows that are over: not those that what is
-    /// `waiting` to be stored goes on with.
+    /// Returns what is to be removed from the store of windows that are over. Those that what is `waiting` to
+    /// be stored goes on with stay.
     pub(crate) fn expired<'a>(
         &self,
         now: Duration,

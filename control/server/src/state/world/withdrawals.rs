@@ -14,8 +14,8 @@ const MOST_TARGETS: usize = 1024;
 /// Most characters of a reason.
 const REASON_CHARS: usize = 200;
 
-/// How long before a window of maintenance begins its hosts' ranks hear of it: enough to save in, and by then
-/// few are called off.
+/// How long before a window of maintenance begins its hosts' ranks hear of it. It is enough to save in, and
+/// by then few are called off.
 pub(crate) const NOTICE: Duration = Duration::from_secs(120);
 
 /// Until it is taken back.

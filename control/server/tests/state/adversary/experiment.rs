@@ -398,7 +398,8 @@ impl Experiment {
         }
     }
 
-    /// Agents find whose bytes move late in each communicator's ring while the links of a rack are full, up or down; or that none do.
+    /// Agents find whose bytes move late in each communicator's ring, or that none do. Bytes are late while the links of a rack are
+    /// full, up or down.
     fn find_late(&mut self, full: Option<(usize, bool)>) {
         let mut found: BTreeMap<usize, Vec<v1::Straggler>> =
             self.hosts.iter().map(|host| (*host, Vec::new())).collect();

@@ -105,8 +105,8 @@ fn progress(samples: &[Sample], job: usize, told: Disclosure) -> f64 {
     done
 }
 
-/// The part of what everything would gain that events gain, over all fabrics; and what everything gains, as a part of what is done
-/// without.
+/// The part of what everything would gain that events gain, over all fabrics. Then what everything gains, as a part of what is
+/// done without.
 pub(super) fn worth(fabrics: u64, whiles: usize) -> (f64, f64) {
     let mut sums = [0.0; 4];
     let seeds: Vec<u64> = (1000..1000 + fabrics).collect();

@@ -71,8 +71,8 @@ impl Fabric {
         }
     }
 
-    /// What is left of a train that comes to its last link at a rate, and what passes there beside it: connections of other hosts' that
-    /// share that link send now and then.
+    /// What is left of a train that comes to its last link, and what passes beside it. `came` is the train's rate. Connections of other
+    /// hosts' that share that link send now and then.
     fn shared(&mut self, host: usize, path: &Path, came: f64) -> (f64, f64) {
         if self.busy == 0.0 {
             return (came, 0.0);

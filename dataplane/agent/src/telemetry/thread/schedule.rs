@@ -38,7 +38,7 @@ pub(super) struct Wake<'a> {
 }
 
 impl Schedule {
-    /// Returns when to wake next; `next_sample` is none without traffic, `next_marks` with it or without own communicators, `next_ports`
+    /// Returns when to wake next. `next_sample` is none without traffic, `next_marks` with it or without own communicators, `next_ports`
     /// where RDMA ports show nothing that the programs do not see.
     pub(super) fn next_wake<'a>(
         &self,

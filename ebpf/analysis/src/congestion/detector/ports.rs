@@ -64,8 +64,8 @@ mod tests {
             Self { detector, port }
         }
 
-        /// So many readings later, after a thousand packets out and in, marks on what leaves and losses of what comes in between each two;
-        /// what was found.
+        /// What was found so many readings later, after a thousand packets out and in. Between each two there are marks on what leaves and
+        /// losses of what comes in.
         fn read(&mut self, times: u64, marks: u64, lost: u64) -> Vec<(Direction, CongestionLevel)> {
             for _ in 0..times {
                 self.port.time_ns += 20 * MS;

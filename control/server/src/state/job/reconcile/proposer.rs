@@ -279,8 +279,8 @@ impl Proposer<'_> {
         }
     }
 
-    /// Source ports for all connections: of those that lead the wanted way both ways, else any that leads
-    /// over open links alone, else one whose way is not known.
+    /// Source ports for all connections. They are those that lead the wanted path both ways, else any that
+    /// leads over open links alone, else one whose path is not known.
     fn take_ports(
         &mut self,
         hosts: &[HostId],

@@ -122,7 +122,7 @@ impl LinkState {
     }
 }
 
-/// The first link of a known path that packets do not cross any more: another switch answered than the one
+/// The first link of a known path that packets do not cross any more. Another switch answered than the one
 /// behind it, or nobody from there on. None where nobody answered at all: that tells of the question, not of
 /// the path.
 fn broken_at(topology: &Topology, known: &Path, hops: &[Option<IpAddr>]) -> Option<DirectedLink> {

@@ -38,8 +38,8 @@ impl LinkState {
         }
     }
 
-    /// Links that are thought to be congested on the word of a single host, and those hosts: one agent's word
-    /// moves only communicators that it has a part in.
+    /// Links that are thought to be congested by the report of a single host, and those hosts. One agent's
+    /// report moves only communicators that it has a part in.
     pub(crate) fn uncorroborated(&mut self) -> BTreeMap<DirectedLink, HostId> {
         let known: BTreeMap<DirectedLink, bool> =
             self.estimates.links().map(|(link, estimate)| (link, estimate.failed)).collect();

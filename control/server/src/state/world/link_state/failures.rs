@@ -1,5 +1,5 @@
-//! Links that pass nothing any more, and that pass again: found by traces of several agents, never on the
-//! word of one while others could tell.
+//! Links that pass nothing any more, and that pass again. Traces of several agents find them; one's report
+//! alone never counts while others could tell.
 
 use super::LinkState;
 use super::ports::Pair;

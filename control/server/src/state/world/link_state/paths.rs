@@ -34,8 +34,8 @@ impl LinkState {
         order.iter().zip(order.iter().cycle().skip(1)).map(hop).collect()
     }
 
-    /// Which way a connection's packets go from one host to another, by the port of the end that connected;
-    /// none where that is not known.
+    /// Which path a connection's packets take from one host to another; none where that is not known. `port`
+    /// is that of the end that connected.
     pub(crate) fn path_of(&self, from: HostId, to: HostId, port: u16) -> Option<&Path> {
         let pair: Pair = pair_of(from, to);
         self.ports.traced(pair, port)?.leg(from != pair.0)
@@ -77,8 +77,8 @@ impl LinkState {
     }
 }
 
-/// Pairs of a communicator's hosts whose ways are to be known: those next to each other in its ring; and all,
-/// where those are few.
+/// Pairs of a communicator's hosts whose paths are to be known. Those next to each other in its ring; and
+/// all, where those are few.
 pub(crate) fn pairs_of(known: &Communicator) -> (Vec<Pair>, Vec<Pair>) {
     let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
     let order = known.latest().map_or(&[][..], |latest| &latest.order);

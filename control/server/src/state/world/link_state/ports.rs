@@ -117,7 +117,7 @@ impl Ports {
         port
     }
 
-    /// The port of a pair's pool that `cost` finds cheapest, among equals the longest unused; none where none
+    /// The port of a pair's pool that `cost` finds cheapest, among equals the longest unused. None where none
     /// is free or `cost` gives none a price.
     pub(crate) fn take_traced(
         &mut self,

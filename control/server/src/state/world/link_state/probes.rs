@@ -1,5 +1,5 @@
-//! Probes: trains of packets over links that no traffic of ours crosses any more, so that they come back to
-//! use; and over paths of which agents say that others congest them, before that is believed.
+//! Probes: trains of packets over links and paths. Over links that no traffic of ours crosses any more, so
+//! that they come back to use. Over paths that agents report as congested by others, before that is believed.
 //!
 //! Two trains that meet tell nothing of anybody else, so no two cross the same link at a time. The best
 //! prober of a link is a host of which nothing of ours is in the train's way, not even its own traffic: one
@@ -28,7 +28,7 @@ const MOST_OPEN: usize = 64;
 /// Most hosts at each end that are looked at for a pair whose packets cross a link.
 const MOST_HOSTS: usize = 48;
 
-/// Bytes of a train, and how many are sent at most: others' steady traffic spreads all, own bursts and a busy
+/// Bytes of a train, and how many are sent at most. Others' steady traffic spreads all, own bursts and a busy
 /// host's pauses only some.
 #[derive(Clone, Copy, Debug)]
 struct Trains {
@@ -53,8 +53,8 @@ const STARVED: Trains = Trains { most: 2, spread: 80, ..USED };
 /// A train that comes out at so much of its path's rate, in percent, is the last: nobody was in its way.
 const ENOUGH: u64 = 88;
 
-/// Where a train and what came beside it take less than so much of a path's last link, in percent, that link
-/// did not hold it up.
+/// The load of a path's last link, in percent, below which it did not hold a train up. It is the train and
+/// what came beside it.
 const ROOM: u128 = 85;
 
 /// What of others of ours was in a train's way.

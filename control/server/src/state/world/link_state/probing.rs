@@ -160,7 +160,7 @@ impl Probes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
+    use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel, Nanos};
     use harmonaize_planner::{Rate, Topology};
 
     #[test]
@@ -200,8 +200,8 @@ mod tests {
                 host: String::new(),
                 path: String::new(),
                 what: String::new(),
-                since_ns: 0,
-                found_ns: 0,
+                since: Nanos(0),
+                found: Nanos(0),
                 received: Duration::ZERO,
             },
             starved: true,

@@ -7,8 +7,8 @@ use crate::state::job::decisions::Trigger;
 use crate::state::time::nanos;
 use std::time::Duration;
 
-/// How long after it was measured which connections carry traffic that is done again while some link is
-/// thought to be congested: whether jobs have gone quiet.
+/// The interval between two measurements of which connections carry traffic, while some link is thought to be
+/// congested. They show whether jobs have gone quiet.
 const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
 
 impl LinkState {

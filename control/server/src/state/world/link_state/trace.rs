@@ -41,8 +41,8 @@ pub(crate) const ALL_PAIRS: usize = 24;
 const UNLINKED: Duration = Duration::from_secs(600);
 
 impl LinkState {
-    /// Has the paths between a communicator's hosts traced, first those between hosts next to each other in
-    /// its ring: all pairs where those are few, else these alone.
+    /// Has the paths between a communicator's hosts traced, first those between neighbours in its ring. These
+    /// alone, unless all pairs are few.
     pub(crate) fn trace_communicator(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(known) = ctx.communicators.get(&id) else { return };
         let (ring, others) = pairs_of(known);

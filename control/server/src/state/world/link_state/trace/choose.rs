@@ -1,5 +1,5 @@
-//! Which ports of a pair are worth packets now: of no more than plans need, and of none whose packets would
-//! cross what is withdrawn.
+//! Which ports of a pair are worth packets now. They are no more than plans need, and none whose packets
+//! would cross what is withdrawn.
 
 use super::super::LinkState;
 use super::super::ports::{MOST_POOL, Pair, Port, Ports, pair_of};
@@ -11,14 +11,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// How long the way of a path's ports counts as fresh after one of them was traced: of connections along a
-/// ring, of others, of ports that no connection has.
+/// How long the path of ports counts as fresh after one of them was traced. First of connections along a
+/// ring, then of others, then of ports that no connection has.
 const FRESH: [Duration; 3] = [Duration::from_secs(20), Duration::from_secs(60), Duration::from_secs(300)];
 
 /// How soon it is looked at again whether something is still withdrawn that keeps a pair from being traced.
 const WITHHELD: Duration = Duration::from_secs(20);
 
-/// Free ports that a pair is to have of each path, at least; a communicator takes as many as its links have
+/// Free ports that a pair is to have of each path, at least. A communicator takes as many as its links have
 /// connections, and the next epoch as many again.
 const RESERVE: usize = 4;
 
