@@ -51,21 +51,21 @@ pub fn sum_within(worker: &Worker, salt: u64, elements: usize, within: Duration)
     Ok((receipt.algorithm == Algorithm::Aggregated, !receipt.fallback))
 }
 
-/// Runs rounds at all ranks, again and again in communicators of their own, until so many ranks' rounds count: on a bad network hosts may
-/// do without their aggregator as long as one lasts. How many count, fewer if too few ever do.
+/// Runs rounds at all ranks, again and again in communicators of their own, until enough of them count: on a bad network hosts may do
+/// without their aggregator as long as one lasts. How many count, also where these are never enough.
 ///
 /// # Panics
 /// If one fails: a test cannot go on.
 pub fn rounds_until(
     sockets: &[PathBuf],
-    least: usize,
+    enough: impl Fn(usize) -> bool,
     round: impl Fn(&Worker, u64) -> Result<usize> + Sync,
 ) -> usize {
     let work = |worker: &Worker| (0..EACH).try_fold(0, |count, salt| Ok(count + round(worker, salt)?));
     let mut served = 0;
     for _ in 0..8 {
         served += succeeded(run(sockets, "world", 1, work)).into_iter().sum::<usize>();
-        if served >= least {
+        if enough(served) {
             break;
         }
     }

@@ -140,11 +140,15 @@ fn sums_are_right_on_a_bad_network() {
     let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
     deployment.fabric().set_faults(Faults { lost: 20_000, twice: 10_000, late: 50_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
-    let served = rounds_until(&sockets, HOSTS, |worker, salt| {
-        let (given, all) = sum(worker, salt, ELEMENTS)?;
-        let (small, _) = sum(worker, salt, 2000)?;
-        Ok(usize::from(given && all) + usize::from(small))
-    });
+    let served = rounds_until(
+        &sockets,
+        |served| served >= HOSTS,
+        |worker, salt| {
+            let (given, all) = sum(worker, salt, ELEMENTS)?;
+            let (small, _) = sum(worker, salt, 2000)?;
+            Ok(usize::from(given && all) + usize::from(small))
+        },
+    );
     assert!(served >= HOSTS, "the aggregator did nothing");
     let counts = deployment.wait_until("it tells nothing", |this| {
         let told = this.ask(&["topology"])?;

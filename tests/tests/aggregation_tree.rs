@@ -53,10 +53,14 @@ fn sums_are_right_on_a_bad_network() {
     };
     deployment.fabric().set_faults(Faults { lost: 20_000, twice: 10_000, late: 20_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
-    let served = rounds_until(&sockets, 2 * HOSTS, |worker, salt| {
-        let (given, all) = sum(worker, salt, ELEMENTS)?;
-        Ok(usize::from(given && all))
-    });
+    let served = rounds_until(
+        &sockets,
+        |served| served >= 2 * HOSTS,
+        |worker, salt| {
+            let (given, all) = sum(worker, salt, ELEMENTS)?;
+            Ok(usize::from(given && all))
+        },
+    );
     assert!(served >= 2 * HOSTS, "the aggregators did nothing");
     let counts = deployment.wait_until("an aggregator tells nothing", |this| {
         let told = this.ask(&["topology"])?;
