@@ -69,11 +69,10 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether a host has ranks of a communicator, or processes that join one.
+    /// Whether a host has ranks of a communicator, also closed ones while others of it go on, or processes that join one.
     fn is_used(&self, host: HostId) -> bool {
         let session = self.hosts.get(&host).and_then(|session| self.sessions.get(session));
-        let ranks =
-            |known: &Communicator| known.members.iter().any(|member| member.host == host && !member.closed);
+        let ranks = |known: &Communicator| known.members.iter().any(|member| member.host == host);
         session.is_some_and(|session| !session.joins.is_empty()) || self.communicators.values().any(ranks)
     }
 }
