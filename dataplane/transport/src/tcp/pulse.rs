@@ -28,7 +28,7 @@ pub(super) struct Pulse {
     /// Since the last beat.
     wrote: AtomicBool,
     /// Reads since the last beat that were signs of life.
-    heard: AtomicU32,
+    reads: AtomicU32,
     /// Beats since anything was written.
     silent: AtomicU32,
     /// Bytes that the kernel has taken.
@@ -39,8 +39,8 @@ impl Pulse {
     pub(super) fn new(socket: Socket, outbox: Outbox, loan: Loan) -> Self {
         let (outbox, loan) = (Mutex::new(outbox), Mutex::new(loan));
         let (wrote, written) = (AtomicBool::new(false), AtomicU64::new(0));
-        let [heard, silent] = [0, 0].map(AtomicU32::new);
-        Self { socket, outbox, loan, wrote, heard, silent, written }
+        let [reads, silent] = [0, 0].map(AtomicU32::new);
+        Self { socket, outbox, loan, wrote, reads, silent, written }
     }
 
     /// The frames. Cost: a lock that nobody else wants, but for a few bytes of a silent path's heartbeat.
@@ -61,7 +61,7 @@ impl Pulse {
 
     /// A sign of the peer's life was read.
     pub(super) fn note_read(&self) {
-        self.heard.fetch_add(1, Ordering::Relaxed);
+        self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Bytes that the kernel has taken.
@@ -85,7 +85,7 @@ impl Pulse {
     /// only now and then. `may_rest`: beats are the longest, so that the peer can tell this end from one with a shorter time-out.
     fn beat(&self, may_rest: bool) {
         let wrote = self.wrote.swap(false, Ordering::Relaxed);
-        let quick = self.heard.swap(0, Ordering::Relaxed) >= QUICK;
+        let quick = self.reads.swap(0, Ordering::Relaxed) >= QUICK;
         if wrote || quick || !may_rest {
             self.silent.store(0, Ordering::Relaxed);
         }
@@ -184,16 +184,16 @@ mod tests {
     #[test]
     fn ends_with_different_time_outs_give_every_sign() {
         let beats = 3 * IDLE_AFTER;
-        for (may_rest, heard, every) in [(true, QUICK, true), (true, QUICK - 1, false), (false, 0, true)] {
+        for (may_rest, reads, every) in [(true, QUICK, true), (true, QUICK - 1, false), (false, 0, true)] {
             let (pulse, theirs) = pulse();
             pulse.beat(may_rest);
             let sign = rustix::io::ioctl_fionread(&theirs).unwrap();
             for _ in 1..beats {
-                (0..heard).for_each(|_| pulse.note_read());
+                (0..reads).for_each(|_| pulse.note_read());
                 pulse.beat(may_rest);
             }
             let signs = rustix::io::ioctl_fionread(&theirs).unwrap() / sign;
-            assert_eq!(signs == u64::from(beats), every, "{signs} of {beats}, {heard} heard");
+            assert_eq!(signs == u64::from(beats), every, "{signs} of {beats}, {reads} reads");
         }
     }
 }

@@ -66,7 +66,7 @@ pub(crate) struct Past {
 
 impl Past {
     /// Until when it is kept for its members, as long as none of them is about to go on.
-    fn kept_until(&self) -> Option<Duration> {
+    fn retained_until(&self) -> Option<Duration> {
         match self.going {
             Going::Until { at, .. } if !self.forms => Some(at),
             _ => None,
@@ -81,7 +81,7 @@ impl Past {
 
 impl Due for Past {
     fn next_timeout(&self) -> Option<Duration> {
-        self.kept_until().into_iter().chain(self.awaits_until()).min()
+        self.retained_until().into_iter().chain(self.awaits_until()).min()
     }
 }
 
@@ -426,7 +426,7 @@ impl Pasts {
     /// Returns those whose members had their time to go on, and of which none is about to, ascending.
     pub(crate) fn overdue(&self, now: Duration) -> Vec<CommunicatorId> {
         let mut overdue = self.past.due(now);
-        let kept = |id: &CommunicatorId| self.past.get(id)?.kept_until();
+        let kept = |id: &CommunicatorId| self.past.get(id)?.retained_until();
         overdue.retain(|id| kept(id).is_some_and(|until| until <= now));
         overdue
     }
