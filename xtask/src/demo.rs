@@ -62,7 +62,8 @@ const MOMENTS: Moments = Moments {
     congested: 0.1,
     drained: 0.4,
     lost: 0.7,
-    flows: Duration::from_secs(14),
+    flows: Duration::from_secs(9),
+    until_adapted: true,
     notice: Duration::from_secs(8),
     away: Duration::from_secs(2),
 };

@@ -147,7 +147,7 @@ pub fn train(
         }
         ensure!(moved.elapsed() < STANDSTILL, "the training stands still; {} has more", log.display());
         let share = done(&lines) as f64 / (recipe.work * 100) as f64;
-        disturbances.advance(deployment, share, &mut ranks, |host| {
+        disturbances.advance(deployment, (share, adapted(&lines)), &mut ranks, |host| {
             started += 1;
             start(started - 1, host, &[&["--enter".to_owned()], &arguments[..]].concat())
         })?;
@@ -194,6 +194,16 @@ fn done(lines: &[Line]) -> u64 {
     });
     // What was done once counts, though it may be lost: what happens then does not happen again.
     steps.max().unwrap_or(0)
+}
+
+/// Whether more micro-batches were accumulated than at first.
+fn adapted(lines: &[Line]) -> bool {
+    let mut accumulated = lines.iter().filter_map(|line| match line {
+        Line::Step { accumulate, .. } => Some(*accumulate),
+        _ => None,
+    });
+    let first = accumulated.next();
+    accumulated.max() > first
 }
 
 /// How a training went.
@@ -295,6 +305,7 @@ mod tests {
         let lines = lines_of(&log).unwrap();
         assert_eq!(lines.len(), 11);
         assert_eq!(done(&lines), 4000);
+        assert!(adapted(&lines) && !adapted(&lines[..4]) && !adapted(&[]));
         let expected = Course {
             seconds: 2.5,
             lost: 15.0,

@@ -29,13 +29,13 @@ fn moments_of(round: usize) -> Moments {
     let moved = 0.1 * (round as f64 * 0.618_034).fract();
     let (congested, drained, lost) = (0.1 + moved / 2.0, 0.4 + moved / 2.0, 0.75 + moved);
     let [flows, notice, away] = [10, 4, 5].map(Duration::from_secs);
-    Moments { congested, drained, lost, flows, notice, away }
+    Moments { congested, drained, lost, flows, until_adapted: false, notice, away }
 }
 
 /// As short as they show anything.
 fn short_moments() -> Moments {
     let [flows, notice, away] = [3, 3, 1].map(Duration::from_secs);
-    Moments { congested: 0.1, drained: 0.4, lost: 0.7, flows, notice, away }
+    Moments { congested: 0.1, drained: 0.4, lost: 0.7, flows, until_adapted: false, notice, away }
 }
 
 /// How one training went, and the milliseconds of the bystander's transfers.

@@ -36,6 +36,8 @@ pub struct Moments {
     pub lost: f64,
     /// How long the cross traffic lasts.
     pub flows: Duration,
+    /// Whether it then goes on until the training accumulates more, or a host is to be drained.
+    pub until_adapted: bool,
     /// From the drain until the host is taken away.
     pub notice: Duration,
     /// Until a host is back.
@@ -112,15 +114,16 @@ impl Disturbances {
         Ok(())
     }
 
-    /// Does what is due when this part of the work is done. `ranks` by host; `enter` starts one on a host that takes part again.
+    /// Does what is due when this part of the work is done. `adapted`: whether the training has accumulated more than at first. `ranks` by
+    /// host; `enter` starts one on a host that takes part again.
     pub fn advance(
         &mut self,
         deployment: &mut Deployment,
-        done: f64,
+        (done, adapted): (f64, bool),
         ranks: &mut [Option<Process>],
         mut enter: impl FnMut(usize) -> Result<Process>,
     ) -> Result<()> {
-        let Moments { congested, drained, lost, flows, notice, away } = self.moments;
+        let Moments { congested, drained, lost, flows, until_adapted, notice, away } = self.moments;
         let Places { rate, drained: going, lost: losing } = self.places;
         let percent = done * 100.0;
         let next = std::mem::replace(&mut self.next, Next::Nothing);
@@ -133,7 +136,9 @@ impl Disturbances {
                 self.note(Kind::CrossTraffic, what)?;
                 Next::Calm(congest(deployment, rate)?, Instant::now())
             }
-            Next::Calm(running, since) if since.elapsed() >= flows => {
+            Next::Calm(running, since)
+                if since.elapsed() >= flows && (adapted || !until_adapted || done >= drained) =>
+            {
                 running.into_iter().try_for_each(|flow| flow.stop().map(drop))?;
                 self.note(Kind::CrossTraffic, "the cross traffic ends".to_owned())?;
                 Next::Drain
