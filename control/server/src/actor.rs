@@ -4,16 +4,18 @@
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::metrics::Happened;
+use crate::relay::Relay;
 use crate::requests::{Requests, Sorted};
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
 use crate::state::{TopologyRefusal, plan_change, touched};
 use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
-use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
+use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent, to_agent};
 use harmonaize_metrics::Page;
 use harmonaize_store::{Change, Stored};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -45,7 +47,12 @@ pub(crate) type Query = Box<dyn FnOnce(&mut Controller, Duration) + Send>;
 /// What the gRPC layer asks for.
 pub(crate) enum Command {
     /// A stream opened.
-    Open { session: SessionId, agent: mpsc::Sender<Downstream>, ended: oneshot::Sender<()> },
+    Open {
+        session: SessionId,
+        agent: mpsc::Sender<Downstream>,
+        ended: oneshot::Sender<()>,
+        relay: Arc<Relay>,
+    },
     /// A stream's next message.
     Message(SessionId, Box<FromAgent>),
     /// A stream ended.
@@ -92,6 +99,7 @@ struct Waiting {
 struct Stream {
     agent: mpsc::Sender<Downstream>,
     _ended: oneshot::Sender<()>,
+    relay: Arc<Relay>,
 }
 
 /// The task.
@@ -384,12 +392,12 @@ impl Actor {
     fn execute(&mut self, command: Command) {
         let now = self.start.elapsed();
         match command {
-            Command::Open { session, agent, ended } => {
+            Command::Open { session, agent, ended, relay } => {
                 if self.streams.len() >= self.most_streams {
                     let _ = agent.try_send(Err(tonic::Status::resource_exhausted("too many sessions")));
                     return;
                 }
-                self.streams.insert(session, Stream { agent, _ended: ended });
+                self.streams.insert(session, Stream { agent, _ended: ended, relay });
             }
             // What a stream still held when its session was ended is nobody's.
             Command::Message(session, message) if self.streams.contains_key(&session) => {
@@ -467,7 +475,9 @@ impl Actor {
 
     fn send(&mut self, session: SessionId, message: ToAgent) {
         let Some(stream) = self.streams.get(&session) else { return };
-        if let Err(error) = stream.agent.try_send(Ok(message)) {
+        let welcome = matches!(message.message, Some(to_agent::Message::Welcome(_)));
+        let send = || stream.agent.try_send(Ok(message)).map_err(|error| error.to_string());
+        if let Err(error) = if welcome { stream.relay.welcome(session, send) } else { send() } {
             tracing::warn!(session = session.0, %error, "an agent does not read; its session ends");
             self.end_session(session);
         }

@@ -46,6 +46,8 @@ pub(crate) type Replies = ReceiverStream<Result<AskReply, Status>>;
 
 /// The agents that have a session, and the questions that are open.
 pub(crate) struct Relay {
+    /// Whose agents have said hello, and are not welcome yet.
+    greeted: Mutex<BTreeMap<SessionId, (String, WeakSender<Downstream>)>>,
     agents: Mutex<BTreeMap<String, (SessionId, WeakSender<Downstream>)>>,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
     places: Arc<Semaphore>,
@@ -84,17 +86,37 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Relay {
     pub(crate) fn new() -> Self {
         let places = Arc::new(Semaphore::new(QUESTIONS));
-        Self { agents: Mutex::default(), open: Mutex::default(), places }
+        Self { greeted: Mutex::default(), agents: Mutex::default(), open: Mutex::default(), places }
     }
 
-    /// A host's agent has opened a session.
-    pub(crate) fn connected(&self, host: &str, session: SessionId, agent: WeakSender<Downstream>) {
-        lock(&self.agents).insert(host.to_owned(), (session, agent));
+    /// A host's agent has said hello.
+    pub(crate) fn greeted(&self, host: &str, session: SessionId, agent: WeakSender<Downstream>) {
+        lock(&self.greeted).insert(session, (host.to_owned(), agent));
+    }
+
+    /// Sends an agent its welcome. From then on it is asked: no question comes before, which it would not take, and who asks once it
+    /// is welcome finds it. One that is refused takes no questions from another session of its host.
+    ///
+    /// # Errors
+    /// That of sending.
+    pub(crate) fn welcome(
+        &self,
+        session: SessionId,
+        send: impl FnOnce() -> Result<(), String>,
+    ) -> Result<(), String> {
+        let (mut greeted, mut agents) = (lock(&self.greeted), lock(&self.agents));
+        send()?;
+        if let Some((host, agent)) = greeted.remove(&session) {
+            agents.insert(host, (session, agent));
+        }
+        Ok(())
     }
 
     /// A session is over.
     pub(crate) fn disconnected(&self, session: SessionId) {
-        lock(&self.agents).retain(|_, (of, _)| *of != session);
+        let (mut greeted, mut agents) = (lock(&self.greeted), lock(&self.agents));
+        greeted.remove(&session);
+        agents.retain(|_, (of, _)| *of != session);
     }
 
     /// Asks hosts. Their replies come as the agents send them.

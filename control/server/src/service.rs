@@ -593,7 +593,7 @@ impl Provider for Service {
         let (ended, end) = oneshot::channel();
         let admission = Admission { access: Arc::clone(&self.access), speaker, agent: agent.downgrade() };
         let relay = Arc::clone(&self.relay);
-        let open = Command::Open { session, agent, ended };
+        let open = Command::Open { session, agent, ended, relay: Arc::clone(&relay) };
         commands.send(open).await.map_err(|_| Status::unavailable("control is going down"))?;
         let upstream = request.into_inner();
         let read =
@@ -765,7 +765,7 @@ async fn read(
         if let Some(from_agent::Message::Hello(hello)) = &message.message
             && hello.aggregator.is_none()
         {
-            relay.connected(&hello.host, session, admission.agent.clone());
+            relay.greeted(&hello.host, session, admission.agent.clone());
         }
         if commands.send(Command::Message(session, Box::new(message))).await.is_err() {
             return;

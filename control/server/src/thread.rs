@@ -74,11 +74,13 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::keeper::Keeper;
+    use crate::relay::Relay;
     use crate::state::{Controller, Instruction, SessionId};
     use harmonaize_api::PROTOCOL_VERSION;
     use harmonaize_api::v1::{self, from_agent, to_agent};
     use harmonaize_planner::HostId;
     use harmonaize_store::{Memory, Stored};
+    use std::sync::Arc;
     use std::time::Duration;
 
     const LIMIT: Duration = Duration::from_secs(20);
@@ -141,7 +143,8 @@ mod tests {
         let say = async |message: from_agent::Message| {
             assert!(commands.send(Command::Message(session, Box::new(message.into()))).await.is_ok());
         };
-        assert!(commands.send(Command::Open { session, agent, ended }).await.is_ok());
+        let open = Command::Open { session, agent, ended, relay: Arc::new(Relay::new()) };
+        assert!(commands.send(open).await.is_ok());
         say(from_agent::Message::Hello(hello())).await;
         // One host's agent speaks for both; each of these is answered at once, with a refusal.
         let join = |tenant: &str, request, rank| {
@@ -209,7 +212,8 @@ mod tests {
         let (running, commands) = start();
         let (agent, mut answers) = mpsc::channel(64);
         let (ended, _ends) = oneshot::channel();
-        assert!(commands.send(Command::Open { session, agent, ended }).await.is_ok());
+        let open = Command::Open { session, agent, ended, relay: Arc::new(Relay::new()) };
+        assert!(commands.send(open).await.is_ok());
         let (tenant, communicator) = ("a".to_owned(), "c".to_owned());
         let timeout_ns = 50_000_000;
         let join = v1::Join { request: 1, tenant, communicator, ranks: 2, timeout_ns, ..v1::Join::default() };

@@ -203,6 +203,21 @@ async fn an_agent_that_comes_back_is_asked_again_by_who_follows() {
 }
 
 #[tokio::test]
+async fn a_second_session_of_a_host_takes_no_questions() {
+    let control = start(1).await;
+    let mut agent = play(&control, "h0").await;
+    let refused = Agent::hello(channel(&control).await, hello_of("h0")).await;
+    assert!(refused.is_err(), "the host has a session");
+    let replies = ask(&control, flows()).await.unwrap();
+    let question = agent.question().await;
+    let (parts, done) = agent.answer();
+    parts.send(agent.part(&question, 0..1)).await.unwrap();
+    drop(parts);
+    done.await.unwrap().unwrap();
+    assert_eq!(all(replies).await["h0"].0, [0]);
+}
+
+#[tokio::test]
 async fn an_answer_is_taken_of_a_host_that_was_asked_and_once() {
     let control = start(2).await;
     let (mut first, second) = (play(&control, "h0").await, play(&control, "h1").await);
