@@ -4,7 +4,7 @@
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::metrics::Happened;
-use crate::relay::Relay;
+use crate::relay::{Downstream, Relay};
 use crate::requests::{Requests, Sorted};
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
 use crate::state::{TopologyRefusal, plan_change, touched};
@@ -37,9 +37,6 @@ const MOST_INSTRUCTIONS: usize = 1024;
 
 /// How long the last changes may take to be written when control goes down.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What an agent's stream carries.
-pub(crate) type Downstream = Result<ToAgent, tonic::Status>;
 
 /// A look at the state at this time of it.
 pub(crate) type Query = Box<dyn FnOnce(&mut Controller, Duration) + Send>;

@@ -4,7 +4,6 @@
 //! in its own call until there is room. A reader who takes none for [`SLOW`] is cut off.
 
 use crate::access::refused;
-use crate::actor::Downstream;
 use crate::state::SessionId;
 use harmonaize_api::v1::{AnswerPart, AskReply, HostEnd, Question, ToAgent, to_agent};
 use harmonaize_identity::Peer;
@@ -37,6 +36,9 @@ const SLOW: Duration = Duration::from_secs(10);
 
 /// How long an agent may take for the first part of its call.
 const FIRST_PART: Duration = Duration::from_secs(5);
+
+/// What an agent's stream carries.
+pub(crate) type Downstream = Result<ToAgent, Status>;
 
 /// How often hosts that came back are asked, by who follows.
 const ASK_AGAIN: Duration = Duration::from_secs(1);

@@ -6,13 +6,13 @@ mod simulated;
 mod tests;
 
 use crate::access::{Caller, Current, Decision, Role, Speaker, peer, refused};
-use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
+use crate::actor::{Actor, Command, SESSION_QUEUE, realtime};
 use crate::config::{Config, Place};
 use crate::keeper::Keeper;
 use crate::leader::{Commands, Leader};
 use crate::operators::{Operators, Stored as Shared};
 use crate::page::Feed;
-use crate::relay::Relay;
+use crate::relay::{Downstream, Relay};
 use crate::reload::follow;
 use crate::state::{ReorderError, SessionId, Settings};
 use crate::thread::Running;
