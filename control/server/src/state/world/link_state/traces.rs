@@ -32,7 +32,7 @@ pub(crate) fn asker((pair, back): Direction) -> HostId {
 /// What is asked, and when what is asked next.
 #[derive(Debug, Default)]
 pub(crate) struct Traces {
-    pub next_trace: u64,
+    next_trace: u64,
     pub open: Timed<u64, PendingTrace>,
     pub legs: BTreeMap<Direction, Leg>,
     pub queues: BTreeMap<HostId, Queue>,
@@ -276,6 +276,7 @@ mod tests {
         assert!(traces.legs.is_empty());
         assert!([0, 1].iter().all(|host| traces.next(Duration::ZERO, HostId(*host)).is_none()));
     }
+
     #[test]
     fn an_agent_is_due_when_it_has_room() {
         let at = Duration::from_secs;
