@@ -2,12 +2,12 @@
 
 use crate::test::{Count, closing};
 use crate::vm::initramfs::{Image, Initramfs};
-use crate::vm::job::{Job, Mark, Server, Step};
 use crate::vm::kernel::Kernel;
 use crate::vm::machine::{GuestOutcome, Machine};
 use crate::vm::programs::{self, Userland};
 use crate::vm::{self, AMD64};
 use anyhow::{Context, Result, bail};
+use harmonaize_guest::{Job, Mark, Server, Step};
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
 use harmonaize_testkit::workspace::{cargo, executables};

@@ -1,11 +1,7 @@
 //! Small virtual machines for tests that need another kernel: prepared from Debian's packages, kept under `target/vm`.
 
-pub mod guest;
-mod hosts;
 pub mod initramfs;
-pub mod job;
 pub mod kernel;
-mod links;
 pub mod machine;
 mod modules;
 mod payload;

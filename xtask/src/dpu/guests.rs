@@ -63,7 +63,7 @@ impl Guests {
         let roots = vec![packages()?, toolchain.sysroot().to_path_buf(), toolchain.c_library().to_path_buf()];
         let kernel = Kernel::prepare(&ARM64)?;
         let unit = Guest { kernel, from: Userland::new(&ARM64, roots), init: folder.join("init"), ours };
-        let built = Binaries::build_with(Profile::Dev, &["xtask", "harmonaize-tests"])?;
+        let built = Binaries::build_with(Profile::Dev, &["harmonaize-guest", "harmonaize-tests"])?;
         let (init, ours) = (built.path("init")?, vec![(TENANT.to_owned(), built.path(TENANT)?)]);
         let host = Guest { kernel: Kernel::prepare(&AMD64)?, from: Userland::here(), init, ours };
         Ok(Self { unit, host })

@@ -1,8 +1,8 @@
 //! What the machines of hosts and offload units are: cards, addresses, configurations, and what each has to run.
 
-use crate::vm::job::{Job, Link, Server, Step};
 use crate::vm::machine::{Card, Wire};
 use anyhow::Result;
+use harmonaize_guest::{Job, Link, Server, Step};
 use harmonaize_identity::{Authority, CONTROL, Folder, Use};
 use std::path::Path;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! What the machines have said so far, and whether it is well.
 
 use super::layout::{MachineSpec, Side};
-use crate::vm::job::Mark;
 use crate::vm::machine::GuestOutcome;
 use anyhow::{Result, bail};
+use harmonaize_guest::Mark;
 
 /// Every machine's progress.
 #[derive(Debug)]

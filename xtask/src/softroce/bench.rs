@@ -3,9 +3,9 @@
 use super::{AROUND, Guest, Report, machine, missing, prepare};
 use crate::bench::write_json;
 use crate::vm::initramfs::{Image, Initramfs};
-use crate::vm::job::{Job, Step};
 use crate::vm::programs::{self, Userland};
 use anyhow::{Context, Result, bail};
+use harmonaize_guest::{Job, Step};
 use harmonaize_suites::{part, rdma, report};
 use harmonaize_testkit::workspace::{Binaries, Profile, cargo, executables};
 use std::fmt::Write;

@@ -2,9 +2,9 @@
 
 use super::pair;
 use crate::vm::initramfs::Initramfs;
-use crate::vm::job::Step;
 use crate::vm::programs::{self, Userland};
 use anyhow::{Context, Result, bail};
+use harmonaize_guest::Step;
 use harmonaize_testkit::workspace::{self, Binaries, Profile, executables};
 use std::process::Stdio;
 use std::time::Duration;

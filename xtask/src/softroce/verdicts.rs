@@ -2,11 +2,11 @@
 
 use super::{base, machine};
 use crate::vm::initramfs::Image;
-use crate::vm::job::{Job, Mark, Status, Step};
 use crate::vm::kernel::Kernel;
 use crate::vm::machine::GuestOutcome;
 use crate::vm::programs::{self, Userland};
 use anyhow::{Result, bail};
+use harmonaize_guest::{Job, Mark, Status, Step};
 use std::time::Duration;
 
 /// A boot takes two seconds, and several times that on a busy machine.

@@ -60,11 +60,12 @@ const ROOMS: &[(&str, &str)] = &[
         "abi plan kernels codec core aggregator shm transport engine probe api planner server agent \
          analysis",
     ),
+    ("guest", ""),
     ("testkit", "api identity plan topology"),
     ("schemas", ""),
     ("plot", ""),
     ("suites", "testkit identity plan plot"),
-    ("xtask", "testkit identity suites plot"),
+    ("xtask", "guest testkit identity suites plot"),
 ];
 
 /// Rooms of which a tenant runs or reads the code.

@@ -1,8 +1,8 @@
 //! The guest's files, and the archive that the kernel unpacks (newc; Linux, Documentation/driver-api/early-userspace).
 
-use super::job::{self, Job};
 use anyhow::{Context, Result};
 use cpio::newc::{self, Builder};
+use harmonaize_guest::{Job, MODULES, PATH};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -75,9 +75,9 @@ impl Initramfs {
         let mut order = String::new();
         for (name, contents) in modules {
             order.push_str(&format!("{name}\n"));
-            self.file(&format!("{}/{name}.ko", job::MODULES), contents);
+            self.file(&format!("{}/{name}.ko", MODULES), contents);
         }
-        self.file(&format!("{}/order", job::MODULES), order);
+        self.file(&format!("{}/order", MODULES), order);
     }
 
     /// Whether there is such an entry.
@@ -122,7 +122,7 @@ pub struct Image(PathBuf);
 impl Image {
     /// Writes the tree with a job in it, under a name that no other run takes.
     pub fn write(tree: &mut Initramfs, job: &Job, name: &str) -> Result<Self> {
-        tree.file(job::PATH, serde_json::to_vec(job)?);
+        tree.file(PATH, serde_json::to_vec(job)?);
         sweep(&super::folder());
         let image = Self(super::folder().join(format!("{name}-{}.cpio", std::process::id())));
         tree.write(&image.0)?;

@@ -1,9 +1,9 @@
 //! One run of a virtual machine: its emulator, its console's lines, its end within a time limit.
 
 use super::Architecture;
-use super::job::Mark;
 use super::kernel::Kernel;
 use anyhow::{Context, Result, bail};
+use harmonaize_guest::{LARGEST, MTU, Mark};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -63,9 +63,6 @@ impl Wire {
         }
     }
 }
-
-/// The largest packet on a wire: room for verbs' largest MTU, 4096 bytes, and its headers.
-pub const MTU: u32 = 4200;
 
 /// What came of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -179,9 +176,6 @@ impl Machine<'_> {
         }
     }
 }
-
-/// The largest count that fits the emulator's status.
-pub const LARGEST: u32 = 127;
 
 fn read_lines(output: impl Read, on_line: impl Fn(Option<String>) -> bool) {
     for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {

@@ -1,15 +1,14 @@
 //! The guest's network cards: each found by its address, named, brought up, with a SoftRoCE device on it.
 
-use super::hosts;
-use super::job::Link;
-use super::machine::MTU;
+use crate::hosts;
 use anyhow::{Context, Result};
+use harmonaize_guest::{Link, MTU};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
 /// Brings up the links, and waits until their devices are ready.
-pub(super) fn build(links: &[Link]) -> Result<()> {
+pub(crate) fn build(links: &[Link]) -> Result<()> {
     // Nobody speaks it here, and its announcements would only cost time.
     let silent = Path::new("/proc/sys/net/ipv6/conf/all/disable_ipv6");
     if silent.exists() {

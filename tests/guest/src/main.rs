@@ -1,8 +1,12 @@
 //! The guest's first process: mounts, modules, hosts, the job's steps, a report on the console, the power off.
 
-use super::job::{self, Job, Mark, Server, Status, Step};
-use super::{hosts, links, machine};
+#![forbid(unsafe_code)]
+
+mod hosts;
+mod links;
+
 use anyhow::{Context, Result, bail};
+use harmonaize_guest::{Job, LARGEST, MODULES, Mark, PATH, Server, Status, Step};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 use std::fs::{self, File, OpenOptions};
@@ -31,7 +35,7 @@ const MOUNTS: &[(&str, &str)] = &[
 ];
 
 /// Runs the job to its end and powers off; returns only where that fails.
-pub fn main() {
+fn main() {
     if std::process::id() != 1 {
         eprintln!("this program is the first process of a guest; see `cargo xtask softroce --help`");
         std::process::exit(2);
@@ -51,8 +55,8 @@ pub fn main() {
 
 fn work() -> Result<u32> {
     timed("mounts", mounts)?;
-    let text = fs::read_to_string(job::PATH).with_context(|| format!("cannot read {}", job::PATH))?;
-    let job: Job = serde_json::from_str(&text).with_context(|| format!("{} is no job", job::PATH))?;
+    let text = fs::read_to_string(PATH).with_context(|| format!("cannot read {}", PATH))?;
+    let job: Job = serde_json::from_str(&text).with_context(|| format!("{} is no job", PATH))?;
     setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })
         .context("cannot lift the memlock limit")?;
     timed("modules", modules)?;
@@ -114,10 +118,10 @@ fn mounts() -> Result<()> {
 }
 
 fn modules() -> Result<()> {
-    let order = fs::read_to_string(format!("{}/order", job::MODULES)).context("no list of modules")?;
+    let order = fs::read_to_string(format!("{}/order", MODULES)).context("no list of modules")?;
     for name in order.lines() {
         let file =
-            File::open(format!("{}/{name}.ko", job::MODULES)).with_context(|| format!("no module {name}"))?;
+            File::open(format!("{}/{name}.ko", MODULES)).with_context(|| format!("no module {name}"))?;
         match rustix::system::finit_module(&file, c"", 0) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error).with_context(|| format!("cannot load {name}")),
@@ -282,7 +286,7 @@ fn end(failed: u32) -> Result<()> {
     rustix::fs::sync();
     if let Ok(mut port) = OpenOptions::new().write(true).open("/dev/port") {
         port.seek(SeekFrom::Start(DEBUG_EXIT))?;
-        port.write_all(&[u8::try_from(failed.min(machine::LARGEST)).unwrap_or(u8::MAX)])?;
+        port.write_all(&[u8::try_from(failed.min(LARGEST)).unwrap_or(u8::MAX)])?;
     }
     Ok(rustix::system::reboot(rustix::system::RebootCommand::PowerOff)?)
 }

@@ -1,5 +1,7 @@
 //! What a guest is to do, and the lines in which it reports: shared by the task outside and the first process inside.
 
+#![forbid(unsafe_code)]
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,6 +11,10 @@ use std::time::Duration;
 pub const PATH: &str = "/etc/job.json";
 /// Where the modules stand, with a file `order` that lists them.
 pub const MODULES: &str = "/usr/lib/guest-modules";
+/// The largest packet on a wire: room for verbs' largest MTU, 4096 bytes, and its headers.
+pub const MTU: u32 = 4200;
+/// The largest count that fits the emulator's status.
+pub const LARGEST: u32 = 127;
 
 /// What a guest does after it has mounted its file systems and loaded its modules.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -4,8 +4,8 @@
 //! host says to another over the wire, and the table of local addresses is asked only for what arrives, for a host's
 //! words to itself, and for loopback. The switch, a bridge, is in a namespace of its own.
 
-use super::machine::MTU;
 use anyhow::{Context, Result, bail};
+use harmonaize_guest::MTU;
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ const SYSTEM: &[(&str, &str)] = &[
 ];
 
 /// Builds `count` hosts: link `hI`, port `pI` of the switch, address 10.0.0.(I+1), device `rxeI`.
-pub(super) fn build(count: u32) -> Result<()> {
+pub(crate) fn build(count: u32) -> Result<()> {
     if count > 32 {
         bail!("{count} hosts are more than the guest can have (32)");
     }
@@ -71,7 +71,7 @@ fn meet(host: u32, other: u32) -> Result<()> {
 }
 
 /// Waits until a device is active and has an address.
-pub(super) fn ready(device: &str) -> Result<()> {
+pub(crate) fn ready(device: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !active(device) || gid_index(device).is_err() {
         if Instant::now() >= deadline {
@@ -83,7 +83,7 @@ pub(super) fn ready(device: &str) -> Result<()> {
 }
 
 /// What a person in the guest should know.
-pub(super) fn describe(count: u32) -> String {
+pub(crate) fn describe(count: u32) -> String {
     let mut text = String::new();
     for host in 0..count {
         let index = gid_index(&format!("rxe{host}")).map_or("none".to_owned(), |index| index.to_string());
@@ -96,7 +96,7 @@ pub(super) fn describe(count: u32) -> String {
 }
 
 /// A word of a command, with `{gid:DEVICE}` replaced by the device's GID index.
-pub(super) fn with_gid_index(word: &str) -> Result<String> {
+pub(crate) fn with_gid_index(word: &str) -> Result<String> {
     let Some((before, rest)) = word.split_once("{gid:") else { return Ok(word.to_owned()) };
     let (device, after) = rest.split_once('}').with_context(|| format!("no end of the device in {word}"))?;
     Ok(format!("{before}{}{after}", gid_index(device)?))
@@ -129,7 +129,7 @@ fn ports(count: u32) -> Result<String> {
 }
 
 /// Calls a program in `/usr/bin`.
-pub(super) fn call(words: &[&str]) -> Result<()> {
+pub(crate) fn call(words: &[&str]) -> Result<()> {
     let Some((program, arguments)) = words.split_first() else { bail!("no program") };
     let status = Command::new(format!("/usr/bin/{program}")).args(arguments).status();
     let status = status.with_context(|| format!("cannot start {program}"))?;
