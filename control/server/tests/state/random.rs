@@ -220,7 +220,10 @@ impl Play {
         }
         let Some((communicator, epoch)) = agent.todo.pop() else { return };
         if self.rng.random_bool(0.9) {
-            self.world.send(session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+            self.world.send(
+                session,
+                from_agent::Message::Prepared(v1::Prepared { communicator, epoch, links: None }),
+            );
         } else {
             let failed = v1::PrepareFailed { communicator, epoch, reason: "chance".to_owned() };
             self.world.send(session, from_agent::Message::PrepareFailed(failed));
@@ -285,7 +288,7 @@ impl Play {
             2 => from_agent::Message::Leave(v1::Leave { communicator, rank: 99, request: 0 }),
             3 => from_agent::Message::Telemetry(self.report(communicator)),
             4 => from_agent::Message::Switched(v1::Switched { communicator: 1, epoch, first_segment: 0 }),
-            _ => from_agent::Message::Prepared(v1::Prepared { communicator: u64::MAX, epoch }),
+            _ => from_agent::Message::Prepared(v1::Prepared { communicator: u64::MAX, epoch, links: None }),
         };
         self.world.send(session, message);
     }

@@ -75,7 +75,7 @@ fn a_breach_costs_only_its_session() {
     let breaches: [&dyn Fn(u64) -> v1::FromAgent; 6] = [
         &|_| v1::FromAgent { message: None },
         &|_| from_agent::Message::Hello(hello(0, vec![])).into(),
-        &|id| from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 1 }).into(),
+        &|id| from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 1, links: None }).into(),
         &|id| from_agent::Message::Failed(v1::Failed { communicator: id, ..Default::default() }).into(),
         &|id| from_agent::Message::Closed(v1::Closed { communicator: id }).into(),
         &|id| from_agent::Message::Leave(v1::Leave { communicator: id, rank: 0, request: 0 }).into(),
@@ -512,7 +512,10 @@ fn an_epoch_that_cannot_be_had() {
     // Nobody prepares in time.
     assert_eq!(world.reorder(id, &["h1", "h0"]), Ok(3));
     sessions.iter().for_each(|session| drop(world.recipe(*session)));
-    world.send(sessions[1], from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3 }));
+    world.send(
+        sessions[1],
+        from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3, links: None }),
+    );
     world.wait(SECOND * 10);
     assert_eq!(only!(world.received(sessions[0]), Abandon).reason, "not prepared in time by h0");
 }
