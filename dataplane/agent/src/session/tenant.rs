@@ -511,6 +511,8 @@ mod tests {
         assert_contains(&refused.text, &["64 ring entries", "32 are left", "96", "`operations`"]);
         let second = tenant.attachment(1 << 20, 32).unwrap();
         let mut paths = limits.links(paths_of(4)).unwrap();
+        let of_processes = u64::from(2 * ATTACHMENT_DESCRIPTORS);
+        assert_eq!(limits.process_usage(), (2 << 20, 96, of_processes), "those of links are told beside it");
         let text = limits.links(paths_of(4)).unwrap_err();
         assert_contains(
             &text,
