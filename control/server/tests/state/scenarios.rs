@@ -338,7 +338,7 @@ fn form_with(world: &mut World, session: SessionId, join: v1::Join, links: v1::L
     let communicator = only!(world.received(session), Form).communicator;
     let prepared = v1::Prepared { communicator, epoch: 1, links: Some(links) };
     world.send(session, from_agent::Message::Prepared(prepared));
-    only!(world.received(session), Ready);
+    assert_eq!(every!(world.received(session), Ready).len(), 1);
     communicator
 }
 
