@@ -210,7 +210,7 @@ impl Regroups {
         Ok(())
     }
 
-    /// What a tenant has over all hosts, as a rank joins at `from`, if one does; nothing is counted where it has no limit. Of ranks that
+    /// What a tenant has over all hosts, as a rank joins at `from`, if one does. Nothing is counted where it has no limit. Of ranks that
     /// wait under the name of a communicator that runs, newcomers alone are counted.
     pub(crate) fn in_sum(
         &self,
