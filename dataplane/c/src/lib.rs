@@ -25,6 +25,7 @@ pub mod operation;
 pub mod completions;
 pub mod feedback;
 pub mod group;
+pub mod protection;
 
 pub mod events;
 
