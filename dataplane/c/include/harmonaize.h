@@ -203,6 +203,21 @@
 // Bytes of a budget's text in constraints, with the NUL at its end.
 #define HARMONAIZE_BUDGET_BYTES 120
 
+// Nothing speaks for anything else.
+#define HARMONAIZE_CHOICE_USUAL 0
+
+// The network is slow now.
+#define HARMONAIZE_CHOICE_SLOW 1
+
+// Hosts will be taken away.
+#define HARMONAIZE_CHOICE_MAINTENANCE 2
+
+// The longest time between two checkpoints is over.
+#define HARMONAIZE_CHOICE_DUE 3
+
+// The provider cannot be asked now.
+#define HARMONAIZE_CHOICE_UNKNOWN 4
+
 // An attachment to the agent. Any thread may use it, at the same time as others. It ends when it and all that came of it are
 // freed, in whichever order.
 //
@@ -484,6 +499,36 @@ typedef struct harmonaize_agreement_t {
     // What is not kept now: the sum of `HARMONAIZE_CLAUSE_...`.
     uint32_t broken;
 } harmonaize_agreement_t;
+
+// What a tenant leaves to the provider for its next iteration. What is 0 is as usual.
+typedef struct harmonaize_knobs_t {
+    // `sizeof` of this structure.
+    size_t size;
+    // The state is saved at least once in so many nanoseconds; as usual the provider does not choose when.
+    uint64_t checkpoint_every_ns;
+    // Nanoseconds that saving takes.
+    uint64_t checkpoint_cost_ns;
+    // Nanoseconds since it was last saved.
+    uint64_t checkpoint_last_ns;
+    // How much it matters that little is lost, and so how early it is saved: `HARMONAIZE_PRIORITY_...`.
+    uint32_t checkpoint_importance;
+    // Fewest micro-batches of which gradients are added up locally before they are exchanged; 1 as usual.
+    uint32_t least_accumulate;
+    // Most of them; as many as the fewest, as usual.
+    uint32_t most_accumulate;
+} harmonaize_knobs_t;
+
+// What the provider chose for an iteration.
+typedef struct harmonaize_choice_t {
+    // `sizeof` of this structure.
+    size_t size;
+    // Micro-batches, within the range.
+    uint32_t accumulate;
+    // 1: save the state before this iteration.
+    uint32_t checkpoint;
+    // Why, of whichever differs from the usual; of the checkpoint where both do: `HARMONAIZE_CHOICE_...`.
+    uint32_t reason;
+} harmonaize_choice_t;
 
 // Done.
 #define HARMONAIZE_OK 0
@@ -1273,6 +1318,14 @@ harmonaize_status_t harmonaize_agreement(const struct harmonaize_client_t *clien
                                          const char *communicator,
                                          struct harmonaize_agreement_t *agreement,
                                          struct harmonaize_constraints_t *constraints);
+
+// Says what the provider chooses for the next iteration of the job on the communicator of this name. One rank asks, and tells
+// the others. Where the provider cannot be asked it is the least accumulation, and a checkpoint once one is due. Which
+// iteration an operation belongs to is `iteration` of `harmonaize_operation_options_t`. The size of `choice` is to be set.
+harmonaize_status_t harmonaize_iteration(const struct harmonaize_client_t *client,
+                                         const char *communicator,
+                                         const struct harmonaize_knobs_t *knobs,
+                                         struct harmonaize_choice_t *choice);
 
 #ifdef __cplusplus
 }  // extern "C"

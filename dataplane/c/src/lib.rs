@@ -30,3 +30,4 @@ pub mod protection;
 pub mod events;
 
 pub mod agreement;
+pub mod iteration;

@@ -346,6 +346,20 @@ static void provider(void) {
         OK(harmonaize_agreement(client, "c/provider", &agreement, &outcome));
         CHECK(agreement.number == 1 && outcome.min_busbw == 0 && outcome.weight == 2);
         FAILS(harmonaize_agreement(client, "nobody", NULL, NULL), HARMONAIZE_ERROR_AGREEMENT, "nobody");
+
+        harmonaize_knobs_t knobs = {.size = sizeof knobs, .least_accumulate = 2, .most_accumulate = 8};
+        harmonaize_choice_t choice = {.size = sizeof choice};
+        OK(harmonaize_iteration(client, "c/provider", &knobs, &choice));
+        CHECK(choice.size == sizeof choice && choice.accumulate >= 2 && choice.accumulate <= 8 && choice.checkpoint == 0);
+        knobs.checkpoint_every_ns = 600 * SECOND;
+        knobs.checkpoint_cost_ns = 5 * SECOND;
+        knobs.checkpoint_last_ns = 700 * SECOND;
+        OK(harmonaize_iteration(client, "c/provider", &knobs, &choice));
+        CHECK(choice.checkpoint == 1 && choice.reason == HARMONAIZE_CHOICE_DUE);
+        INVALID(harmonaize_iteration(client, "c/provider", &knobs, NULL), "choice");
+        FAILS(harmonaize_iteration(client, "nobody", &knobs, &choice), HARMONAIZE_ERROR_AGREEMENT, "nobody");
+        knobs.least_accumulate = 9;
+        FAILS(harmonaize_iteration(client, "c/provider", &knobs, &choice), HARMONAIZE_ERROR_AGREEMENT, "9 to 8");
     }
     DONE(harmonaize_barrier(job, &operation));
     leave();
