@@ -107,6 +107,9 @@
 // Bytes of a codec's name, with the NUL at its end.
 #define HARMONAIZE_CODEC_BYTES 24
 
+// No step: none is known to be whole at all ranks.
+#define HARMONAIZE_NO_STEP UINT64_MAX
+
 // Others' traffic slows the tenant's communicators: `level`.
 #define HARMONAIZE_EVENT_CONGESTION 1
 
@@ -200,6 +203,21 @@
 // Bytes of a budget's text in constraints, with the NUL at its end.
 #define HARMONAIZE_BUDGET_BYTES 120
 
+// Nothing speaks for anything else.
+#define HARMONAIZE_CHOICE_USUAL 0
+
+// The network is slow now.
+#define HARMONAIZE_CHOICE_SLOW 1
+
+// Hosts will be taken away.
+#define HARMONAIZE_CHOICE_MAINTENANCE 2
+
+// The longest time between two checkpoints is over.
+#define HARMONAIZE_CHOICE_DUE 3
+
+// The provider cannot be asked now.
+#define HARMONAIZE_CHOICE_UNKNOWN 4
+
 // An attachment to the agent. Any thread may use it, at the same time as others. It ends when it and all that came of it are
 // freed, in whichever order.
 //
@@ -232,9 +250,18 @@ typedef struct harmonaize_group_t harmonaize_group_t;
 // `HARMONAIZE_ERROR_IN_USE`. Freed before its end, it goes on, and its tensors' memory stays taken until then.
 typedef struct harmonaize_operation_t harmonaize_operation_t;
 
+// Tensors whose contents survive the loss of ranks. Any thread may use it, one at a time: while one seals, waits, writes or
+// restores, others are answered `HARMONAIZE_ERROR_IN_USE`. The tensors' own handles may be freed before it; their memory
+// stays taken until then.
+typedef struct harmonaize_protection_t harmonaize_protection_t;
+
 // A range of a memfd of the process's own that the agent has mapped. Any thread may use it, at the same time as others. Let
 // go when it and all tensors on it are freed and no operation on them is in flight.
 typedef struct harmonaize_region_t harmonaize_region_t;
+
+// What came of a restore: a step, who is lost, and states of ranks. Any thread may use it, at the same time as others. The
+// states take room in the arena until it is freed.
+typedef struct harmonaize_restored_t harmonaize_restored_t;
 
 // Elements of one type in memory that process and agent both reach. Any thread may use it, at the same time as others;
 // what they write to its bytes at the same time is their own business. Its memory is free again when it and its slices are
@@ -353,6 +380,37 @@ typedef struct harmonaize_receipt_t {
     char codec[HARMONAIZE_CODEC_BYTES];
 } harmonaize_receipt_t;
 
+// A tensor to protect.
+typedef struct harmonaize_named_tensor_t {
+    // Its name, which no other of this rank has.
+    const char *name;
+    // The tensor, of any type but `HARMONAIZE_COMPLEX128`.
+    const struct harmonaize_tensor_t *tensor;
+} harmonaize_named_tensor_t;
+
+// How to protect. What is 0 or NULL is as usual.
+typedef struct harmonaize_protect_options_t {
+    // `sizeof` of this structure.
+    size_t size;
+    // The failure domain: ranks that say the same are lost together. As usual it is this machine. Virtual machines on one host
+    // have one each; name their host, rack or zone here.
+    const uint64_t *domain;
+    // Nanoseconds to wait for the other ranks to call; 60 s as usual.
+    uint64_t timeout_ns;
+    // How many other ranks store this rank's state, the same at all ranks; 1 as usual.
+    uint32_t replicas;
+} harmonaize_protect_options_t;
+
+// A tensor of a state that was restored.
+typedef struct harmonaize_restored_tensor_t {
+    // Its name. The text is the handle's, and there until that is freed.
+    const char *name;
+    // How many elements it has.
+    uint64_t elements;
+    // Of which type.
+    harmonaize_dtype_t dtype;
+} harmonaize_restored_tensor_t;
+
 // Where a reader stands in its tenant's feed of events.
 typedef struct harmonaize_cursor_t {
     // The feed.
@@ -442,10 +500,40 @@ typedef struct harmonaize_agreement_t {
     uint32_t broken;
 } harmonaize_agreement_t;
 
+// What a tenant leaves to the provider for its next iteration. What is 0 is as usual.
+typedef struct harmonaize_knobs_t {
+    // `sizeof` of this structure.
+    size_t size;
+    // The state is saved at least once in so many nanoseconds; as usual the provider does not choose when.
+    uint64_t checkpoint_every_ns;
+    // Nanoseconds that saving takes.
+    uint64_t checkpoint_cost_ns;
+    // Nanoseconds since it was last saved.
+    uint64_t checkpoint_last_ns;
+    // How much it matters that little is lost, and so how early it is saved: `HARMONAIZE_PRIORITY_...`.
+    uint32_t checkpoint_importance;
+    // Fewest micro-batches of which gradients are added up locally before they are exchanged; 1 as usual.
+    uint32_t least_accumulate;
+    // Most of them; as many as the fewest, as usual.
+    uint32_t most_accumulate;
+} harmonaize_knobs_t;
+
+// What the provider chose for an iteration.
+typedef struct harmonaize_choice_t {
+    // `sizeof` of this structure.
+    size_t size;
+    // Micro-batches, within the range.
+    uint32_t accumulate;
+    // 1: save the state before this iteration.
+    uint32_t checkpoint;
+    // Why, of whichever differs from the usual; of the checkpoint where both do: `HARMONAIZE_CHOICE_...`.
+    uint32_t reason;
+} harmonaize_choice_t;
+
 // Done.
 #define HARMONAIZE_OK 0
 
-// `harmonaize_test`: the operation is in flight. No error.
+// `harmonaize_test`, `harmonaize_seal`: what was begun before is in flight. No error.
 #define HARMONAIZE_IN_PROGRESS 1
 
 // NULL where something is needed, or a value that means nothing.
@@ -546,6 +634,27 @@ typedef struct harmonaize_agreement_t {
 
 // The environment does not say what was looked for there: the agent's socket, or this process's rank.
 #define HARMONAIZE_ERROR_ENVIRONMENT 34
+
+// State is not protected: the ranks are in fewer failure domains than replicas need.
+#define HARMONAIZE_ERROR_TOO_FEW_DOMAINS 35
+
+// Nothing to restore or to write: no step was sealed by all ranks.
+#define HARMONAIZE_ERROR_NOTHING_SEALED 36
+
+// Nobody that is left has the states of these `ranks`, as they were when they were protected.
+#define HARMONAIZE_ERROR_TOO_MANY_LOST 37
+
+// Ranks protect, seal or restore with values that differ, or steps do not ascend.
+#define HARMONAIZE_ERROR_DIFFER 38
+
+// Others cannot go on: `ranks`, which have errors of their own.
+#define HARMONAIZE_ERROR_PEERS 39
+
+// A state that another rank sent cannot be read.
+#define HARMONAIZE_ERROR_DAMAGED 40
+
+// A file was not written.
+#define HARMONAIZE_ERROR_FILE 41
 
 // The agent does not speak this version of descriptors. This and all that follow are 64 more than the agent's status.
 #define HARMONAIZE_ERROR_BAD_VERSION 65
@@ -1081,6 +1190,93 @@ harmonaize_status_t harmonaize_group_end(const struct harmonaize_group_t *group)
 // Frees a group. NULL does nothing.
 void harmonaize_group_free(struct harmonaize_group_t *group);
 
+// Protects what these tensors hold at each step that is sealed: agents send snapshots of them to other ranks. Every rank calls
+// it, at the same place in the order of its splits, with as many tensors as it likes. Takes one of the job's communicators,
+// and `2 * (1 + replicas)` times the tensors' bytes of the arena. Blocks until all have called.
+harmonaize_status_t harmonaize_protect(const struct harmonaize_communicator_t *communicator,
+                                       const struct harmonaize_named_tensor_t *tensors,
+                                       size_t count,
+                                       const struct harmonaize_protect_options_t *options,
+                                       struct harmonaize_protection_t **protection);
+
+// Seals a step: copies the tensors, and begins to send the copy to the ranks that store replicas. All ranks call it, with the
+// same step, larger than all before. The tensors may be written again when it returns. `HARMONAIZE_IN_PROGRESS`, at all ranks
+// alike: the step is not sealed, since replicas of the one before are still on their way; nobody waits for them here.
+// `HARMONAIZE_OK` also says that all ranks have the step before whole, with its replicas.
+harmonaize_status_t harmonaize_seal(const struct harmonaize_protection_t *protection,
+                                    uint64_t step);
+
+// Waits until the replicas of the last sealed step are at their ranks, and those that this rank stores are here, at most so
+// long. After `HARMONAIZE_ERROR_WAIT_TIMEOUT` they go on and can be waited for again.
+harmonaize_status_t harmonaize_protection_wait(const struct harmonaize_protection_t *protection,
+                                               uint64_t timeout_ns);
+
+// Says the newest step of which this rank knows that all have it whole, with its replicas; `HARMONAIZE_NO_STEP` where there is
+// none. From then on a restore goes back no further, however ranks are lost in up to as many failure domains as replicas.
+harmonaize_status_t harmonaize_committed(const struct harmonaize_protection_t *protection,
+                                         uint64_t *step);
+
+// Writes this rank's last sealed state to a file of safetensors, and says which step that is; `step` may be NULL. The file is
+// on disk as a whole then, or was not touched. Every tensor has one dimension there; the metadata has `rank` and `step`.
+harmonaize_status_t harmonaize_write_safetensors(const struct harmonaize_protection_t *protection,
+                                                 const char *path,
+                                                 uint64_t *step);
+
+// Goes back to the newest step that is whole of all ranks that were protected, those that are lost included: this rank's
+// tensors are as they were then. The states of so many other ranks come beside, by their ranks of then. Every rank of `next`,
+// which comes of `harmonaize_regroup`, calls it, or `harmonaize_restore_newcomer`. After an error of another rank that is
+// lost, regroup and restore again. To seal further steps, protect on `next`.
+harmonaize_status_t harmonaize_restore(const struct harmonaize_protection_t *protection,
+                                       const struct harmonaize_communicator_t *next,
+                                       const uint32_t *of,
+                                       size_t count,
+                                       struct harmonaize_restored_t **restored);
+
+// Takes part in a restore as a newcomer, which has no state of its own, while the others call `harmonaize_restore`. The states
+// of so many ranks come, by their ranks of then.
+harmonaize_status_t harmonaize_restore_newcomer(const struct harmonaize_communicator_t *communicator,
+                                                const uint32_t *of,
+                                                size_t count,
+                                                struct harmonaize_restored_t **restored);
+
+// Frees a protection. What it has stored of others is gone with it. NULL does nothing.
+void harmonaize_protection_free(struct harmonaize_protection_t *protection);
+
+// Says which step all states are of.
+harmonaize_status_t harmonaize_restored_step(const struct harmonaize_restored_t *restored,
+                                             uint64_t *step);
+
+// Says which ranks, as they were when they were protected, take no part any more, and how many. NULL where there are none. The
+// array is the handle's, and there until that is freed.
+harmonaize_status_t harmonaize_restored_lost(const struct harmonaize_restored_t *restored,
+                                             const uint32_t **ranks,
+                                             size_t *count);
+
+// Says how many tensors a state has. States are counted from 0, in the order in which the restore named their ranks.
+harmonaize_status_t harmonaize_restored_tensors(const struct harmonaize_restored_t *restored,
+                                                size_t state,
+                                                size_t *count);
+
+// Gives name, type and size of a state's tensor. They are in the order of their names.
+harmonaize_status_t harmonaize_restored_tensor(const struct harmonaize_restored_t *restored,
+                                               size_t state,
+                                               size_t index,
+                                               struct harmonaize_restored_tensor_t *tensor);
+
+// Copies a tensor of a state, by its name, into one of the same type and number of elements.
+harmonaize_status_t harmonaize_restored_read(const struct harmonaize_restored_t *restored,
+                                             size_t state,
+                                             const char *name,
+                                             const struct harmonaize_tensor_t *into);
+
+// Writes a state to a file of safetensors, as `harmonaize_write_safetensors`.
+harmonaize_status_t harmonaize_restored_write_safetensors(const struct harmonaize_restored_t *restored,
+                                                          size_t state,
+                                                          const char *path);
+
+// Frees what came of a restore. NULL does nothing.
+void harmonaize_restored_free(struct harmonaize_restored_t *restored);
+
 // Makes a reader of events. It goes on from where another stood, maybe in another process; with NULL it begins with what
 // happens after its first read.
 harmonaize_status_t harmonaize_events_create(const struct harmonaize_client_t *client,
@@ -1122,6 +1318,14 @@ harmonaize_status_t harmonaize_agreement(const struct harmonaize_client_t *clien
                                          const char *communicator,
                                          struct harmonaize_agreement_t *agreement,
                                          struct harmonaize_constraints_t *constraints);
+
+// Says what the provider chooses for the next iteration of the job on the communicator of this name. One rank asks, and tells
+// the others. Where the provider cannot be asked it is the least accumulation, and a checkpoint once one is due. Which
+// iteration an operation belongs to is `iteration` of `harmonaize_operation_options_t`. The size of `choice` is to be set.
+harmonaize_status_t harmonaize_iteration(const struct harmonaize_client_t *client,
+                                         const char *communicator,
+                                         const struct harmonaize_knobs_t *knobs,
+                                         struct harmonaize_choice_t *choice);
 
 #ifdef __cplusplus
 }  // extern "C"

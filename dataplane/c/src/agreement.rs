@@ -175,6 +175,16 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// A priority by its number.
+pub(crate) fn priority(number: u32) -> Result<Priority, Failure> {
+    match number {
+        HARMONAIZE_PRIORITY_NORMAL => Ok(Priority::Normal),
+        HARMONAIZE_PRIORITY_LOW => Ok(Priority::Low),
+        HARMONAIZE_PRIORITY_HIGH => Ok(Priority::High),
+        other => Err(Failure::argument(format!("{other} is no priority"))),
+    }
+}
+
 /// 0 or 1.
 fn flag(value: u32, what: &str) -> Result<bool, Failure> {
     match value {
@@ -200,12 +210,7 @@ impl harmonaize_constraints_t {
         wanted.iteration = self.iteration.target()?;
         wanted.min_busbw = self.min_busbw;
         wanted.weight = self.weight.max(1);
-        wanted.priority = match self.priority {
-            HARMONAIZE_PRIORITY_NORMAL => Priority::Normal,
-            HARMONAIZE_PRIORITY_LOW => Priority::Low,
-            HARMONAIZE_PRIORITY_HIGH => Priority::High,
-            other => return Err(Failure::argument(format!("{other} is no priority"))),
-        };
+        wanted.priority = priority(self.priority)?;
         let within = Duration::from_nanos(self.regroup_within_ns);
         wanted.on_failure = match self.on_failure {
             HARMONAIZE_ON_FAILURE_NOTHING => None,

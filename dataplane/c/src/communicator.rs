@@ -95,7 +95,7 @@ unsafe impl SizeFirst for harmonaize_operation_options_t {}
 ///
 /// # Safety
 /// `pointer` is NULL, or points to a value.
-unsafe fn value<T: Copy>(pointer: *const T, what: &str) -> Result<Option<T>, Failure> {
+pub(crate) unsafe fn value<T: Copy>(pointer: *const T, what: &str) -> Result<Option<T>, Failure> {
     if pointer.is_null() {
         return Ok(None);
     }

@@ -1,12 +1,13 @@
 //! Errors: how each entry turns what went wrong into a status, and keeps the rest for its thread.
 
 use crate::status::*;
-use harmonaize_client::{Error, JoinRefusal, Rank};
+use harmonaize_client::{Error, JoinRefusal, ProtectionError, Rank};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// No `reason`.
 pub const HARMONAIZE_REASON_NONE: u32 = 0;
@@ -93,6 +94,24 @@ impl Failure {
         Self { reason: reason(kind), ranks, ..Self::new(status, text) }
     }
 
+    fn protecting(error: ProtectionError, text: String) -> Self {
+        let (status, ranks) = match error {
+            ProtectionError::TooFewDomains { .. } => (HARMONAIZE_ERROR_TOO_FEW_DOMAINS, Vec::new()),
+            ProtectionError::NothingSealed => (HARMONAIZE_ERROR_NOTHING_SEALED, Vec::new()),
+            ProtectionError::TooManyLost { ranks } => (HARMONAIZE_ERROR_TOO_MANY_LOST, ranks),
+            ProtectionError::NoRank { .. } | ProtectionError::Changed { .. } => {
+                (HARMONAIZE_ERROR_SHAPE, Vec::new())
+            }
+            ProtectionError::Differ(_) => (HARMONAIZE_ERROR_DIFFER, Vec::new()),
+            ProtectionError::Peers { ranks } => (HARMONAIZE_ERROR_PEERS, ranks),
+            ProtectionError::Damaged(_) => (HARMONAIZE_ERROR_DAMAGED, Vec::new()),
+            ProtectionError::File { .. } => (HARMONAIZE_ERROR_FILE, Vec::new()),
+            _ => (HARMONAIZE_ERROR_OTHER, Vec::new()),
+        };
+        let ranks = ranks.into_iter().map(|rank| rank.0).collect();
+        Self { ranks, ..Self::new(status, text) }
+    }
+
     /// Keeps it as the last of this thread.
     fn keep(self) -> harmonaize_status_t {
         let Self { status, mut text, reason, ranks, retry_after_ns } = self;
@@ -143,6 +162,7 @@ impl From<Error> for Failure {
             Error::Split { kind, concerned, .. } => {
                 return Self::joining(HARMONAIZE_ERROR_SPLIT, text, kind, &concerned);
             }
+            Error::Protection(error) => return Self::protecting(error, text),
             Error::Operation { status, detail, .. } => {
                 let ranks = detail.map(|detail| detail.ranks).unwrap_or_default();
                 let ranks = ranks.into_iter().map(|rank| rank.0).collect();
@@ -226,6 +246,15 @@ pub(crate) fn free<T>(handle: Option<Box<T>>) {
 /// A handle that must be there.
 pub(crate) fn given<'a, T>(handle: Option<&'a T>, what: &str) -> Result<&'a T, Failure> {
     handle.ok_or_else(|| Failure::argument(format!("NULL where a {what} is needed")))
+}
+
+/// What one thread at a time may use, for this one alone.
+pub(crate) fn alone<'a, T>(shared: &'a Mutex<T>, used: &str) -> Result<MutexGuard<'a, T>, Failure> {
+    match shared.try_lock() {
+        Ok(alone) => Ok(alone),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Failure::new(HARMONAIZE_ERROR_IN_USE, used)),
+    }
 }
 
 /// The place of a result, which must be there.
@@ -337,6 +366,30 @@ mod tests {
         };
         assert_eq!(call(|| Err(refused.into())), HARMONAIZE_ERROR_JOIN);
         assert_eq!((last().reason, shown(&last()).1), (HARMONAIZE_REASON_TIMEOUT, [1].as_slice()));
+    }
+
+    #[test]
+    fn states_that_are_gone_name_their_ranks() {
+        let gone = ProtectionError::TooManyLost { ranks: vec![Rank(3), Rank(4)] };
+        assert_eq!(call(|| Err(Error::from(gone).into())), HARMONAIZE_ERROR_TOO_MANY_LOST);
+        let error = last();
+        let (text, ranks) = shown(&error);
+        assert!(text.contains("ranks 3, 4; go on from a checkpoint") && ranks == [3, 4], "{text} {ranks:?}");
+        let one = ProtectionError::NoRank { rank: Rank(7), ranks: 2 };
+        assert_eq!(call(|| Err(Error::from(one).into())), HARMONAIZE_ERROR_SHAPE);
+        assert_eq!(
+            call(|| Err(Error::from(ProtectionError::NothingSealed).into())),
+            HARMONAIZE_ERROR_NOTHING_SEALED
+        );
+    }
+
+    #[test]
+    fn one_thread_at_a_time_uses_what_is_locked() {
+        let shared = Mutex::new(1);
+        let first = alone(&shared, "taken").unwrap();
+        assert_eq!(alone(&shared, "taken").unwrap_err().status, HARMONAIZE_ERROR_IN_USE);
+        drop(first);
+        assert_eq!(*alone(&shared, "taken").unwrap(), 1);
     }
 
     #[test]

@@ -2,15 +2,15 @@
 
 use crate::agreement::clause_bits;
 use crate::client::harmonaize_client_t;
-use crate::error::{Failure, call, create, free, given, result};
-use crate::status::{HARMONAIZE_ERROR_IN_USE, harmonaize_status_t};
+use crate::error::{Failure, alone, call, create, free, given, result};
+use crate::status::harmonaize_status_t;
 use harmonaize_client::{
     CongestionLevel, Error, Event, EventCursor, EventKind, Events, Rank, StragglerCause,
 };
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Others' traffic slows the tenant's communicators: `level`.
@@ -170,13 +170,7 @@ fn level_code(level: CongestionLevel) -> u32 {
 impl harmonaize_events_t {
     /// The reader, for this thread alone.
     fn alone(&self) -> Result<MutexGuard<'_, Reader>, Failure> {
-        match self.0.try_lock() {
-            Ok(reader) => Ok(reader),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                Err(Failure::new(HARMONAIZE_ERROR_IN_USE, "another thread reads these events"))
-            }
-        }
+        alone(&self.0, "another thread reads these events")
     }
 }
 

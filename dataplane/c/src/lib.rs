@@ -25,7 +25,9 @@ pub mod operation;
 pub mod completions;
 pub mod feedback;
 pub mod group;
+pub mod protection;
 
 pub mod events;
 
 pub mod agreement;
+pub mod iteration;

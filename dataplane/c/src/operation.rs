@@ -1,12 +1,12 @@
 //! Operations in flight: waiting, polling, and what one cost.
 
 use crate::communicator::HARMONAIZE_NO_RANK;
-use crate::error::{Failure, answer, call, free, given, result, slice};
-use crate::status::{HARMONAIZE_ERROR_IN_USE, HARMONAIZE_IN_PROGRESS, HARMONAIZE_OK, harmonaize_status_t};
+use crate::error::{Failure, alone, answer, call, free, given, result, slice};
+use crate::status::{HARMONAIZE_IN_PROGRESS, HARMONAIZE_OK, harmonaize_status_t};
 use harmonaize_client::{Algorithm, Operation, Rank, Receipt};
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Nothing had to be done.
@@ -111,14 +111,7 @@ impl harmonaize_operation_t {
 
     /// The operation, for this thread alone.
     fn alone(&self) -> Result<MutexGuard<'_, Operation>, Failure> {
-        match self.0.try_lock() {
-            Ok(operation) => Ok(operation),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                let text = "another thread waits for this operation, or it was named twice";
-                Err(Failure::new(HARMONAIZE_ERROR_IN_USE, text))
-            }
-        }
+        alone(&self.0, "another thread waits for this operation, or it was named twice")
     }
 }
 

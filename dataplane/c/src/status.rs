@@ -7,7 +7,7 @@ pub type harmonaize_status_t = i32;
 
 /// Done.
 pub const HARMONAIZE_OK: harmonaize_status_t = 0;
-/// `harmonaize_test`: the operation is in flight. No error.
+/// `harmonaize_test`, `harmonaize_seal`: what was begun before is in flight. No error.
 pub const HARMONAIZE_IN_PROGRESS: harmonaize_status_t = 1;
 /// NULL where something is needed, or a value that means nothing.
 pub const HARMONAIZE_ERROR_INVALID_ARGUMENT: harmonaize_status_t = 2;
@@ -75,6 +75,20 @@ pub const HARMONAIZE_ERROR_GROUP_OPEN: harmonaize_status_t = 32;
 pub const HARMONAIZE_ERROR_GROUP_ENDED: harmonaize_status_t = 33;
 /// The environment does not say what was looked for there: the agent's socket, or this process's rank.
 pub const HARMONAIZE_ERROR_ENVIRONMENT: harmonaize_status_t = 34;
+/// State is not protected: the ranks are in fewer failure domains than replicas need.
+pub const HARMONAIZE_ERROR_TOO_FEW_DOMAINS: harmonaize_status_t = 35;
+/// Nothing to restore or to write: no step was sealed by all ranks.
+pub const HARMONAIZE_ERROR_NOTHING_SEALED: harmonaize_status_t = 36;
+/// Nobody that is left has the states of these `ranks`, as they were when they were protected.
+pub const HARMONAIZE_ERROR_TOO_MANY_LOST: harmonaize_status_t = 37;
+/// Ranks protect, seal or restore with values that differ, or steps do not ascend.
+pub const HARMONAIZE_ERROR_DIFFER: harmonaize_status_t = 38;
+/// Others cannot go on: `ranks`, which have errors of their own.
+pub const HARMONAIZE_ERROR_PEERS: harmonaize_status_t = 39;
+/// A state that another rank sent cannot be read.
+pub const HARMONAIZE_ERROR_DAMAGED: harmonaize_status_t = 40;
+/// A file was not written.
+pub const HARMONAIZE_ERROR_FILE: harmonaize_status_t = 41;
 /// The agent does not speak this version of descriptors. This and all that follow are 64 more than the agent's status.
 pub const HARMONAIZE_ERROR_BAD_VERSION: harmonaize_status_t = 65;
 /// The agent knows no such collective, element type, reduction or flag.
@@ -146,6 +160,13 @@ const TEXTS: &[(harmonaize_status_t, &CStr)] = &[
     (HARMONAIZE_ERROR_GROUP_OPEN, c"the group has not ended"),
     (HARMONAIZE_ERROR_GROUP_ENDED, c"the group has ended"),
     (HARMONAIZE_ERROR_ENVIRONMENT, c"not in the environment"),
+    (HARMONAIZE_ERROR_TOO_FEW_DOMAINS, c"too few failure domains"),
+    (HARMONAIZE_ERROR_NOTHING_SEALED, c"no step was sealed"),
+    (HARMONAIZE_ERROR_TOO_MANY_LOST, c"too many ranks are lost"),
+    (HARMONAIZE_ERROR_DIFFER, c"ranks do not call alike"),
+    (HARMONAIZE_ERROR_PEERS, c"other ranks cannot go on"),
+    (HARMONAIZE_ERROR_DAMAGED, c"a damaged state"),
+    (HARMONAIZE_ERROR_FILE, c"the file was not written"),
     (HARMONAIZE_ERROR_BAD_VERSION, c"descriptor version not supported"),
     (HARMONAIZE_ERROR_BAD_KIND, c"unknown collective, element type, reduction or flag"),
     (HARMONAIZE_ERROR_BAD_COMMUNICATOR, c"no such communicator"),

@@ -270,7 +270,11 @@ pub enum Error {
 #[non_exhaustive]
 pub enum ProtectionError {
     /// The ranks are in too few failure domains.
-    #[error("{replicas} replicas of each rank's state take {} failure domains; the ranks are in {domains}", u64::from(*replicas) + 1)]
+    #[error(
+        "{replicas} replicas of each rank's state take {} failure domains; the ranks are in {domains}: use more machines or fewer \
+         replicas, or name each rank's domain",
+        u64::from(*replicas) + 1
+    )]
     TooFewDomains {
         /// Replicas beside a rank's own state.
         replicas: u32,
@@ -278,16 +282,21 @@ pub enum ProtectionError {
         domains: u32,
     },
     /// No rank that is left knows of a step that all ranks had whole.
-    #[error("no step was sealed by all ranks before")]
+    #[error("no step was sealed by all ranks before; begin anew, or restore by an older protection")]
     NothingSealed,
     /// States are lost with all their replicas.
-    #[error("too many ranks are lost{}", listed("; nobody has the state of ranks ", ranks))]
+    #[error(
+        "too many ranks are lost{}; go on from a checkpoint",
+        listed("; nobody has the state of ranks ", ranks)
+    )]
     TooManyLost {
         /// Whose states, by the ranks of then.
         ranks: Vec<Rank>,
     },
     /// The state of a rank that there was not.
-    #[error("the state of rank {rank} is asked for; {ranks} ranks were protected")]
+    #[error(
+        "the state of rank {rank} is asked for; {ranks} ranks were protected: name ranks as they were then"
+    )]
     NoRank {
         /// Which, by the ranks of then.
         rank: Rank,
@@ -312,7 +321,7 @@ pub enum ProtectionError {
     #[error("the ranks do not call alike: {0}")]
     Differ(String),
     /// Other ranks have failed, and have errors of their own.
-    #[error("other ranks cannot go on{}", listed(": ranks ", ranks))]
+    #[error("other ranks cannot go on{}; their errors say why", listed(": ranks ", ranks))]
     Peers {
         /// Which.
         ranks: Vec<Rank>,

@@ -6,16 +6,18 @@ use crate::dictionaries;
 use crate::dtype;
 use crate::errors::{argument, raised};
 use crate::operation::Operation;
+use crate::protection::{Protection, Restored, ranks};
 use crate::staged::Staged;
 use crate::tensor::Tensor;
 use harmonaize_client as client;
 use harmonaize_client::{
-    Collective, Direction, Dtype, Error, OperationOptions, Rank, ReduceOp, RegroupOptions,
+    Collective, Direction, Dtype, Error, OperationOptions, ProtectOptions, Rank, ReduceOp, RegroupOptions,
 };
 use harmonaize_staging::cuda::Stream;
 use harmonaize_staging::stream::Lane;
 use harmonaize_staging::{Call, Counts, Kind, Piece};
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 /// A member's view of a communicator. Left when it and its operations are gone.
@@ -144,6 +146,34 @@ impl Communicator {
     fn set_budget(&self, py: Python<'_>, budget: &Bound<'_, PyAny>) -> PyResult<()> {
         let (members, budget) = (Arc::clone(&self.inner), dictionaries::budget(budget)?);
         interruptible(py, move || members.set_budget(&budget))
+    }
+
+    /// Protects what these tensors hold at each step that is sealed.
+    #[pyo3(signature = (tensors, *, replicas = 1, domain = None, timeout = JOIN_WITHIN.as_secs_f64()))]
+    fn protect(
+        &self,
+        py: Python<'_>,
+        tensors: BTreeMap<String, Bound<'_, Tensor>>,
+        replicas: u32,
+        domain: Option<u64>,
+        timeout: f64,
+    ) -> PyResult<Protection> {
+        let options = ProtectOptions { replicas, domain, timeout: duration(Some(timeout))? };
+        let whole = tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.get().inner.slice(..)?)));
+        let whole = whole.collect::<Result<Vec<_>, Error>>().map_err(|error| raised(py, &error))?;
+        let members = Arc::clone(&self.inner);
+        let protection = interruptible(py, move || {
+            let named: Vec<_> = whole.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            members.protect(&named, &options)
+        })?;
+        Ok(Protection::new(protection))
+    }
+
+    /// Takes part in a restore as a newcomer, without a state of its own, and returns the states of these ranks.
+    #[pyo3(signature = (of = Vec::new()))]
+    fn restore_newcomer(&self, py: Python<'_>, of: Vec<u32>) -> PyResult<Restored> {
+        let (members, of) = (Arc::clone(&self.inner), ranks(of));
+        Restored::new(py, interruptible(py, move || members.restore_newcomer(&of))?)
     }
 
     /// Starts an AllReduce, in place where there is no output.

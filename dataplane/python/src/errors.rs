@@ -1,6 +1,6 @@
 //! The client's errors as Python's exceptions, with what to do about them.
 
-use harmonaize_client::{Error, FailureDetail, Rank, Status};
+use harmonaize_client::{Error, FailureDetail, ProtectionError, Rank, Status};
 use harmonaize_staging::stream::Failure;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -39,6 +39,22 @@ pub(crate) fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
     }
 }
 
+/// The exception of state that is not protected, sealed or restored.
+fn protection(py: Python<'_>, why: &ProtectionError, text: &str) -> PyErr {
+    let (kind, ranks): (&str, &[Rank]) = match why {
+        ProtectionError::NoRank { .. } | ProtectionError::Changed { .. } => return argument(py, text),
+        ProtectionError::TooFewDomains { .. } => ("TooFewDomains", &[]),
+        ProtectionError::NothingSealed => ("NothingSealed", &[]),
+        ProtectionError::TooManyLost { ranks } => ("TooManyLost", ranks),
+        ProtectionError::Differ(_) => ("Differ", &[]),
+        ProtectionError::Peers { ranks } => ("Peers", ranks),
+        ProtectionError::Damaged(_) => ("Damaged", &[]),
+        ProtectionError::File { .. } => ("File", &[]),
+        _ => ("Other", &[]),
+    };
+    made(py, "ProtectionError", text, ranks, Some(kind))
+}
+
 /// The exception of an error.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let text = error.to_string();
@@ -71,6 +87,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
             let text = text + remedy;
             made(py, "OperationError", &text, &late(detail), Some(&format!("{code:?}")))
         }
+        Error::Protection(why) => protection(py, why, &text),
         Error::WaitTimeout { .. } => made(py, "WaitTimeout", &text, &[], None),
         Error::TimeoutTooLong { longest, .. } => {
             let error = argument(py, &text);

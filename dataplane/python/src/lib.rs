@@ -14,6 +14,7 @@ mod dtype;
 mod errors;
 mod events;
 mod operation;
+mod protection;
 mod region;
 mod staged;
 mod tensor;
@@ -30,6 +31,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<events::Events>()?;
     module.add_class::<operation::Operation>()?;
     module.add_class::<operation::Receipt>()?;
+    module.add_class::<protection::Protection>()?;
+    module.add_class::<protection::RankState>()?;
+    module.add_class::<protection::Restored>()?;
     module.add_class::<region::Region>()?;
     module.add_class::<staged::Staged>()?;
     module.add_class::<tensor::Tensor>()?;

@@ -346,6 +346,20 @@ static void provider(void) {
         OK(harmonaize_agreement(client, "c/provider", &agreement, &outcome));
         CHECK(agreement.number == 1 && outcome.min_busbw == 0 && outcome.weight == 2);
         FAILS(harmonaize_agreement(client, "nobody", NULL, NULL), HARMONAIZE_ERROR_AGREEMENT, "nobody");
+
+        harmonaize_knobs_t knobs = {.size = sizeof knobs, .least_accumulate = 2, .most_accumulate = 8};
+        harmonaize_choice_t choice = {.size = sizeof choice};
+        OK(harmonaize_iteration(client, "c/provider", &knobs, &choice));
+        CHECK(choice.size == sizeof choice && choice.accumulate >= 2 && choice.accumulate <= 8 && choice.checkpoint == 0);
+        knobs.checkpoint_every_ns = 600 * SECOND;
+        knobs.checkpoint_cost_ns = 5 * SECOND;
+        knobs.checkpoint_last_ns = 700 * SECOND;
+        OK(harmonaize_iteration(client, "c/provider", &knobs, &choice));
+        CHECK(choice.checkpoint == 1 && choice.reason == HARMONAIZE_CHOICE_DUE);
+        INVALID(harmonaize_iteration(client, "c/provider", &knobs, NULL), "choice");
+        FAILS(harmonaize_iteration(client, "nobody", &knobs, &choice), HARMONAIZE_ERROR_AGREEMENT, "nobody");
+        knobs.least_accumulate = 9;
+        FAILS(harmonaize_iteration(client, "c/provider", &knobs, &choice), HARMONAIZE_ERROR_AGREEMENT, "9 to 8");
     }
     DONE(harmonaize_barrier(job, &operation));
     leave();
@@ -412,6 +426,15 @@ static void wrong(void) {
     INVALID(harmonaize_wait(NULL, 0, NULL), "operation");
     INVALID(harmonaize_test(NULL, NULL), "operation");
     INVALID(harmonaize_abort(NULL), "communicator");
+
+    harmonaize_protection_t *protection;
+    harmonaize_named_tensor_t nameless = {NULL, tensors[0]}, no_handle = {"weights", NULL};
+    INVALID(harmonaize_protect(job, NULL, 1, NULL, &protection), "1 tensors");
+    INVALID(harmonaize_protect(job, &nameless, 1, NULL, &protection), "name");
+    INVALID(harmonaize_protect(job, &no_handle, 1, NULL, &protection), "tensor");
+    CHECK(!protection);
+    INVALID(harmonaize_seal(NULL, 1), "protection");
+    INVALID(harmonaize_restore_newcomer(job, NULL, 1, NULL), "result");
 
     /* Of two attachments. */
     harmonaize_client_t *second;
@@ -586,6 +609,89 @@ static void regroup(void) {
     leave();
 }
 
+/* State is sealed, restored, taken over from another rank, and written. */
+static void protect(void) {
+    join("protect");
+    CHECK(ranks == 2);
+    uint64_t *data, *copy, domain = rank, step, values[3] = {10 + rank, 20 + rank, 30 + rank};
+    uint32_t other = !rank, nobody = 7;
+    harmonaize_tensor_t *weights = tensor(3, values, &data), *taken = tensor(3, NULL, &copy);
+    harmonaize_named_tensor_t named = {"weights", weights};
+    harmonaize_protect_options_t options = {.size = sizeof options, .timeout_ns = STEP};
+    harmonaize_protection_t *protection;
+    char path[4096];
+    CHECK(getenv("ID") && snprintf(path, sizeof path, "%s-%" PRIu32, getenv("ID"), rank) < (int)sizeof path);
+
+    /* Both are on one machine. */
+    FAILS(harmonaize_protect(job, &named, 1, &options, &protection), HARMONAIZE_ERROR_TOO_FEW_DOMAINS, "2 failure domains");
+    CHECK(!protection);
+    options.domain = &domain;
+    OK(harmonaize_protect(job, &named, 1, &options, &protection));
+    OK(harmonaize_committed(protection, &step));
+    CHECK(step == HARMONAIZE_NO_STEP);
+    FAILS(harmonaize_write_safetensors(protection, path, NULL), HARMONAIZE_ERROR_NOTHING_SEALED, "no step");
+    OK(harmonaize_seal(protection, 1));
+    OK(harmonaize_protection_wait(protection, STEP));
+    data[0]++;
+    OK(harmonaize_seal(protection, 2));
+    OK(harmonaize_committed(protection, &step));
+    CHECK(step == 1);
+    OK(harmonaize_protection_wait(protection, STEP));
+    FAILS(harmonaize_seal(protection, 2), HARMONAIZE_ERROR_DIFFER, "steps 2 to 2");
+    OK(harmonaize_write_safetensors(protection, path, &step));
+    CHECK(step == 2 && access(path, R_OK) == 0);
+    FAILS(harmonaize_write_safetensors(protection, "/nowhere/state", NULL), HARMONAIZE_ERROR_FILE, "/nowhere/state");
+
+    /* A step that nobody seals. */
+    memset(data, 0, sizeof values);
+    harmonaize_communicator_t *next;
+    harmonaize_regroup_options_t regroup = {.size = sizeof regroup, .timeout_ns = STEP, .min_ranks = ranks};
+    harmonaize_restored_t *restored;
+    harmonaize_restored_tensor_t found;
+    const uint32_t *lost;
+    size_t count;
+    OK(harmonaize_regroup(job, &regroup, &next));
+    FAILS(harmonaize_restore(protection, next, &nobody, 1, &restored), HARMONAIZE_ERROR_SHAPE, "rank 7");
+    CHECK(!restored && data[0] == 0);
+    OK(harmonaize_restore(protection, next, &other, 1, &restored));
+    CHECK(data[0] == 11 + rank && data[1] == 20 + rank && data[2] == 30 + rank);
+    OK(harmonaize_restored_step(restored, &step));
+    OK(harmonaize_restored_lost(restored, &lost, &count));
+    CHECK(step == 2 && !lost && count == 0);
+    OK(harmonaize_restored_tensors(restored, 0, &count));
+    OK(harmonaize_restored_tensor(restored, 0, 0, &found));
+    CHECK(count == 1 && strcmp(found.name, "weights") == 0 && found.dtype == HARMONAIZE_U64 && found.elements == 3);
+    INVALID(harmonaize_restored_tensor(restored, 0, 1, &found), "tensor 1 of 1");
+    INVALID(harmonaize_restored_tensors(restored, 1, &count), "state 1 of 1");
+    OK(harmonaize_restored_read(restored, 0, "weights", taken));
+    CHECK(copy[0] == 11 + other && copy[2] == 30 + other);
+    FAILS(harmonaize_restored_read(restored, 0, "bias", taken), HARMONAIZE_ERROR_SHAPE, "bias");
+    CHECK(remove(path) == 0);
+    OK(harmonaize_restored_write_safetensors(restored, 0, path));
+    CHECK(remove(path) == 0);
+    harmonaize_restored_free(restored);
+
+    /* Rank 1 comes as one without a state: its own is that of the replica. */
+    OK(rank ? harmonaize_restore_newcomer(next, &rank, 1, &restored)
+            : harmonaize_restore(protection, next, NULL, 0, &restored));
+    OK(harmonaize_restored_lost(restored, &lost, &count));
+    CHECK(count == 1 && lost[0] == 1);
+    if (rank) {
+        memset(copy, 0, sizeof values);
+        OK(harmonaize_restored_read(restored, 0, "weights", taken));
+        CHECK(copy[0] == 12 && copy[1] == 21);
+    }
+    harmonaize_restored_free(restored);
+    harmonaize_tensor_free(weights);
+    harmonaize_tensor_free(taken);
+    harmonaize_protection_free(protection);
+    harmonaize_protection_free(NULL);
+    harmonaize_restored_free(NULL);
+    harmonaize_communicator_free(job);
+    job = next;
+    leave();
+}
+
 /* The text says which socket, and what to start. */
 static void no_agent(void) {
     setenv("HARMONAIZE_SOCKET", "/nowhere/agent.sock", 1);
@@ -610,7 +716,8 @@ static const struct {
 } CASES[] = {
     {"collectives", collectives}, {"calls", calls},   {"provider", provider}, {"wrong", wrong},
     {"patience", patience},       {"mismatch", mismatch}, {"late", late},     {"abort", abort_},
-    {"forked", forked},           {"regroup", regroup},   {"no_agent", no_agent},
+    {"forked", forked},           {"regroup", regroup},   {"protect", protect},
+    {"no_agent", no_agent},
 };
 
 int main(int argc, char **argv) {

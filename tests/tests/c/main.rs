@@ -120,7 +120,7 @@ fn the_example_for_tenants_is_built_and_run_as_it_says() {
 
 #[test]
 fn calls_from_c_do_what_they_say() {
-    run(&[("collectives", 2), ("calls", 2), ("provider", 2), ("regroup", 2)]);
+    run(&[("collectives", 2), ("calls", 2), ("provider", 2), ("regroup", 2), ("protect", 2)]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ class Error(Exception):
     """Anything that the provider or its agent refuses, or that fails.
 
     ``ranks`` are the ranks concerned: those that are late, lost, or have aborted. ``status`` is the kind of an
-    operation's failure, such as ``"Timeout"``.
+    operation's failure, such as ``"Timeout"``, or of a ``ProtectionError``.
     """
 
     ranks: list[int] = []
@@ -30,6 +30,10 @@ class OperationError(Error):
 
 class AbortedError(OperationError):
     """A rank has aborted the communicator."""
+
+
+class ProtectionError(Error):
+    """State is not protected, sealed, restored or written; ``status`` says why, such as ``"NothingSealed"``."""
 
 
 class WaitTimeout(Error, TimeoutError):
