@@ -309,8 +309,8 @@ pub(crate) fn open_mpi(
     let by_ucc: &[&str] =
         if ucc { &["--mca", "coll_ucc_enable", "1", "--mca", "coll_ucc_priority", "100"] } else { &[] };
     let (ranks, hosts) = (run.ranks.to_string(), hosts.join(","));
-    let start = [&["env"], &asks_nobody[..], &[mpirun], OPEN_MPI_ARGUMENTS, &["-n", &ranks]].concat();
-    let words = [&start[..], OPEN_MPI_SPREAD, &[&hosts], by_ucc, &[program]].concat();
+    let start = [&["env"][..], &asks_nobody, &[mpirun], OPEN_MPI_ARGUMENTS, &["-n", ranks.as_str()]].concat();
+    let words = [&start[..], OPEN_MPI_SPREAD, &[hosts.as_str()], by_ucc, &[program]].concat();
     words.into_iter().map(str::to_owned).chain(run.arguments()).collect()
 }
 
