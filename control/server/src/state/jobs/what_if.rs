@@ -162,7 +162,7 @@ impl WhatIf {
         let nearest = match &assumed.job {
             Some(job) if targets(&after, &job.key).is_empty() => {
                 let most = u32::try_from(job.hosts.len()).unwrap_or(u32::MAX);
-                let runs = |least: u32| {
+                let runs = |least: u32| -> Result<bool, WhatIfError> {
                     let outcome = outcome(Some((least, job.workers.1)))?;
                     Ok(!targets(&outcome.jobs, &job.key).is_empty())
                 };
