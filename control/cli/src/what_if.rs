@@ -10,7 +10,7 @@ use harmonaize_api::v1::{AssumedJob, JobChange, JobForecast, WhatIfReply, WhatIf
 /// Examples of `what-if`.
 pub(crate) const HELP: &str = "\
 Examples:
-  harmonaize what-if --job bert-team/gpt --workers 2..8    as if this job came, with runners on all hosts that it may use
+  harmonaize what-if --job bert-team/gpt --workers 2..8    as if this job came, on any host
   harmonaize what-if --job gpt --workers 4 --host h0,h1,h2,h3
   harmonaize what-if --without h3             as if this host were drained
   harmonaize what-if --with h4,h5 --policy least-attained
@@ -37,7 +37,7 @@ pub(crate) struct WhatIf {
     #[arg(long, value_delimiter = ',', value_name = "HOST,...")]
     without: Vec<String>,
     /// As if these hosts of the topology served: not drained, with an agent, and a runner of each job that may be there.
-    #[arg(long = "with", value_delimiter = ',', value_name = "HOST,...")]
+    #[arg(long, value_delimiter = ',', value_name = "HOST,...")]
     with: Vec<String>,
     /// As if this policy allocated.
     #[arg(long, value_parser = ["fifo", "least-attained"])]

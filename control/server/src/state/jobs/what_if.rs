@@ -33,9 +33,7 @@ pub enum WhatIfError {
     #[error("host `{0}` is to serve, and not to serve; name it once")]
     Contradiction(String),
     /// No runner could wait anywhere.
-    #[error(
-        "no host has an agent, so no runner of the job could wait; start agents, or name hosts that would serve"
-    )]
+    #[error("no host has an agent where a runner of the job could wait; start agents, or name hosts")]
     NoAgent,
     /// There is no such tenant.
     #[error("there is no tenant `{0}`")]
