@@ -177,6 +177,18 @@ fn jobs_share_hosts_and_end() {
 
     // Another job takes what the first has to spare: all its workers are asked to end, and those that go on start anew.
     let alone = scene.runs_with("bert", 3);
+    let asked = ["what-if", "--job", "b/gpt", "--workers", "2", "--host", "h0,h1"];
+    let answer = scene.json(&asked);
+    let of = |job: &str, field: &str| {
+        let found = answer["jobs"].as_array().unwrap().iter().find(|one| one["job"] == job);
+        found.unwrap_or_else(|| panic!("{job}: {answer:#}"))[field].clone()
+    };
+    let changes = [of("bert", "change"), of("gpt", "change")];
+    assert_eq!(changes, ["shrinks", "starts"], "{answer:#}");
+    assert_eq!(of("gpt", "hosts"), Value::from(vec!["h0", "h1"]), "{answer:#}");
+    assert!(scene.job("gpt").is_none(), "nothing comes by asking");
+    let refused = scene.deployment.harmonaize(&["what-if", "--without", "h9"]).unwrap_err().to_string();
+    assert!(refused.contains("no host `h9`"), "{refused}");
     let mut gpt = [0, 1].map(|host| scene.runner(host, "b", "gpt", "2"));
     scene.runs_with("gpt", 2);
     assert!(scene.runs_with("bert", 1) > alone);

@@ -53,6 +53,7 @@ enumerations! {
     congestion_level: CongestionLevel, "CONGESTION_LEVEL_";
     failure_kind: FailureKind, "FAILURE_KIND_";
     flow_protocol: FlowProtocol, "FLOW_PROTOCOL_";
+    job_change: JobChange, "JOB_CHANGE_";
     job_phase: JobPhase, "JOB_PHASE_";
     link_state: LinkState, "LINK_STATE_";
     phase: Phase, "PHASE_";

@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::table::{row, table};
 use crate::text::{clean, duration, number_of};
 use harmonaize_api::v1::{JobPhase, JobStatus, JobsReply};
+use std::str::FromStr;
 
 /// Examples of `jobs`.
 pub(crate) const JOBS_HELP: &str = "\
@@ -24,15 +25,34 @@ Examples:
   harmonaize why bert-team/bert               why this job has the workers that it has
   harmonaize why bert -o jsonpath='{.reason}'";
 
-fn name(job: &JobStatus) -> String {
-    format!("{}/{}", clean(&job.tenant), clean(&job.job))
+/// The fewest and the most workers of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Workers(pub(crate) u32, pub(crate) u32);
+
+impl FromStr for Workers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (least, most) = text.split_once("..").unwrap_or((text, text));
+        let number = |text: &str| text.trim().parse::<u32>();
+        match (number(least), number(most)) {
+            (Ok(least), Ok(most)) => Ok(Self(least, most)),
+            _ => Err("no number of workers, such as 4, or a range, such as 2..8".to_owned()),
+        }
+    }
 }
 
-fn range(job: &JobStatus) -> String {
-    match (job.workers_min, job.workers_max) {
-        (least, most) if least == most => least.to_string(),
-        (least, most) => format!("{least}..{most}"),
-    }
+/// A job's name behind its tenant's, where it has one.
+pub(crate) fn job_name(tenant: &str, job: &str) -> String {
+    if tenant.is_empty() { clean(job) } else { format!("{}/{}", clean(tenant), clean(job)) }
+}
+
+/// A range of workers, or their number.
+pub(crate) fn range(least: u32, most: u32) -> String {
+    if least == most { least.to_string() } else { format!("{least}..{most}") }
+}
+
+fn name(job: &JobStatus) -> String {
+    job_name(&job.tenant, &job.job)
 }
 
 /// What allocates, and over how many hosts.
@@ -58,7 +78,7 @@ pub(crate) fn jobs(reply: &JobsReply) -> String {
             &name(job),
             &job.phase().text(),
             &job.hosts.len().to_string(),
-            &range(job),
+            &range(job.workers_min, job.workers_max),
             &job.generation.to_string(),
             &duration(job.age_ns),
             &duration(job.attained_ns),
@@ -82,7 +102,7 @@ pub(crate) fn queue(reply: &JobsReply) -> String {
         row([
             &place.to_string(),
             &name(job),
-            &range(job),
+            &range(job.workers_min, job.workers_max),
             &job.runners.to_string(),
             &duration(job.age_ns),
             &duration(job.attained_ns),
@@ -121,7 +141,7 @@ pub(crate) fn why(job: &JobStatus) -> String {
         "{}: {}, {workers} of {}, generation {}\n",
         name(job),
         job.phase().text(),
-        range(job),
+        range(job.workers_min, job.workers_max),
         job.generation
     );
     text += &format!("  {}: {}\n", job.reason().text(), clean(&job.reason_text));
@@ -168,6 +188,17 @@ mod tests {
             job("b", "bert", JobPhase::Waiting, 1_000_000_000),
         ];
         JobsReply { policy: "least-attained".to_owned(), hosts: 4, jobs }
+    }
+
+    #[test]
+    fn workers_are_a_number_or_a_range() {
+        assert_eq!(
+            ["4", "2..8", " 2 .. 8 "].map(str::parse),
+            [Ok(Workers(4, 4)), Ok(Workers(2, 8)), Ok(Workers(2, 8))]
+        );
+        for wrong in ["", "..", "2..", "two", "-1..2", "2..4294967296"] {
+            assert!(wrong.parse::<Workers>().unwrap_err().contains("2..8"), "{wrong}");
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod text;
 mod top;
 mod topology;
 mod trace;
+mod what_if;
 mod yaml;
 
 use agent::Socket;
@@ -55,6 +56,7 @@ Examples:
   harmonaize plans                            rings, paths and shares of communicators
   harmonaize explain a/world                  why it runs by its plan, and when that changed
   harmonaize jobs                             tenants' jobs, the hosts that they have, and why
+  harmonaize what-if --job a/gpt --workers 2..8   who would run, and where, if this job came
   harmonaize plan --dry-run --drain spine0    what would happen if
   harmonaize drain spine0                     our traffic leaves a switch, while collectives run
   harmonaize maintenance h3 --from +30min --for 2h
@@ -215,6 +217,9 @@ enum Command {
         #[command(flatten)]
         print: PageArguments,
     },
+    /// Says what jobs would have if one more came, hosts came or went, or another policy allocated; nothing changes.
+    #[command(after_help = what_if::HELP)]
+    WhatIf(what_if::WhatIf),
     /// Says what control would plan now, or if more were drained; nothing changes.
     #[command(after_help = help::PLAN)]
     Plan {
@@ -545,6 +550,10 @@ async fn operate(control: &ControlArguments, command: Command) -> Result<String,
             watch.show(async || Ok(print.page(&jobs::waiting(control.jobs().await?), jobs::queue))).await
         }
         Command::Why { job, print } => Ok(print.page(&jobs::find(control.jobs().await?, &job)?, jobs::why)),
+        Command::WhatIf(asked) => {
+            let reply = control.what_if(asked.request()?).await?;
+            Ok(asked.print.page(&reply, what_if::text))
+        }
         Command::Plan { dry_run: _, drain, print } => control.dry_run(drain, &print).await,
         Command::Drain { targets, end, reason, wait, print } => {
             control.withdraw(WithdrawOptions { targets, window: None, end, reason, wait, print }).await

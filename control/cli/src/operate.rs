@@ -313,6 +313,12 @@ impl Operate {
         self.done(outcome)
     }
 
+    /// What jobs would have if something else were so.
+    pub(crate) async fn what_if(&mut self, request: v1::WhatIfRequest) -> Result<v1::WhatIfReply, Failure> {
+        let outcome = self.client.what_if(request).await;
+        self.done(outcome)
+    }
+
     pub(crate) async fn explain(
         &mut self,
         of: Option<&Target>,

@@ -5,7 +5,7 @@ use crate::actor::{Command, Refusal, realtime};
 use crate::leader::Commands;
 use crate::relay::{Relay, Replies};
 use crate::state::{
-    Controller, Instruction, InstructionError, Settings, TopologyRefusal, stored_plan_status,
+    Controller, Instruction, InstructionError, Settings, TopologyRefusal, WhatIfError, stored_plan_status,
 };
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::operator_server::Operator;
@@ -139,6 +139,23 @@ fn senseless(error: &InstructionError) -> Status {
     }
 }
 
+fn unanswered(error: &WhatIfError) -> Status {
+    use WhatIfError as Error;
+    let text = error.to_string();
+    match error {
+        Error::Nothing
+        | Error::Policy(_)
+        | Error::Contradiction(_)
+        | Error::Job(_)
+        | Error::Workers { .. } => Status::invalid_argument(text),
+        Error::Host(_) | Error::Tenant(_) => Status::not_found(text),
+        Error::JobThere(_) => Status::already_exists(text),
+        Error::MostJobs(_) => Status::resource_exhausted(text),
+        Error::NoAllocator | Error::NoAgent => Status::failed_precondition(text),
+        Error::Undecided(_) => Status::internal(text),
+    }
+}
+
 fn kind(kind: WithdrawalKind) -> Result<Kind, Status> {
     match kind {
         WithdrawalKind::Drain => Ok(Kind::Drain),
@@ -268,6 +285,17 @@ impl Operator for Operators {
     async fn jobs(&self, request: Request<v1::JobsRequest>) -> Answer<v1::JobsReply> {
         self.access.caller(&request, Role::Viewer, "jobs")?;
         Ok(Response::new(self.query(|state, now| state.queries(now).jobs()).await?))
+    }
+
+    async fn what_if(&self, request: Request<v1::WhatIfRequest>) -> Answer<v1::WhatIfReply> {
+        self.access.caller(&request, Role::Viewer, "what-if")?;
+        let asked = request.into_inner();
+        let copy = self.query(move |state, now| state.queries(now).what_if(&asked)).await?;
+        let copy = copy.map_err(|error| unanswered(&error))?;
+        // Rounds over very many hosts take a while; nobody else waits for them.
+        let decided = tokio::task::spawn_blocking(move || copy.reply()).await;
+        let reply = decided.map_err(|error| Status::internal(error.to_string()))?;
+        reply.map(Response::new).map_err(|error| unanswered(&error))
     }
 
     type AskStream = Replies;

@@ -27,6 +27,7 @@ pub use controller::change::ReorderError;
 pub use controller::topology::TopologyRefusal;
 pub use job::decisions::{Changed, Counts, Decision, Noticed, Outcome, Trigger};
 pub(crate) use job::stored::{plan_change, stored_plan_status, touched};
+pub use jobs::what_if::{WhatIf, WhatIfError};
 pub use output::{Fact, Output, SessionId};
 pub use queries::{DryRun, Queries};
 pub use reason::{RateChange, Reason, TurnsEnd};

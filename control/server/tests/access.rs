@@ -261,7 +261,7 @@ async fn the_audit_has_who_asked_from_where_for_what_and_what_came_of_it() {
 }
 
 /// How many calls [`calls`] makes: each that operators have.
-const CALLS: usize = 18;
+const CALLS: usize = 19;
 
 /// What calls of each role say: look, change, administer.
 async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
@@ -282,6 +282,9 @@ async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
     looks.push(operator.withdrawals(v1::WithdrawalsRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.traced_paths(v1::TracedPathsRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.ask(v1::AskRequest::default()).await.err().map_or(Code::Ok, code));
+    // This control allocates no hosts.
+    let what_if = operator.what_if(v1::WhatIfRequest::default()).await.err().map(code);
+    looks.push(what_if.filter(|code| *code != Code::FailedPrecondition).unwrap_or(Code::Ok));
     let plans = operator.plans(v1::PlansRequest { communicator: 1 }).await.err().map(code);
     looks.push(plans.filter(|code| *code != Code::NotFound).unwrap_or(Code::Ok));
     let reason = String::new();

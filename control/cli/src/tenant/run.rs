@@ -2,6 +2,7 @@
 
 use super::attached;
 use crate::Failure;
+use crate::jobs::Workers;
 use crate::operate::Moment;
 use crate::text::visible;
 use harmonaize_client::{Error, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
@@ -13,7 +14,6 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::process::{Child, Command};
@@ -42,22 +42,6 @@ const ORPHAN_POLL: Duration = Duration::from_millis(50);
 
 /// A worker's notice while nobody has said another one.
 const NOTICE: Duration = Duration::from_secs(10);
-
-/// The fewest and the most workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Workers(u32, u32);
-
-impl FromStr for Workers {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (least, most) = text.split_once("..").unwrap_or((text, text));
-        let number = |text: &str| text.trim().parse::<u32>();
-        match (number(least), number(most)) {
-            (Ok(least), Ok(most)) => Ok(Self(least, most)),
-            _ => Err("no number of workers, such as 4, or a range, such as 2..8".to_owned()),
-        }
-    }
-}
 
 /// What `tenant run` takes.
 #[derive(clap::Args)]
@@ -391,17 +375,6 @@ fn ask(socket: &Path, report: &RunnerReport, state: &State, orders: &mpsc::Sende
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn workers_are_a_number_or_a_range() {
-        assert_eq!(
-            ["4", "2..8", " 2 .. 8 "].map(str::parse),
-            [Ok(Workers(4, 4)), Ok(Workers(2, 8)), Ok(Workers(2, 8))]
-        );
-        for wrong in ["", "..", "2..", "two", "-1..2", "2..4294967296"] {
-            assert!(wrong.parse::<Workers>().unwrap_err().contains("2..8"), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_stopped_worker_has_not_succeeded() {

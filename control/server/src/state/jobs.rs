@@ -5,6 +5,7 @@
 
 mod job;
 mod round;
+pub(crate) mod what_if;
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -36,7 +37,7 @@ const MOST_RUNNERS: usize = 4096;
 type JobKey = (String, String);
 
 /// All jobs.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Jobs {
     jobs: BTreeMap<JobKey, Job>,
     /// How many there have been.
@@ -97,13 +98,10 @@ impl Jobs {
         check(ctx, &message.tenant, &report)?;
         let key = (message.tenant.clone(), report.job.clone());
         let runner = (host, report.runner);
-        self.settled |= self.jobs.is_empty() && ctx.now >= allocator.round;
         self.admit(ctx.now, allocator, (&key, runner), &report)?;
         let adopts = !self.settled && !self.taken_hosts(&key).contains(&host);
         let Some(job) = self.jobs.get_mut(&key) else { return Err(text("the job is gone")) };
-        let new =
-            Runner { state: WorkerState::None, offered: None, recalled: None, question: None, seen: ctx.now };
-        let known = job.runners.entry(runner).or_insert(new);
+        let known = job.runners.entry(runner).or_insert_with(|| Runner::new(ctx.now));
         let occupied = known.occupies(ctx.now, allocator.notice);
         known.state = report.state;
         known.offered = None;
@@ -162,13 +160,29 @@ impl Jobs {
             }
             Some(_) => {}
             None => {
-                if self.jobs.keys().filter(|(tenant, _)| *tenant == key.0).count() >= MOST_JOBS {
+                if self.has_most_jobs(&key.0) {
                     return Err(Refused::Text(format!("the tenant has {MOST_JOBS} jobs, as many as it may")));
                 }
-                self.jobs.insert(key.clone(), Job::new(self.count, now, report.workers));
-                self.count += 1;
+                self.add(now, allocator, key.clone(), report.workers);
             }
         }
+        self.schedule(now, allocator);
+        Ok(())
+    }
+
+    fn has_most_jobs(&self, tenant: &str) -> bool {
+        self.jobs.keys().filter(|(owner, _)| owner == tenant).count() >= MOST_JOBS
+    }
+
+    /// A job has come.
+    fn add(&mut self, now: Duration, allocator: AllocatorSettings, key: JobKey, workers: (u32, u32)) {
+        self.settled |= self.jobs.is_empty() && now >= allocator.round;
+        self.jobs.insert(key, Job::new(self.count, now, workers));
+        self.count += 1;
+    }
+
+    /// Runners have come: a round decides soon.
+    fn schedule(&mut self, now: Duration, allocator: AllocatorSettings) {
         // The first round waits until those that ran before control did have come back.
         let soon = now.saturating_add(GATHER);
         match self.round {
@@ -176,7 +190,6 @@ impl Jobs {
             Some(_) => self.extra_round = self.extra_round.or(Some(soon)),
         }
         note(&mut self.due, soon);
-        Ok(())
     }
 
     /// The runner that asked is gone.
@@ -331,6 +344,17 @@ impl Jobs {
 
     /// A round: about all jobs, or about those that wait and hosts that nobody has.
     fn decide(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, all: bool) {
+        match self.set_targets(ctx, allocator, all) {
+            Ok(()) => self.advance_all(ctx, effects, allocator),
+            Err(why) => effects.fact(Fact::JobsUndecided { why }),
+        }
+    }
+
+    /// Sets what each job is to have by a round.
+    ///
+    /// # Errors
+    /// Why the policy cannot decide. Nothing has changed then.
+    fn set_targets(&mut self, ctx: &Ctx<'_>, allocator: AllocatorSettings, all: bool) -> Result<(), String> {
         let taken: BTreeSet<HostId> = match all {
             true => BTreeSet::new(),
             false => {
@@ -362,15 +386,12 @@ impl Jobs {
                 current: job.hosts().filter(|host| usable.contains_key(host)).collect(),
             })
             .collect();
-        let shares = match round::share(allocator.policy, ctx.now, &wishes) {
-            Ok(shares) => shares,
-            Err(why) => return effects.fact(Fact::JobsUndecided { why }),
-        };
+        let shares = round::share(allocator.policy, ctx.now, &wishes)?;
         for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shares) {
             job.target = share.hosts.iter().filter_map(|host| usable.get(host).copied()).collect();
             job.reason = (share.reason, share.text);
         }
-        self.advance_all(ctx, effects, allocator);
+        Ok(())
     }
 
     /// Hosts of other jobs' workers.
@@ -437,12 +458,8 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         Err(error) => return Err(Refused::Text(error.to_string())),
     }
     let most = most_workers(ctx, tenant);
-    let (least, largest) = report.workers;
-    if least > most {
-        let text = format!(
-            "{least}..{largest} workers, and this tenant's jobs have {most} at most; the nearest range is {most}..{most}"
-        );
-        return infeasible(text, (most, most));
+    if report.workers.0 > most {
+        return infeasible(too_many(report.workers, most), (most, most));
     }
     match report.state {
         // A tenant may have had more before.
@@ -453,6 +470,13 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         }
         _ => Ok(()),
     }
+}
+
+/// Why a range of workers is never given to a tenant whose jobs have so many at most.
+fn too_many((least, largest): (u32, u32), most: u32) -> String {
+    format!(
+        "{least}..{largest} workers, and this tenant's jobs have {most} at most; the nearest range is {most}..{most}"
+    )
 }
 
 /// The most workers that a job of a tenant may have now.

@@ -11,6 +11,7 @@ use crate::state::ctx::Ctx;
 use crate::state::job::decisions::{Counts, Decision, Decisions};
 use crate::state::job::ended::History;
 use crate::state::jobs::Jobs;
+use crate::state::jobs::what_if::{WhatIf, WhatIfError};
 use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::hints::AllHints;
 use crate::state::tenants::joins::Joins;
@@ -50,6 +51,14 @@ impl<'a> Queries<'a> {
     /// Returns the jobs, what they have, and why.
     pub fn jobs(self) -> harmonaize_api::v1::JobsReply {
         self.jobs.reply(&self.ctx)
+    }
+
+    /// Returns what tells which hosts jobs would have if something else were so.
+    ///
+    /// # Errors
+    /// What of the question makes no sense, or names what is not there.
+    pub fn what_if(self, request: &harmonaize_api::v1::WhatIfRequest) -> Result<WhatIf, WhatIfError> {
+        WhatIf::new(&self.ctx, self.jobs, request)
     }
 
     /// Returns how often control has planned, decided and switched.

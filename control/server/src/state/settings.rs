@@ -81,6 +81,17 @@ impl LivePolicy {
             Self::LeastAttained => "least-attained",
         }
     }
+
+    /// The policy of this name.
+    ///
+    /// # Errors
+    /// What is wrong with the name, and all that there are.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        let shown: String = name.chars().take(63).collect();
+        let all = || Self::ALL.map(Self::name).join(", ");
+        found.ok_or_else(|| format!("`{shown}` is no policy of live jobs: {}", all()))
+    }
 }
 
 /// An operator's choice for a tenant.

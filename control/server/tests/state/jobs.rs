@@ -10,19 +10,19 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const ROUND: Duration = Duration::from_secs(30);
+pub(super) const ROUND: Duration = Duration::from_secs(30);
 
-fn allocating(policy: LivePolicy) -> Settings {
+pub(super) fn allocating(policy: LivePolicy) -> Settings {
     let allocator = Some(AllocatorSettings { policy, round: ROUND, notice: SECOND * 5 });
     Settings { allocator, ..settings(4) }
 }
 
 /// A runner that is played.
 #[derive(Clone, Debug)]
-struct Runner {
-    host: usize,
-    tenant: String,
-    report: RunnerReport,
+pub(super) struct Runner {
+    pub host: usize,
+    pub tenant: String,
+    pub report: RunnerReport,
     /// The number of its open question.
     open: Option<u64>,
     /// It ends no worker that it is told to.
@@ -33,23 +33,23 @@ struct Runner {
     over: Option<bool>,
 }
 
-struct Play {
-    world: World,
-    settings: Settings,
-    agents: BTreeMap<usize, SessionId>,
-    runners: BTreeMap<u64, Runner>,
+pub(super) struct Play {
+    pub world: World,
+    pub settings: Settings,
+    pub agents: BTreeMap<usize, SessionId>,
+    pub runners: BTreeMap<u64, Runner>,
     requests: u64,
 }
 
 impl Play {
     /// Four hosts with agents, some time after control started.
-    fn new(policy: LivePolicy) -> Self {
+    pub(super) fn new(policy: LivePolicy) -> Self {
         let mut play = Self::with(allocating(policy));
         play.world.wait(ROUND);
         play
     }
 
-    fn with(settings: Settings) -> Self {
+    pub(super) fn with(settings: Settings) -> Self {
         let world = World::new(settings.clone(), 3);
         let (agents, runners) = (BTreeMap::new(), BTreeMap::new());
         let mut play = Self { world, settings, agents, runners, requests: 0 };
@@ -58,7 +58,7 @@ impl Play {
     }
 
     fn connect_all(&mut self) {
-        for host in 0..4 {
+        for host in 0..self.settings.topology.hosts().len() {
             if !self.agents.contains_key(&host) {
                 let session = self.world.hello(hello(host, vec![]));
                 self.world.ignore(&[session]);
@@ -67,7 +67,7 @@ impl Play {
         }
     }
 
-    fn add(&mut self, host: usize, tenant: &str, job: &str, workers: (u32, u32)) -> u64 {
+    pub(super) fn add(&mut self, host: usize, tenant: &str, job: &str, workers: (u32, u32)) -> u64 {
         let number = self.runners.len() as u64 + self.requests * 1000;
         let report = RunnerReport { runner: number, job: job.to_owned(), workers, state: WorkerState::None };
         let runner = Runner {
@@ -85,7 +85,7 @@ impl Play {
         number
     }
 
-    fn add_all(&mut self, tenant: &str, job: &str, workers: (u32, u32)) -> Vec<u64> {
+    pub(super) fn add_all(&mut self, tenant: &str, job: &str, workers: (u32, u32)) -> Vec<u64> {
         (0..4).map(|host| self.add(host, tenant, job, workers)).collect()
     }
 
@@ -119,7 +119,7 @@ impl Play {
     }
 
     /// Time goes by; whoever may asks again.
-    fn wait(&mut self, time: Duration) {
+    pub(super) fn wait(&mut self, time: Duration) {
         self.world.wait(time);
         self.listen();
         self.ask_all();
@@ -129,7 +129,7 @@ impl Play {
         self.runners.keys().copied().collect::<Vec<_>>().into_iter().for_each(|number| self.ask(number));
     }
 
-    fn wait_seconds(&mut self, seconds: u32) {
+    pub(super) fn wait_seconds(&mut self, seconds: u32) {
         (0..seconds).for_each(|_| self.wait(SECOND));
     }
 
@@ -158,7 +158,7 @@ impl Play {
         }
     }
 
-    fn jobs(&self) -> Vec<v1::JobStatus> {
+    pub(super) fn jobs(&self) -> Vec<v1::JobStatus> {
         self.world.state.queries(self.world.now).jobs().jobs
     }
 

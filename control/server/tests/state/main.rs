@@ -57,4 +57,5 @@ mod telemetry;
 mod topology;
 mod turns;
 mod watched;
+mod what_if;
 mod world;

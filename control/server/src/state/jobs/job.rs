@@ -47,6 +47,11 @@ pub(super) struct Runner {
 }
 
 impl Runner {
+    /// One that has just come, without a worker.
+    pub(super) fn new(now: Duration) -> Self {
+        Self { state: WorkerState::None, offered: None, recalled: None, question: None, seen: now }
+    }
+
     /// Whether it goes on with a worker that it should have ended long ago.
     pub(super) fn ignores(&self, now: Duration, notice: Duration) -> bool {
         matches!(self.state, WorkerState::Running { .. })
@@ -241,6 +246,19 @@ impl Job {
     fn is_on_target(&self) -> bool {
         let has: BTreeSet<RunnerKey> = self.ranks.iter().flatten().copied().collect();
         has == self.target.iter().copied().collect()
+    }
+
+    /// In a copy: its workers have ended and started as they are to.
+    pub(super) fn settle(&mut self, now: Duration, notice: Duration) {
+        if self.recall.is_none() && self.is_on_target() {
+            return;
+        }
+        self.account(now);
+        self.ranks = self.target.iter().copied().map(Some).collect();
+        self.recall = None;
+        for runner in self.runners.values_mut().filter(|runner| !runner.ignores(now, notice)) {
+            *runner = Runner { seen: runner.seen, ..Runner::new(now) };
+        }
     }
 
     /// Whether it only waits for its hosts.

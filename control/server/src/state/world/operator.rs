@@ -9,7 +9,7 @@ use harmonaize_api::{is_tenant_name, v1};
 use harmonaize_planner::{Drains, HostId};
 use harmonaize_store::{Change, Plan, Stored, Tenant, Withdrawal, WithdrawalKind};
 use prost::Message;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What an operator wants changed.
@@ -28,7 +28,7 @@ pub enum Instruction {
 }
 
 /// What operators have decided.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Operator {
     /// CLOCK_REALTIME at time 0 of the state.
     began: Nanos,
@@ -166,6 +166,14 @@ impl Operator {
     /// Returns what is to carry nothing now.
     pub(crate) fn withdrawn(&self) -> &Drains {
         &self.windows.withdrawn
+    }
+
+    /// Returns a copy as if these hosts were drained, and those were not.
+    pub(crate) fn with_hosts_drained(&self, drained: &BTreeSet<HostId>, others: &BTreeSet<HostId>) -> Self {
+        let mut copy = self.clone();
+        copy.windows.withdrawn.hosts.extend(drained);
+        copy.windows.withdrawn.hosts.retain(|host| !others.contains(host));
+        copy
     }
 
     /// Returns all withdrawals by target and kind.

@@ -103,7 +103,7 @@ pub enum InstructionError {
 type Withdrawals = BTreeMap<(String, WithdrawalKind), Withdrawal>;
 
 /// What of the withdrawals is in effect.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
     /// In effect now.
     pub withdrawn: Drains,
