@@ -174,8 +174,8 @@ impl Hosts {
 
     /// A command on a host as a person would type it here.
     pub(crate) fn shown_on(&self, host: usize, command: &[String]) -> String {
-        let words: Vec<&str> = command.iter().map(String::as_str).collect();
-        self.launchers.get(host).map_or_else(String::new, |launcher| launcher.shown_command(&words)) + "\n"
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        self.launchers.get(host).map_or_else(String::new, |launcher| launcher.shown_command(&command)) + "\n"
     }
 
     /// The hosts' RDMA devices as they say themselves, with perftest beside them.
@@ -249,8 +249,8 @@ impl Hosts {
 
 /// Runs a command to its end; an error has its last lines.
 fn run(launcher: &Launcher, name: &str, command: &[String]) -> Result<Vec<String>> {
-    let words: Vec<&str> = command.iter().map(String::as_str).collect();
-    launcher.start(name, &words)?.finish(Instant::now() + LIMIT)
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    launcher.start(name, &command)?.finish(Instant::now() + LIMIT)
 }
 
 /// A command on this machine as a person would type it.
@@ -268,8 +268,8 @@ fn figures_of(lines: &[String]) -> Result<Value> {
 
 /// The host in what [`FIND_DEVICE`] prints.
 fn device(name: &str, launcher: &Launcher, found: &str) -> Option<Host> {
-    let mut words = found.split_whitespace();
-    let (port, index, gid) = (words.next()?, words.next()?, words.next()?);
+    let mut fields = found.split_whitespace();
+    let (port, index, gid) = (fields.next()?, fields.next()?, fields.next()?);
     let mut folders = port.rsplit('/');
     let (port, device) = (folders.next()?.parse().ok()?, folders.nth(1)?.to_owned());
     let digits: String = gid.split(':').skip(6).collect();
@@ -294,7 +294,7 @@ pub(crate) fn pair() -> Hosts {
 
 /// Two hosts for tests, with a program in place of `harmonaize-perf` that tells this of each size.
 #[cfg(test)]
-pub(crate) fn told(place: &str) -> (tempfile::TempDir, Hosts) {
+pub(crate) fn written(place: &str) -> (tempfile::TempDir, Hosts) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(PERF);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_from_files_and_options() {
+    fn names_files_and_options_differ() {
         assert_eq!(names("testbed.toml"), None);
         assert_eq!(names("./testbed"), None);
         assert_eq!(names("n1,root@n2"), Some(vec!["n1", "root@n2"]));
@@ -354,11 +354,11 @@ mod tests {
     #[test]
     fn figures_are_found_among_the_text() {
         let lines = ["# nccl", "n2: a warning", "{\"results\":[{\"out_of_place\":{\"p50_us\":4.5}}]}"];
-        let told_of =
+        let figures_of =
             |lines: &[&str]| figures_of(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
-        assert_eq!(told_of(&lines).unwrap()["p50_us"], 4.5);
-        assert!(told_of(&lines[..2]).is_err());
-        assert!(told_of(&["{\"results\":[{\"out_of_place\":null}]}"]).is_err());
+        assert_eq!(figures_of(&lines).unwrap()["p50_us"], 4.5);
+        assert!(figures_of(&lines[..2]).is_err());
+        assert!(figures_of(&["{\"results\":[{\"out_of_place\":null}]}"]).is_err());
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub struct Request {
     #[arg(long, value_delimiter = ',', value_name = "SIZE", value_parser = sweep::size)]
     pub sizes: Vec<u64>,
     /// Suite rdma by hosts' names: element types of what harmonaize-perf prints, as it names them; float without it
-    #[arg(long, value_delimiter = ',', value_name = "TYPE", value_parser = plain_word)]
+    #[arg(long, value_delimiter = ',', value_name = "TYPE", value_parser = plain_name)]
     pub types: Vec<String>,
     /// Suite sweep: numbers of ranks on one host; 2, 3, 4 and 8 without it
     #[arg(long, value_delimiter = ',', value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=64))]
@@ -79,7 +79,7 @@ pub struct Request {
 }
 
 /// A word of letters and digits.
-fn plain_word(text: &str) -> Result<String, String> {
+fn plain_name(text: &str) -> Result<String, String> {
     let plain = !text.is_empty() && text.chars().all(|letter| letter.is_ascii_alphanumeric());
     plain.then(|| text.to_owned()).ok_or_else(|| format!("{text:?} is no name of letters and digits"))
 }
@@ -213,12 +213,12 @@ pub(crate) mod tests {
     }
 
     /// What these options ask for.
-    pub(crate) fn request(words: &[&str]) -> Request {
-        Line::try_parse_from([&["bench"], words].concat()).unwrap().request
+    pub(crate) fn request(arguments: &[&str]) -> Request {
+        Line::try_parse_from([&["bench"], arguments].concat()).unwrap().request
     }
 
     #[test]
-    fn types_are_plain_words() {
+    fn types_are_plain_names() {
         assert_eq!(request(&["--types", "float,half"]).types, ["float", "half"]);
         assert!(Line::try_parse_from(["bench", "--types", "float;reboot"]).is_err());
         assert!(Line::try_parse_from(["bench", "--types", "--json=x"]).is_err());

@@ -120,7 +120,7 @@ fn name(job: &JobForecast) -> String {
     if job.assumed { format!("+ {name}") } else { name }
 }
 
-/// What an assumed job could have asked for.
+/// What an assumed job could have parsed for.
 fn nearest(job: &JobForecast) -> String {
     match (job.assumed, job.nearest_min) {
         (false, _) => String::new(),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_in_words() {
+    fn answers_as_text() {
         assert_eq!(
             text(&reply()),
             "policy fifo, next round in 12.0s: 2 of 3 jobs would change
@@ -206,21 +206,21 @@ mod tests {
     }
 
     #[derive(clap::Parser)]
-    struct Asked {
+    struct Line {
         #[command(flatten)]
         what_if: WhatIf,
     }
 
-    fn asked(arguments: &[&str]) -> Result<WhatIf, clap::error::ErrorKind> {
+    fn parsed(arguments: &[&str]) -> Result<WhatIf, clap::error::ErrorKind> {
         let all = ["what-if"].iter().chain(arguments);
-        let asked = <Asked as clap::Parser>::try_parse_from(all);
-        asked.map(|asked| asked.what_if).map_err(|error| error.kind())
+        let parsed = <Line as clap::Parser>::try_parse_from(all);
+        parsed.map(|parsed| parsed.what_if).map_err(|error| error.kind())
     }
 
     #[test]
     fn what_is_assumed_can_be_combined() {
         let line = "--job b/gpt --workers 2..8 --host h0,h1 --without h3 --with h4,h5 --policy fifo";
-        let request = asked(&line.split(' ').collect::<Vec<_>>()).unwrap().request().unwrap();
+        let request = parsed(&line.split(' ').collect::<Vec<_>>()).unwrap().request().unwrap();
         let job = AssumedJob { hosts: hosts(&["h0", "h1"]), ..AssumedJob::default() };
         let job = AssumedJob { tenant: "b".to_owned(), job: "gpt".to_owned(), workers_min: 2, ..job };
         let expected = WhatIfRequest {
@@ -230,16 +230,18 @@ mod tests {
             policy: "fifo".to_owned(),
         };
         assert_eq!(request, expected);
-        let request = asked(&["--job", "gpt", "--workers", "4"]).unwrap().request().unwrap();
+        let request = parsed(&["--job", "gpt", "--workers", "4"]).unwrap().request().unwrap();
         let job = request.job.unwrap();
         assert_eq!((job.tenant.as_str(), job.job.as_str(), job.workers_min), ("", "gpt", 4));
     }
 
     #[test]
     fn nothing_or_half_of_a_job_is_wrong_usage() {
-        assert!(matches!(asked(&[]).unwrap().request(), Err(Failure::Usage(text)) if text.contains("--job")));
+        assert!(
+            matches!(parsed(&[]).unwrap().request(), Err(Failure::Usage(text)) if text.contains("--job"))
+        );
         for wrong in [["--job", "gpt"], ["--workers", "2..8"], ["--host", "h0"], ["--policy", "sia"]] {
-            assert!(asked(&wrong).is_err(), "{wrong:?}");
+            assert!(parsed(&wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -22,7 +22,7 @@ const WATCH_INPUT: &str = "HARMONAIZE_WATCH_INPUT";
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long the last words of a rank that has ended may take. What has its standard error may outlive it.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
 /// The longest line of a rank on a host that is printed as one, in bytes.
 const LONGEST_LINE: u64 = 16 << 10;
@@ -123,16 +123,16 @@ fn command(
 
 /// A command as a person would type it, with its variables.
 fn shown(command: &Command) -> String {
-    let mut words: Vec<String> = command
+    let mut arguments: Vec<String> = command
         .get_envs()
         .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), value?.to_string_lossy())))
         .collect();
-    if !words.is_empty() {
-        words.insert(0, "env".to_owned());
+    if !arguments.is_empty() {
+        arguments.insert(0, "env".to_owned());
     }
-    words.push(command.get_program().to_string_lossy().into_owned());
-    words.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
-    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    arguments.push(command.get_program().to_string_lossy().into_owned());
+    arguments.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
+    arguments.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
 /// Has a rank on another host end with the process that started it: whatever reaches the host may leave the rank alone there.
@@ -192,9 +192,9 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
             let _ = input.write_all(b"\n");
         }
         let errors = host.zip(child.stderr.take());
-        started.0.push(Rank { who, child, words: None });
+        started.0.push(Rank { who, child, printed: None });
         if let (Some((host, errors)), Some(rank)) = (errors, started.0.last_mut()) {
-            rank.words = Some(print_errors(host, errors)?);
+            rank.printed = Some(print_errors(host, errors)?);
         }
     }
     while !started.0.is_empty() {
@@ -202,7 +202,7 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
         started.0.retain_mut(|rank| match rank.child.try_wait() {
             Ok(None) => true,
             Ok(Some(status)) => {
-                rank.hear_out();
+                rank.finish_printing();
                 if !status.success() {
                     failed.get_or_insert_with(|| format!("{} has ended: {status}", rank.who));
                 }
@@ -250,15 +250,15 @@ struct Rank {
     who: String,
     child: Child,
     /// Ends when all is printed that it said of errors.
-    words: Option<Receiver<()>>,
+    printed: Option<Receiver<()>>,
 }
 
 impl Rank {
     /// Waits until its last words are printed, but not long.
-    fn hear_out(&self) {
-        if let Some(words) = &self.words {
+    fn finish_printing(&self) {
+        if let Some(printed) = &self.printed {
             // Nothing is sent: it ends, or the time is over.
-            let _ = words.recv_timeout(LAST_WORDS);
+            let _ = printed.recv_timeout(LAST_OUTPUT);
         }
     }
 }
@@ -346,9 +346,9 @@ mod tests {
         let lines = ["--ranks 2", "--hosts n1,root@n2", "--hosts n1,n2 --ranks 3 --rsh rsh"].map(shown_of);
         golden::same("dataplane/perf/tests/golden/commands.txt", &lines.concat());
         // What is shown is what a shell reads back.
-        let shown_to_shell = |words: &[&str]| {
+        let shown_to_shell = |arguments: &[&str]| {
             let mut command = Command::new("printf");
-            command.arg("%s|").args(words);
+            command.arg("%s|").args(arguments);
             Command::new("sh").args(["-c", &shown(&command)]).output().unwrap().stdout
         };
         let odd = ["it's", "$HOME", "a b", "", "*", "~", "a;b", "\"", "`x`", "n1,n2"];

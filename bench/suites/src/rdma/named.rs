@@ -214,7 +214,7 @@ impl Bout<'_> {
 }
 
 /// The parts that were asked for.
-fn wanted(request: &Request) -> Result<Vec<(&'static str, Kind)>> {
+fn chosen(request: &Request) -> Result<Vec<(&'static str, Kind)>> {
     part::check_names("rdma by hosts' names", &PARTS.map(|(name, _)| name), &request.only)?;
     let asked = |name: &str| request.only.is_empty() || request.only.iter().any(|only| only == name);
     Ok(PARTS.into_iter().filter(|(name, _)| asked(name)).collect())
@@ -242,7 +242,7 @@ pub fn commands(request: &Request, hosts: &Hosts) -> Result<String> {
     text += "# perftest takes part where each host has it. DEVICE, port 1, GID 3 and 192.0.2.N stand for what hosts say.\n\n\
              # the text of nccl-tests\n";
     text.extend(texts(request, hosts).iter().map(|command| hosts::shown(command)));
-    for (name, kind) in wanted(request)? {
+    for (name, kind) in chosen(request)? {
         for bytes in kind.sizes(request) {
             let bout = Bout { kind, bytes, hosts, ends: &ends, mpi: &mpi };
             text += &format!("\n# {name}, {bytes} bytes, in turn\n");
@@ -260,7 +260,7 @@ pub fn commands(request: &Request, hosts: &Hosts) -> Result<String> {
 /// Where a host cannot be reached or lacks the program or the socket, or a part is asked for that does not run so. A part that
 /// fails is a problem of the outcome.
 pub fn run(request: &Request, hosts: &Hosts) -> Result<Outcome> {
-    let parts = wanted(request)?;
+    let parts = chosen(request)?;
     hosts.check()?;
     for command in texts(request, hosts) {
         eprintln!("{}", hosts.run_perf(&command)?.join("\n"));
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn peers_that_are_not_there_are_stated() {
         let (ends, mpi) = (Err("no device".to_owned()), Err("no Open MPI".to_owned()));
-        let (_folder, hosts) = hosts::told("{\"p50_us\": 500.0, \"bus_bw\": 3.0}");
+        let (_folder, hosts) = hosts::written("{\"p50_us\": 500.0, \"bus_bw\": 3.0}");
         let bout = Bout { kind: Kind::AllReduce, bytes: MIB, hosts: &hosts, ends: &ends, mpi: &mpi };
         let rows = bout.rows(2).unwrap();
         let named: Vec<&str> = rows.iter().map(|row| row.reference_name.as_str()).collect();
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn without_ours_there_is_no_row() {
         let (ends, mpi) = (Err(String::new()), Err(String::new()));
-        let (_folder, hosts) = hosts::told("null");
+        let (_folder, hosts) = hosts::written("null");
         let bout = Bout { kind: Kind::Latency, bytes: SMALL, hosts: &hosts, ends: &ends, mpi: &mpi };
         let error = bout.rows(1).unwrap_err().to_string();
         assert!(error.contains("told no figure"), "{error}");

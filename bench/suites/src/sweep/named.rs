@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_collective_is_swept_through_the_program_that_is_there() {
-        let (_folder, hosts) = hosts::told("{\"p50_us\": 12.5}");
+        let (_folder, hosts) = hosts::written("{\"p50_us\": 12.5}");
         let budget = Budget::of(&request(&["--sizes", "1K,4K", "--rounds", "3"]));
         let setting = setting(&hosts, None, budget.collectives[0], &budget).unwrap();
         let rows = setting.rows();

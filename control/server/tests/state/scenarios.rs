@@ -333,7 +333,7 @@ fn operations_in_flight_are_limited_over_all_hosts() {
 }
 
 /// One rank forms a communicator, for which its agent then holds this; its id.
-fn form_with(world: &mut World, session: SessionId, join: v1::Join, links: v1::LinkUsage) -> u64 {
+fn formed(world: &mut World, session: SessionId, join: v1::Join, links: v1::LinkUsage) -> u64 {
     world.send(session, from_agent::Message::Join(join));
     let communicator = only!(world.received(session), Form).communicator;
     let prepared = v1::Prepared { communicator, epoch: 1, links: Some(links) };
@@ -355,7 +355,7 @@ fn landing_memory_is_limited_over_all_hosts() {
     let sessions = [0, 1].map(|host| world.agent(host));
     let form = |world: &mut World, at: usize, name: &str, landing_bytes| {
         let links = v1::LinkUsage { landing_bytes, ..Default::default() };
-        form_with(world, sessions[at], join_of("a", name, 0, 1), links)
+        formed(world, sessions[at], join_of("a", name, 0, 1), links)
     };
     form(&mut world, 0, "one", 60);
     form(&mut world, 1, "two", 40);
@@ -382,7 +382,7 @@ fn descriptors_are_limited_over_all_hosts() {
     // A process has 9 on each host.
     let join = |name: &str| v1::Join { process_descriptors: 9, ..join_of("a", name, 0, 1) };
     let links = v1::LinkUsage { descriptors: 5, ..Default::default() };
-    let one = form_with(&mut world, sessions[0], join("one"), links);
+    let one = formed(&mut world, sessions[0], join("one"), links);
     world.send(sessions[1], from_agent::Message::Join(join("two")));
     let refused = world.refusal(sessions[1]);
     assert_eq!(refused.kind(), JoinRefusedKind::Limit);
@@ -393,7 +393,7 @@ fn descriptors_are_limited_over_all_hosts() {
     );
     // Of a host without ranks of the tenant neither its processes nor links are counted.
     world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: one }));
-    form_with(&mut world, sessions[1], join("two"), links);
+    formed(&mut world, sessions[1], join("two"), links);
     assert_eq!(told_limits(&world), [("descriptors".to_owned(), 14, 20)]);
 }
 
