@@ -167,7 +167,7 @@ impl Job {
 
     /// Hosts that it may have a worker on, or has given to its workers. With a runner its worker is gone.
     pub(super) fn busy(&self, now: Duration, notice: Duration) -> impl Iterator<Item = HostId> {
-        let given = self.ranks.iter().flatten().filter(|member| self.runners.contains_key(*member));
+        let given = self.ranks.iter().flatten().filter(move |member| self.runners.contains_key(*member));
         given.map(|(host, _)| *host).chain(self.occupied(now, notice))
     }
 
@@ -354,7 +354,7 @@ impl Job {
                 Some(place) if place == has => return None,
                 Some(place) if self.elastic => return Some(ElasticOrder::Resize { place }),
                 _ => {
-                    let own = self.recall.filter(|_| has.generation >= self.started);
+                    let own = self.recall.filter(|_| has.generation == generation || self.elastic);
                     let failed = (self.over == Some(false)).then_some(RecallReason::WorkerFailed);
                     let others = (self.elastic && !self.ranks.is_empty()).then_some(RecallReason::Resized);
                     let reason = own.or(failed).or(others).unwrap_or(RecallReason::Outdated);
