@@ -469,6 +469,25 @@ mod tests {
         assert_eq!([succeeded(false, 0), succeeded(false, 1), succeeded(true, 0)], [true, false, false]);
     }
 
+    #[tokio::test]
+    async fn a_worker_reads_its_new_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "read line; echo $line > told"]).current_dir(folder.path());
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let (input, rank) = (child.stdin.take(), harmonaize_client::Rank);
+        let place = WorkerPlace { generation: 1, rank: rank(0), workers: 2 };
+        let mut worker = Worker { child, group: None, input, place, kill_at: None, killed: false };
+        let next = WorkerPlace { generation: 3, rank: rank(1), workers: 4 };
+        worker.resize(next).await;
+        assert_eq!(worker.place, next);
+        assert!(worker.child.wait().await.unwrap().success());
+        assert_eq!(std::fs::read_to_string(folder.path().join("told")).unwrap(), "RESIZED 3 1 4\n");
+        // One that reads nothing any more is no error.
+        worker.resize(place).await;
+        assert_eq!((worker.place, worker.input.is_none()), (place, true));
+    }
+
     /// A group whose first process ends at once on SIGTERM, and another only once a file is there.
     #[tokio::test]
     async fn what_a_shell_started_has_its_notice_too() {
