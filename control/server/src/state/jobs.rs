@@ -286,8 +286,9 @@ impl Jobs {
         self.answer(ctx, effects, allocator, key);
     }
 
-    /// Begins a generation of a job that wants one, once nobody has a worker on the hosts where it is to start some. One that is resized
-    /// goes on without those hosts until then, if the others are enough.
+    /// Begins a generation of a job that wants one, once nobody has a worker on the hosts where it is to start some.
+    ///
+    /// One that is resized goes on without those hosts until then, if the others are enough.
     fn start(&mut self, ctx: &Ctx<'_>, allocator: AllocatorSettings, key: &JobKey) -> Option<Step> {
         let job = self.jobs.get(key)?;
         let resizes = job.resizes();

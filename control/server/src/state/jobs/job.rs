@@ -165,7 +165,7 @@ impl Job {
         self.ranks.iter().flatten().map(|(host, _)| *host)
     }
 
-    /// Hosts that it may have a worker on, or has given to its workers. With a runner its worker is gone.
+    /// Hosts that it may have a worker on, or has given to its workers. Where a runner is gone, so is its worker.
     pub(super) fn busy(&self, now: Duration, notice: Duration) -> impl Iterator<Item = HostId> {
         let given = self.ranks.iter().flatten().filter(move |member| self.runners.contains_key(*member));
         given.map(|(host, _)| *host).chain(self.occupied(now, notice))
@@ -296,7 +296,9 @@ impl Job {
         self.over.is_none() && self.ranks.is_empty() && !self.target.is_empty()
     }
 
-    /// Whether it is to go on with other workers beside some that run on. Not once a worker has ended: the job is about to be over.
+    /// Whether it is to go on with other workers beside some that run on.
+    ///
+    /// Not once a worker has ended: the job is about to be over.
     pub(super) fn resizes(&self) -> bool {
         let runs = self.over.is_none() && self.recall.is_none() && !self.ranks.is_empty();
         self.elastic
