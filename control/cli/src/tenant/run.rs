@@ -315,11 +315,15 @@ impl Run {
                                 state.set(WorkerState::Running { place: worker.place, stopping: true });
                             }
                         }
-                        Ok(ElasticOrder::Order(RunnerOrder::Over { succeeded: true })) => ends = Some(Ok(format!("{}: over\n", self.job))),
+                        Ok(ElasticOrder::Order(RunnerOrder::Over { succeeded: true })) => {
+                            ends = Some(Ok(format!("{}: over\n", self.job)));
+                        }
                         Ok(ElasticOrder::Order(RunnerOrder::Over { succeeded: false })) => {
                             ends = Some(Err(Failure::Refused(format!("{}: its workers failed", self.job))));
                         }
-                        Ok(ElasticOrder::Order(RunnerOrder::Infeasible { text, .. })) => ends = Some(Err(Failure::Refused(text))),
+                        Ok(ElasticOrder::Order(RunnerOrder::Infeasible { text, .. })) => {
+                            ends = Some(Err(Failure::Refused(text)));
+                        }
                     }
                     // The thread that asks has ended with its last one.
                     let _ = done.send(());
