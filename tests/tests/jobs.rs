@@ -7,6 +7,7 @@ use harmonaize_tests::job::deploy;
 use harmonaize_tests::star;
 use rustix::process::Signal;
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -56,11 +57,22 @@ struct Scene {
 impl Scene {
     /// A runner on a host.
     fn runner(&self, host: usize, tenant: &str, job: &str, workers: &str) -> Process {
+        let command = [workers, "--", "sh", "-c", WORKER].map(OsStr::new);
+        self.start(host, tenant, job, &[&command[..], &[self.folder.path().as_os_str()]].concat())
+    }
+
+    /// The same of an elastic job, whose workers add up until they are three.
+    fn elastic(&self, host: usize) -> Process {
+        let command = ["2..3", "--elastic", "--", env!("CARGO_BIN_EXE_resized")].map(OsStr::new);
+        let arguments = [self.folder.path().as_os_str(), OsStr::new("3")];
+        self.start(host, "a", "elastic", &[&command[..], &arguments[..]].concat())
+    }
+
+    fn start(&self, host: usize, tenant: &str, job: &str, arguments: &[&OsStr]) -> Process {
         let host = &self.deployment.hosts()[host];
         let mut command = Command::new(self.deployment.binaries().path("harmonaize").unwrap());
         command.env("HARMONAIZE_SOCKET", socket(host, tenant));
-        command.args(["tenant", "run", "--job", job, "--workers", workers, "--", "sh", "-c", WORKER]);
-        command.arg(self.folder.path());
+        command.args(["tenant", "run", "--job", job, "--workers"]).args(arguments);
         let log = host.folder.join(format!("runner-{job}"));
         Process::start(&format!("{job} on {}", host.name), &mut command, &host.namespace, &log).unwrap()
     }
@@ -125,6 +137,17 @@ impl Scene {
                 && status["generation"].as_u64() == Some(generation)
                 && status["hosts"].as_array()?.len() as u64 == workers;
             (all_run && agrees && ranks.into_iter().eq(0..workers)).then_some(generation)
+        })
+    }
+
+    /// Waits until workers of a generation of the elastic job have added up; their processes, by rank.
+    fn added_up(&mut self, generation: u64, workers: u64) -> Vec<String> {
+        self.until(&format!("{workers} workers of generation {generation}"), |this| {
+            let mut notes = this.notes();
+            notes.retain(|note| (note.generation, note.workers) == (generation, workers));
+            notes.sort_by_key(|note| note.rank);
+            let all = notes.iter().map(|note| note.rank).eq(0..workers);
+            all.then(|| notes.into_iter().map(|note| note.what).collect())
         })
     }
 
@@ -209,4 +232,20 @@ fn jobs_share_hosts_and_end() {
         (this.json(&["jobs"])["jobs"] == Value::Array(Vec::new())).then_some(())
     });
     scene.until("no process is left", |this| (!runs(this.folder.path())).then_some(()));
+}
+
+#[test]
+fn workers_of_an_elastic_job_run_on_as_it_grows() {
+    let allocates = |setup: &mut Setup| setup.control += ALLOCATOR;
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
+    let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };
+    let mut runners: Vec<Process> = [0, 1].map(|host| scene.elastic(host)).into();
+    let first = scene.added_up(1, 2);
+    runners.push(scene.elastic(2));
+    let second = scene.added_up(2, 3);
+    assert_eq!(second[..2], first, "{}", scene.told());
+    assert!(!first.contains(&second[2]), "{}", scene.told());
+    let job = scene.job("elastic").unwrap();
+    assert_eq!((job["phase"].as_str(), job["generation"].as_u64()), (Some("running"), Some(2)), "{job}");
+    scene.finish("elastic", &mut runners);
 }

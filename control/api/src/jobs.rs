@@ -2,7 +2,9 @@
 
 use crate::v1::{self, WorkerPhase, runner_order::Order};
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{RecallReason, Refusal, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
+use harmonaize_abi::session::{
+    ElasticOrder, RecallReason, Refusal, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
+};
 use std::time::Duration;
 
 impl From<WorkerPlace> for v1::WorkerPlace {
@@ -20,8 +22,8 @@ impl From<v1::WorkerPlace> for WorkerPlace {
 }
 
 impl v1::AwaitOrder {
-    /// A question with this report.
-    pub fn of(request: u64, tenant: &str, report: RunnerReport, wait: Duration) -> Self {
+    /// A question with this report, of a job that is `elastic` or not.
+    pub fn of(request: u64, tenant: &str, (report, elastic): (RunnerReport, bool), wait: Duration) -> Self {
         let RunnerReport { runner, job, workers, state } = report;
         let (phase, place) = match state {
             WorkerState::None => (WorkerPhase::Unspecified, None),
@@ -40,6 +42,7 @@ impl v1::AwaitOrder {
             phase: phase.into(),
             place: place.map(Into::into),
             wait_ns: u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX),
+            elastic,
         }
     }
 
@@ -59,46 +62,29 @@ impl v1::AwaitOrder {
 
 impl v1::RunnerOrder {
     /// The answer to a question.
-    pub fn answer(request: u64, order: Result<RunnerOrder, String>) -> Self {
-        let (refused, order) = match order {
-            Ok(RunnerOrder::Infeasible { text, nearest: (workers_min, workers_max) }) => {
-                let infeasible = v1::JobInfeasible { text, workers_min, workers_max };
-                (String::new(), Some(Order::Infeasible(infeasible)))
-            }
-            Ok(RunnerOrder::Wait) => (String::new(), None),
-            Ok(RunnerOrder::Offer { place, notice_ns }) => {
-                (String::new(), Some(Order::Offer(v1::Offer { place: Some(place.into()), notice_ns })))
-            }
-            Ok(RunnerOrder::Recall { generation, reason, notice_ns }) => {
-                let reason = match reason {
-                    RecallReason::Unknown => v1::RecallReason::Unspecified,
-                    RecallReason::Resized => v1::RecallReason::Resized,
-                    RecallReason::Suspended => v1::RecallReason::Suspended,
-                    RecallReason::WorkerLost => v1::RecallReason::WorkerLost,
-                    RecallReason::WorkerFailed => v1::RecallReason::WorkerFailed,
-                    RecallReason::Outdated => v1::RecallReason::Outdated,
-                };
-                let recall = v1::Recall { generation, reason: reason.into(), notice_ns };
-                (String::new(), Some(Order::Recall(recall)))
-            }
-            Ok(RunnerOrder::Over { succeeded }) => {
-                (String::new(), Some(Order::Over(v1::JobOver { succeeded })))
-            }
-            Err(refused) => (refused, None),
-        };
-        Self { request, refused, order }
+    pub fn answer(request: u64, order: Result<ElasticOrder, String>) -> Self {
+        match order {
+            Ok(order) => Self { request, refused: String::new(), order: encode(order) },
+            Err(refused) => Self { request, refused, order: None },
+        }
     }
 
     /// What it says, as tenants are told it.
     ///
     /// # Errors
     /// Why it was not looked at.
-    pub fn outcome(self) -> Result<RunnerOrder, Refusal> {
+    pub fn outcome(self) -> Result<ElasticOrder, Refusal> {
         if !self.refused.is_empty() {
             return Err(self.refused.into());
         }
-        Ok(match self.order {
-            Some(Order::Offer(v1::Offer { place: Some(place), notice_ns })) => {
+        let order = match self.order {
+            Some(Order::Offer(v1::Offer { place: Some(place), notice_ns, enters: true })) => {
+                return Ok(ElasticOrder::Enter { place: place.into(), notice_ns });
+            }
+            Some(Order::Resize(v1::Resize { place: Some(place) })) => {
+                return Ok(ElasticOrder::Resize { place: place.into() });
+            }
+            Some(Order::Offer(v1::Offer { place: Some(place), notice_ns, enters: false })) => {
                 RunnerOrder::Offer { place: place.into(), notice_ns }
             }
             Some(Order::Recall(recall)) => {
@@ -116,8 +102,42 @@ impl v1::RunnerOrder {
             Some(Order::Infeasible(v1::JobInfeasible { text, workers_min, workers_max })) => {
                 RunnerOrder::Infeasible { text, nearest: (workers_min, workers_max) }
             }
-            Some(Order::Offer(_)) | None => RunnerOrder::Wait,
-        })
+            Some(Order::Offer(_) | Order::Resize(_)) | None => RunnerOrder::Wait,
+        };
+        Ok(order.into())
+    }
+}
+
+/// An order for the wire; none where there is nothing to do yet.
+fn encode(order: ElasticOrder) -> Option<Order> {
+    let offer = |place: WorkerPlace, notice_ns, enters| {
+        Some(Order::Offer(v1::Offer { place: Some(place.into()), notice_ns, enters }))
+    };
+    let order = match order {
+        ElasticOrder::Order(order) => order,
+        ElasticOrder::Resize { place } => {
+            return Some(Order::Resize(v1::Resize { place: Some(place.into()) }));
+        }
+        ElasticOrder::Enter { place, notice_ns } => return offer(place, notice_ns, true),
+    };
+    match order {
+        RunnerOrder::Wait => None,
+        RunnerOrder::Offer { place, notice_ns } => offer(place, notice_ns, false),
+        RunnerOrder::Recall { generation, reason, notice_ns } => {
+            let reason = match reason {
+                RecallReason::Unknown => v1::RecallReason::Unspecified,
+                RecallReason::Resized => v1::RecallReason::Resized,
+                RecallReason::Suspended => v1::RecallReason::Suspended,
+                RecallReason::WorkerLost => v1::RecallReason::WorkerLost,
+                RecallReason::WorkerFailed => v1::RecallReason::WorkerFailed,
+                RecallReason::Outdated => v1::RecallReason::Outdated,
+            };
+            Some(Order::Recall(v1::Recall { generation, reason: reason.into(), notice_ns }))
+        }
+        RunnerOrder::Over { succeeded } => Some(Order::Over(v1::JobOver { succeeded })),
+        RunnerOrder::Infeasible { text, nearest: (workers_min, workers_max) } => {
+            Some(Order::Infeasible(v1::JobInfeasible { text, workers_min, workers_max }))
+        }
     }
 }
 
@@ -137,8 +157,11 @@ mod tests {
         ];
         for state in states {
             let report = RunnerReport { runner: 7, job: "job".to_owned(), workers: (2, 8), state };
-            let asked = v1::AwaitOrder::of(5, "a", report.clone(), Duration::from_secs(1));
-            assert_eq!((asked.report(), asked.wait_ns), (report, 1_000_000_000));
+            for elastic in [false, true] {
+                let report = report.clone();
+                let asked = v1::AwaitOrder::of(5, "a", (report.clone(), elastic), Duration::from_secs(1));
+                assert_eq!((asked.report(), asked.elastic, asked.wait_ns), (report, elastic, 1_000_000_000));
+            }
         }
         let reasons = [
             RecallReason::Unknown,
@@ -156,7 +179,8 @@ mod tests {
             RunnerOrder::Over { succeeded: false },
             RunnerOrder::Infeasible { text: "no".to_owned(), nearest: (2, 4) },
         ];
-        for order in recalls.into_iter().chain(others) {
+        let elastic = [ElasticOrder::Resize { place }, ElasticOrder::Enter { place, notice_ns: 9 }];
+        for order in recalls.into_iter().chain(others).map(ElasticOrder::from).chain(elastic) {
             assert_eq!(v1::RunnerOrder::answer(5, Ok(order.clone())).outcome(), Ok(order));
         }
         let refused = v1::RunnerOrder::answer(5, Err("no".to_owned()));

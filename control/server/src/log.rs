@@ -95,6 +95,9 @@ pub(crate) fn log(fact: &Fact) {
         Fact::JobStarted { tenant, name, generation, hosts, why } => {
             tracing::info!(%tenant, job = %name, generation, hosts = %hosts.join(","), %why, "job has workers");
         }
+        Fact::JobResized { tenant, name, generation, hosts, why } => {
+            tracing::info!(%tenant, job = %name, generation, hosts = %hosts.join(","), %why, "job is resized");
+        }
         Fact::JobRecalled { tenant, name, generation, reason } => {
             tracing::info!(%tenant, job = %name, generation, ?reason, "job's workers are to end");
         }

@@ -42,7 +42,9 @@ pub use name::is_name;
 pub use offer::{Offer, PairEnd, Registered};
 pub use region::{AddedRegion, RegionRefused};
 pub use request_error::{Refusal, RequestError, TYPED_REFUSALS};
-pub use runner::{RUNNERS, RecallReason, RunnerError, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
+pub use runner::{
+    ElasticOrder, RUNNERS, RecallReason, RunnerError, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
+};
 
 /// Opens the first message each way.
 pub const MAGIC: [u8; 8] = *b"harmoniz";
@@ -309,6 +311,15 @@ pub enum Request {
         /// How long to wait, in nanoseconds.
         wait_ns: u64,
     },
+    /// The same of a runner of an elastic job, to such an agent.
+    Elastic {
+        /// Comes back.
+        id: u64,
+        /// What it says of itself.
+        report: RunnerReport,
+        /// How long to wait, in nanoseconds.
+        wait_ns: u64,
+    },
 }
 
 /// Who regroups.
@@ -457,7 +468,7 @@ pub enum Answer {
         /// Or not.
         choice: Result<(Choice, Option<BatchChoice>), RequestError>,
     },
-    /// The agent reads [`Request::Runner`].
+    /// The agent reads [`Request::Runner`] and [`Request::Elastic`].
     TakesRunners {
         /// Of the request, with [`RUNNERS`].
         id: u64,
@@ -468,6 +479,13 @@ pub enum Answer {
         id: u64,
         /// Or so.
         order: Result<RunnerOrder, RequestError>,
+    },
+    /// The same for [`Request::Elastic`].
+    Elastic {
+        /// Of the request.
+        id: u64,
+        /// Or so.
+        order: Result<ElasticOrder, RequestError>,
     },
 }
 
@@ -494,7 +512,8 @@ impl Answer {
             | Self::TakesBatches { id }
             | Self::Batch { id, .. }
             | Self::TakesRunners { id }
-            | Self::Runner { id, .. } => *id,
+            | Self::Runner { id, .. }
+            | Self::Elastic { id, .. } => *id,
         }
     }
 }

@@ -6,7 +6,7 @@ mod pending;
 use crate::control::ControlAnswer;
 use crate::session::Question;
 use events::{batch, read_events};
-use harmonaize_abi::session::{BatchChoice, Choice, EventBatch, Negotiated, RunnerOrder};
+use harmonaize_abi::session::{BatchChoice, Choice, ElasticOrder, EventBatch, Negotiated};
 use harmonaize_api::v1::{self, from_agent};
 use pending::PendingRequests;
 
@@ -17,7 +17,7 @@ pub(crate) struct Questions {
     negotiations: PendingRequests<Negotiated>,
     iterations: PendingRequests<(Choice, Option<BatchChoice>)>,
     hints: PendingRequests<()>,
-    runners: PendingRequests<RunnerOrder>,
+    runners: PendingRequests<ElasticOrder>,
     /// Whether control takes `CancelRead`.
     cancels: bool,
 }
@@ -55,9 +55,9 @@ impl Questions {
                 let (tenant, hints) = (tenant.to_owned(), Some((&hints).into()));
                 from_agent::Message::Hint(v1::Hint { request, tenant, communicator, hints })
             }
-            Question::Runner { report, wait, reply } => {
+            Question::Runner { report, elastic, wait, reply } => {
                 let request = self.runners.ask(reply)?;
-                from_agent::Message::AwaitOrder(v1::AwaitOrder::of(request, tenant, report, wait))
+                from_agent::Message::AwaitOrder(v1::AwaitOrder::of(request, tenant, (report, elastic), wait))
             }
         })
     }

@@ -24,8 +24,8 @@ pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    BatchChoice, BatchKnobs, Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints,
-    JoinRefused, Knobs, Negotiated, Refusal, Regrouping, RunnerOrder, RunnerReport, Secret,
+    BatchChoice, BatchKnobs, Budget, Choice, Constraints, ElasticOrder, EventBatch, EventCursor,
+    FailureDetail, Hints, JoinRefused, Knobs, Negotiated, Refusal, Regrouping, RunnerReport, Secret,
 };
 use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_verbs::{Devices, PortOptions};
@@ -375,9 +375,11 @@ pub enum Question {
     Runner {
         /// What it says of itself.
         report: RunnerReport,
+        /// Whether the job's workers run on when it gets more hosts or fewer.
+        elastic: bool,
         /// How long it waits for something to do.
         wait: Duration,
         /// What it is to do.
-        reply: oneshot::Sender<Result<RunnerOrder, Refusal>>,
+        reply: oneshot::Sender<Result<ElasticOrder, Refusal>>,
     },
 }

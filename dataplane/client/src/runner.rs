@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::attach::Client;
 use crate::shared::Shared;
-use harmonaize_abi::session::{Answer, RUNNERS, Request, RunnerOrder, RunnerReport};
+use harmonaize_abi::session::{Answer, ElasticOrder, RUNNERS, Request, RunnerOrder, RunnerReport};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,15 +38,36 @@ impl Runner {
     /// [`Error::Runner`] where the report makes no sense, the tenant may not run here, or the provider cannot be asked now: the text
     /// says which. [`Error::TooOften`] where the tenant has asked the provider too much.
     pub fn order(&self, report: &RunnerReport, wait: Duration) -> Result<RunnerOrder, Error> {
-        report.check().map_err(|error| Error::Runner(error.to_string()))?;
-        let report = report.clone();
-        let wait_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
-        match self.answered(|id| Request::Runner { id, report, wait_ns }, wait)? {
+        match self.asked(report, wait, |id, report, wait_ns| Request::Runner { id, report, wait_ns })? {
             Answer::Runner { order, .. } => {
                 order.map_err(|why| Error::from_request_error(why, Error::Runner))
             }
-            _ => Err(Error::Protocol("the agent answered a runner with something else".into())),
+            _ => Err(unexpected()),
         }
+    }
+
+    /// The same as [`Self::order`] for an elastic job: workers run on when it gets more hosts or fewer.
+    ///
+    /// # Errors
+    /// As of [`Self::order`].
+    pub fn elastic_order(&self, report: &RunnerReport, wait: Duration) -> Result<ElasticOrder, Error> {
+        match self.asked(report, wait, |id, report, wait_ns| Request::Elastic { id, report, wait_ns })? {
+            Answer::Elastic { order, .. } => {
+                order.map_err(|why| Error::from_request_error(why, Error::Runner))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn asked(
+        &self,
+        report: &RunnerReport,
+        wait: Duration,
+        request: impl FnOnce(u64, RunnerReport, u64) -> Request,
+    ) -> Result<Answer, Error> {
+        report.check().map_err(|error| Error::Runner(error.to_string()))?;
+        let wait_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        self.answered(|id| request(id, report.clone(), wait_ns), wait)
     }
 
     fn answered(&self, request: impl FnOnce(u64) -> Request, wait: Duration) -> Result<Answer, Error> {
@@ -58,4 +79,8 @@ impl Runner {
         self.shared.lock()?.forget(id);
         Err(Error::Runner(format!("no answer from the agent within {GRACE:?}")))
     }
+}
+
+fn unexpected() -> Error {
+    Error::Protocol("the agent answered a runner with something else".into())
 }

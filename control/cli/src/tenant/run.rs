@@ -5,7 +5,9 @@ use crate::Failure;
 use crate::jobs::Workers;
 use crate::operate::Moment;
 use crate::text::visible;
-use harmonaize_client::{Error, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
+use harmonaize_client::{
+    ElasticOrder, Error, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
+};
 use rustix::process::{
     Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal, test_kill_process_group,
 };
@@ -16,7 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
-use tokio::process::{Child, Command};
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -26,10 +29,14 @@ pub(super) const HELP: &str = "\
 Examples:
   harmonaize tenant run --job bert --workers 2..8 -- ./train.py      on each host that may have a worker
   harmonaize tenant run --job bert --workers 4 --until +8h -- ./train.py
+  harmonaize tenant run --job bert --workers 2..8 --elastic -- ./train.py
 
 COMMAND finds its place in RANK, WORLD_SIZE, LOCAL_RANK, HARMONAIZE_JOB, HARMONAIZE_GENERATION and HARMONAIZE_SOCKET. When
 the job gets more hosts or fewer, all its workers get SIGTERM, and SIGKILL after the notice; then they start again with other
-places, from the checkpoint that COMMAND wrote. The job is over when all its workers have ended with status 0.";
+places, from the checkpoint that COMMAND wrote. The job is over when all its workers have ended with status 0.
+
+With --elastic workers run on where the job keeps their hosts. Each finds a line in its standard input, RESIZED GENERATION
+RANK WORLD_SIZE, and regroups its communicators. A worker that starts beside such ones has HARMONAIZE_ENTER=1, and enters.";
 
 /// How long the provider is asked at a time: so soon it learns that a worker has ended.
 const POLL: Duration = Duration::from_secs(1);
@@ -39,6 +46,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// How often it is seen whether processes of a worker are left that has ended itself.
 const ORPHAN_POLL: Duration = Duration::from_millis(50);
+
+/// How long a worker may leave no room for a line. It does not read them then.
+const TELL: Duration = Duration::from_secs(1);
 
 /// A worker's notice while nobody has said another one.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -52,6 +62,9 @@ pub(super) struct Run {
     /// The fewest and the most workers, on a host each; the same at all runners.
     #[arg(long, value_name = "LEAST..MOST")]
     workers: Workers,
+    /// Workers run on when the job gets more hosts or fewer; the same at all runners.
+    #[arg(long)]
+    elastic: bool,
     /// When this runner ends, and its worker with it: a time (UTC), or so long from now.
     #[arg(long, value_name = "TIME|+DURATION")]
     until: Option<Moment>,
@@ -86,12 +99,14 @@ impl Become {
 }
 
 /// An order, and where to say that it was carried out.
-type Ordered = (Result<RunnerOrder, String>, oneshot::Sender<()>);
+type Ordered = (Result<ElasticOrder, String>, oneshot::Sender<()>);
 
 /// A worker that runs.
 struct Worker {
     child: Child,
     group: Option<Pid>,
+    /// Where one of an elastic job reads that it has another place.
+    input: Option<ChildStdin>,
     place: WorkerPlace,
     /// When it is killed.
     kill_at: Option<Instant>,
@@ -100,8 +115,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// Starts COMMAND at a place, in a process group of its own.
-    fn start(run: &Run, socket: &Path, place: WorkerPlace) -> std::io::Result<Self> {
+    /// Starts COMMAND at a place, in a process group of its own. It `enters` where others run on.
+    fn start(run: &Run, socket: &Path, place: WorkerPlace, enters: bool) -> std::io::Result<Self> {
         let WorkerPlace { generation, rank, workers } = place;
         let runner = std::process::id().to_string();
         let mut command = Command::new(std::env::current_exe()?);
@@ -109,16 +124,21 @@ impl Worker {
             .args(["tenant", "become", "--runner", runner.as_str(), "--"])
             .args(&run.command)
             // Its group is none of the terminal's, which would stop it where it reads.
-            .stdin(Stdio::null())
+            .stdin(if run.elastic { Stdio::piped() } else { Stdio::null() })
             .process_group(0);
         command.env_remove("HARMONAIZE_RANK").env_remove("HARMONAIZE_RANKS");
         command.env("RANK", rank.0.to_string()).env("WORLD_SIZE", workers.to_string());
         command.env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1");
         command.env("HARMONAIZE_JOB", &run.job).env("HARMONAIZE_GENERATION", generation.to_string());
         command.env("HARMONAIZE_SOCKET", socket);
-        let child = command.spawn()?;
+        match enters {
+            true => command.env("HARMONAIZE_ENTER", "1"),
+            false => command.env_remove("HARMONAIZE_ENTER"),
+        };
+        let mut child = command.spawn()?;
+        let input = child.stdin.take();
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        Ok(Self { child, group, place, kill_at: None, killed: false })
+        Ok(Self { child, group, input, place, kill_at: None, killed: false })
     }
 
     /// Signals all processes of its group; those that are gone are no error.
@@ -131,6 +151,18 @@ impl Worker {
     /// Whether a process of its group is left.
     fn has_processes(&self) -> bool {
         self.group.is_some_and(|group| test_kill_process_group(group).is_ok())
+    }
+
+    /// Gives it another place, with a line in its standard input. One that does not read them runs on all the same.
+    async fn resize(&mut self, place: WorkerPlace) {
+        self.place = place;
+        let WorkerPlace { generation, rank, workers } = place;
+        let line = format!("RESIZED {generation} {rank} {workers}\n");
+        let Some(input) = &mut self.input else { return };
+        // A line is written at once or not at all: it is shorter than what a pipe takes so.
+        if !matches!(tokio::time::timeout(TELL, input.write_all(line.as_bytes())).await, Ok(Ok(()))) {
+            self.input = None;
+        }
     }
 
     /// Asks it to end, once. It is killed after its notice.
@@ -173,7 +205,8 @@ impl Run {
         let ask = {
             let (socket, state) = (socket.clone(), state.clone());
             let report = self.report(runner, WorkerState::None);
-            move || ask(&socket, &report, &state, &orders)
+            let elastic = self.elastic;
+            move || ask(&socket, (&report, elastic), &state, &orders)
         };
         let thread = std::thread::Builder::new().name("orders".to_owned()).spawn(ask);
         thread.map_err(|error| Failure::Refused(error.to_string()))?;
@@ -237,14 +270,28 @@ impl Run {
                             eprintln!("{}: {}", self.job, why.chars().map(visible).collect::<String>());
                             last_error = why;
                         }
-                        Ok(RunnerOrder::Wait) => last_error.clear(),
-                        Ok(RunnerOrder::Offer { place, notice_ns }) => {
-                            notice = Duration::from_nanos(notice_ns);
-                            if worker.is_none() {
-                                worker = self.start(socket, state, place);
+                        Ok(ElasticOrder::Resize { place }) => {
+                            if let Some(worker) = worker.as_mut().filter(|worker| worker.kill_at.is_none()) {
+                                let WorkerPlace { generation, rank, workers } = place;
+                                eprintln!("{}: rank {rank} of {workers}, generation {generation}, runs on", self.job);
+                                worker.resize(place).await;
+                                state.set(WorkerState::Running { place, stopping: false });
                             }
                         }
-                        Ok(RunnerOrder::Recall { generation, reason, notice_ns }) => {
+                        Ok(ElasticOrder::Enter { place, notice_ns }) => {
+                            notice = Duration::from_nanos(notice_ns);
+                            if worker.is_none() {
+                                worker = self.start(socket, state, place, true);
+                            }
+                        }
+                        Ok(ElasticOrder::Order(RunnerOrder::Wait)) => last_error.clear(),
+                        Ok(ElasticOrder::Order(RunnerOrder::Offer { place, notice_ns })) => {
+                            notice = Duration::from_nanos(notice_ns);
+                            if worker.is_none() {
+                                worker = self.start(socket, state, place, false);
+                            }
+                        }
+                        Ok(ElasticOrder::Order(RunnerOrder::Recall { generation, reason, notice_ns })) => {
                             notice = Duration::from_nanos(notice_ns);
                             if let Some(worker) = worker.as_mut().filter(|it| it.place.generation == generation) {
                                 eprintln!("{}: generation {generation} ends, for {}", self.job, text(reason));
@@ -252,11 +299,15 @@ impl Run {
                                 state.set(WorkerState::Running { place: worker.place, stopping: true });
                             }
                         }
-                        Ok(RunnerOrder::Over { succeeded: true }) => ends = Some(Ok(format!("{}: over\n", self.job))),
-                        Ok(RunnerOrder::Over { succeeded: false }) => {
+                        Ok(ElasticOrder::Order(RunnerOrder::Over { succeeded: true })) => {
+                            ends = Some(Ok(format!("{}: over\n", self.job)));
+                        }
+                        Ok(ElasticOrder::Order(RunnerOrder::Over { succeeded: false })) => {
                             ends = Some(Err(Failure::Refused(format!("{}: its workers failed", self.job))));
                         }
-                        Ok(RunnerOrder::Infeasible { text, .. }) => ends = Some(Err(Failure::Refused(text))),
+                        Ok(ElasticOrder::Order(RunnerOrder::Infeasible { text, .. })) => {
+                            ends = Some(Err(Failure::Refused(text)));
+                        }
                     }
                     // The thread that asks has ended with its last one.
                     let _ = done.send(());
@@ -275,9 +326,9 @@ impl Run {
     }
 
     /// Starts a worker. One that cannot be started has failed.
-    fn start(&self, socket: &Path, state: &State, place: WorkerPlace) -> Option<Worker> {
+    fn start(&self, socket: &Path, state: &State, place: WorkerPlace, enters: bool) -> Option<Worker> {
         let WorkerPlace { generation, rank, workers } = place;
-        match Worker::start(self, socket, place) {
+        match Worker::start(self, socket, place, enters) {
             Ok(worker) => {
                 eprintln!("{}: rank {rank} of {workers}, generation {generation}, starts", self.job);
                 state.set(WorkerState::Running { place, stopping: false });
@@ -333,7 +384,12 @@ fn text(reason: RecallReason) -> &'static str {
 }
 
 /// Asks the provider again and again, and hands its orders on. Attaches again where the agent went away.
-fn ask(socket: &Path, report: &RunnerReport, state: &State, orders: &mpsc::Sender<Ordered>) {
+fn ask(
+    socket: &Path,
+    (report, elastic): (&RunnerReport, bool),
+    state: &State,
+    orders: &mpsc::Sender<Ordered>,
+) {
     let hand = |order| {
         let (done, carried_out) = oneshot::channel();
         orders.blocking_send((order, done)).is_ok() && carried_out.blocking_recv().is_ok()
@@ -346,7 +402,11 @@ fn ask(socket: &Path, report: &RunnerReport, state: &State, orders: &mpsc::Sende
         let why = match &runner {
             Ok((_client, runner)) => loop {
                 let report = RunnerReport { state: state.get(), ..report.clone() };
-                match runner.order(&report, POLL) {
+                let order = match elastic {
+                    true => runner.elastic_order(&report, POLL),
+                    false => runner.order(&report, POLL).map(ElasticOrder::from),
+                };
+                match order {
                     Ok(order) => {
                         if !hand(Ok(order)) {
                             return;
@@ -386,6 +446,25 @@ mod tests {
         assert_eq!([succeeded(false, 0), succeeded(false, 1), succeeded(true, 0)], [true, false, false]);
     }
 
+    #[tokio::test]
+    async fn a_worker_reads_its_new_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "read line; echo $line > told"]).current_dir(folder.path());
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let (input, rank) = (child.stdin.take(), harmonaize_client::Rank);
+        let place = WorkerPlace { generation: 1, rank: rank(0), workers: 2 };
+        let mut worker = Worker { child, group: None, input, place, kill_at: None, killed: false };
+        let next = WorkerPlace { generation: 3, rank: rank(1), workers: 4 };
+        worker.resize(next).await;
+        assert_eq!(worker.place, next);
+        assert!(worker.child.wait().await.unwrap().success());
+        assert_eq!(std::fs::read_to_string(folder.path().join("told")).unwrap(), "RESIZED 3 1 4\n");
+        // One that reads nothing any more is no error.
+        worker.resize(place).await;
+        assert_eq!((worker.place, worker.input.is_none()), (place, true));
+    }
+
     /// A group whose first process ends at once on SIGTERM, and another only once a file is there.
     #[tokio::test]
     async fn what_a_shell_started_has_its_notice_too() {
@@ -396,7 +475,7 @@ mod tests {
         let child = command.spawn().unwrap();
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let place = WorkerPlace { generation: 1, rank: harmonaize_client::Rank(0), workers: 1 };
-        let mut worker = Some(Worker { child, group, place, kill_at: None, killed: false });
+        let mut worker = Some(Worker { child, group, input: None, place, kill_at: None, killed: false });
         let file = |name: &str| folder.path().join(name);
         while !file("up").exists() {
             tokio::time::sleep(ORPHAN_POLL).await;

@@ -12,7 +12,7 @@ use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
 use crate::state::settings::{AllocatorSettings, LivePolicy};
 use crate::state::tenants::elsewhere::turn_away;
-use harmonaize_abi::session::{RunnerError, RunnerOrder, RunnerReport, WorkerState};
+use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
 use job::{IGNORED, Job, Question, Runner, RunnerKey, Step};
@@ -73,7 +73,7 @@ impl Jobs {
         let outcome = match self.take_report(ctx, effects, from, message) {
             Ok(()) => return Ok(()),
             Err(Refused::Text(text)) => Err(text),
-            Err(Refused::Order(order)) => Ok(order),
+            Err(Refused::Order(order)) => Ok(order.into()),
         };
         send(effects, from, request, outcome);
         Ok(())
@@ -98,7 +98,7 @@ impl Jobs {
         check(ctx, &message.tenant, &report)?;
         let key = (message.tenant.clone(), report.job.clone());
         let runner = (host, report.runner);
-        self.admit(ctx.now, allocator, (&key, runner), &report)?;
+        self.admit(ctx.now, allocator, (&key, runner), (&report, message.elastic))?;
         let adopts = !self.settled && !self.taken_hosts(&key).contains(&host);
         let Some(job) = self.jobs.get_mut(&key) else { return Err(text("the job is gone")) };
         let known = job.runners.entry(runner).or_insert_with(|| Runner::new(ctx.now));
@@ -115,7 +115,7 @@ impl Jobs {
         let question =
             Question { session: from, request: message.request, until: ctx.now.saturating_add(wait) };
         if let Some(earlier) = known.question.replace(question) {
-            send(effects, earlier.session, earlier.request, Ok(RunnerOrder::Wait));
+            send(effects, earlier.session, earlier.request, Ok(RunnerOrder::Wait.into()));
         }
         known.seen = ctx.now;
         let frees = occupied && !known.occupies(ctx.now, allocator.notice);
@@ -139,16 +139,22 @@ impl Jobs {
         now: Duration,
         allocator: AllocatorSettings,
         (key, runner): (&JobKey, RunnerKey),
-        report: &RunnerReport,
+        (report, elastic): (&RunnerReport, bool),
     ) -> Result<(), Refused> {
         let known = self.jobs.get(key);
-        if known.is_some_and(|job| job.runners.contains_key(&runner) && job.workers == report.workers) {
+        let same = |job: &Job| (job.workers, job.elastic) == (report.workers, elastic);
+        if known.is_some_and(|job| job.runners.contains_key(&runner) && same(job)) {
             return Ok(());
         }
         match known {
             Some(job) if job.workers != report.workers => {
                 let (least, most) = job.workers;
                 let text = format!("the job's other runners say {least}..{most} workers");
+                return Err(Refused::Order(RunnerOrder::Infeasible { text, nearest: job.workers }));
+            }
+            Some(job) if job.elastic != elastic => {
+                let are = if job.elastic { "are elastic" } else { "are not elastic" };
+                let text = format!("the job's other runners {are}; start all with --elastic, or none");
                 return Err(Refused::Order(RunnerOrder::Infeasible { text, nearest: job.workers }));
             }
             Some(job) if job.over.is_some() && report.state == WorkerState::None => {
@@ -163,7 +169,7 @@ impl Jobs {
                 if self.has_most_jobs(&key.0) {
                     return Err(Refused::Text(format!("the tenant has {MOST_JOBS} jobs, as many as it may")));
                 }
-                self.add(now, allocator, key.clone(), report.workers);
+                self.add(now, allocator, key.clone(), (report.workers, elastic));
             }
         }
         self.schedule(now, allocator);
@@ -175,9 +181,15 @@ impl Jobs {
     }
 
     /// A job has come.
-    fn add(&mut self, now: Duration, allocator: AllocatorSettings, key: JobKey, workers: (u32, u32)) {
+    fn add(
+        &mut self,
+        now: Duration,
+        allocator: AllocatorSettings,
+        key: JobKey,
+        (workers, elastic): ((u32, u32), bool),
+    ) {
         self.settled |= self.jobs.is_empty() && now >= allocator.round;
-        self.jobs.insert(key, Job::new(self.count, now, workers));
+        self.jobs.insert(key, Job::new(self.count, now, workers, elastic));
         self.count += 1;
     }
 
@@ -282,10 +294,8 @@ impl Jobs {
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
             let mut step = job.advance(ctx.now, allocator.notice, settled);
-            if step.is_none() && settled && job.wants_start() && self.may_start(ctx, allocator, key) {
-                let Some(job) = self.jobs.get_mut(key) else { return };
-                job.start(ctx.now);
-                step = Some(Step::Started);
+            if step.is_none() && settled {
+                step = self.start(ctx, allocator, key);
             }
             let (Some(step), Some(job)) = (step, self.jobs.get(key)) else { break };
             if matches!(step, Step::Stopped | Step::Over(_)) {
@@ -297,37 +307,57 @@ impl Jobs {
         self.answer(ctx, effects, allocator, key);
     }
 
-    /// Whether nobody has a worker on the hosts that a job is given.
-    fn may_start(&self, ctx: &Ctx<'_>, allocator: AllocatorSettings, key: &JobKey) -> bool {
-        let Some(job) = self.jobs.get(key) else { return false };
-        let busy: BTreeSet<HostId> =
-            self.jobs.values().flat_map(|job| job.busy(ctx.now, allocator.notice)).collect();
-        job.target.iter().all(|(host, _)| !busy.contains(host))
+    /// Begins a generation of a job that wants one, once nobody has a worker on the hosts where it is to start some.
+    ///
+    /// One that is resized goes on without those hosts until then, if the others are enough.
+    fn start(&mut self, ctx: &Ctx<'_>, allocator: AllocatorSettings, key: &JobKey) -> Option<Step> {
+        let job = self.jobs.get(key)?;
+        let resizes = job.resizes();
+        if !resizes && !job.wants_start() {
+            return None;
+        }
+        let (now, notice) = (ctx.now, allocator.notice);
+        let others = self.jobs.iter().filter(|(other, _)| *other != key);
+        let mut busy: BTreeSet<HostId> = others.flat_map(|(_, job)| job.busy(now, notice)).collect();
+        busy.extend(job.occupied(now, notice));
+        let is_free = |runner: &RunnerKey| (resizes && job.keeps(*runner)) || !busy.contains(&runner.0);
+        let members: Vec<RunnerKey> = job.target.iter().filter(|it| is_free(it)).copied().collect();
+        let whole = members.len() == job.target.len();
+        let job = self.jobs.get_mut(key)?;
+        if !resizes {
+            return whole.then(|| job.start(now));
+        }
+        let members = match whole {
+            true => members,
+            false => members.into_iter().filter(|it| job.keeps(*it)).collect(),
+        };
+        job.resize(now, &members)
     }
 
     /// Answers those runners of a job that have something to do, or have waited long enough.
     fn answer(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, key: &JobKey) {
         let settled = self.settled;
         let Some(job) = self.jobs.get_mut(key) else { return };
-        let due: Vec<(RunnerKey, Question, RunnerOrder)> = job
+        let due: Vec<(RunnerKey, Question, ElasticOrder)> = job
             .runners
             .iter()
             .filter_map(|(runner, known)| {
                 let question = known.question?;
                 let order = job.order(*runner, known, allocator.notice).filter(|_| settled);
-                let waited = (question.until <= ctx.now).then_some(RunnerOrder::Wait);
+                let waited = (question.until <= ctx.now).then_some(RunnerOrder::Wait.into());
                 Some((*runner, question, order.or(waited)?))
             })
             .collect();
         for (runner, question, order) in due {
-            if let RunnerOrder::Over { .. } = order {
+            if let ElasticOrder::Order(RunnerOrder::Over { .. }) = order {
                 job.runners.remove(&runner);
             } else if let Some(known) = job.runners.get_mut(&runner) {
                 known.question = None;
                 known.seen = ctx.now;
                 match order {
-                    RunnerOrder::Offer { place, .. } => known.offered = Some(place.generation),
-                    RunnerOrder::Recall { .. } => {
+                    ElasticOrder::Order(RunnerOrder::Offer { place, .. })
+                    | ElasticOrder::Enter { place, .. } => known.offered = Some(place.generation),
+                    ElasticOrder::Order(RunnerOrder::Recall { .. }) => {
                         let since = *known.recalled.get_or_insert(ctx.now);
                         note(&mut self.due, since.saturating_add(allocator.notice + IGNORED));
                     }
@@ -528,12 +558,16 @@ fn fact(ctx: &Ctx<'_>, effects: &mut Effects, (tenant, name): &JobKey, job: &Job
             let hosts = job.hosts().map(|host| ctx.host_name(host)).collect();
             Fact::JobStarted { tenant, name, generation, hosts, why: job.reason.1.clone() }
         }
+        Step::Resized => {
+            let hosts = job.hosts().map(|host| ctx.host_name(host)).collect();
+            Fact::JobResized { tenant, name, generation, hosts, why: job.reason.1.clone() }
+        }
         Step::Recalled(reason) => Fact::JobRecalled { tenant, name, generation, reason },
         Step::Over(succeeded) => Fact::JobOver { tenant, name, generation, succeeded },
     });
 }
 
-fn send(effects: &mut Effects, to: SessionId, request: u64, order: Result<RunnerOrder, String>) {
+fn send(effects: &mut Effects, to: SessionId, request: u64, order: Result<ElasticOrder, String>) {
     effects.send(to, to_agent::Message::RunnerOrder(v1::RunnerOrder::answer(request, order)));
 }
 

@@ -102,6 +102,8 @@ pub enum Fact {
     NotRegrouped { communicator: CommunicatorId, tenant: String, name: String, within: Duration },
     /// A job has new workers, on these hosts by rank; why.
     JobStarted { tenant: String, name: String, generation: u64, hosts: Vec<String>, why: String },
+    /// An elastic job goes on with other workers, on these hosts by rank; why.
+    JobResized { tenant: String, name: String, generation: u64, hosts: Vec<String>, why: String },
     /// A job's workers are to end.
     JobRecalled { tenant: String, name: String, generation: u64, reason: RecallReason },
     /// A job is over.

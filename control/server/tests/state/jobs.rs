@@ -2,7 +2,9 @@
 
 use super::world::{SECOND, World, hello, settings};
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState};
+use harmonaize_abi::session::{
+    ElasticOrder, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
+};
 use harmonaize_api::v1::{self, AllocationReason, JobPhase, from_agent};
 use harmonaize_server::state::{AllocatorSettings, LivePolicy, SessionId, Settings, Terms};
 use rand::{RngExt, SeedableRng};
@@ -23,11 +25,14 @@ pub(super) struct Runner {
     pub host: usize,
     pub tenant: String,
     pub report: RunnerReport,
+    elastic: bool,
+    /// How many workers it has started.
+    started: u32,
     /// The number of its open question.
     open: Option<u64>,
     /// It ends no worker that it is told to.
     stubborn: bool,
-    /// What it was told, but to wait.
+    /// What it was told, but to wait, to start one beside others, or that its worker runs on.
     orders: Vec<RunnerOrder>,
     refused: String,
     over: Option<bool>,
@@ -39,6 +44,43 @@ pub(super) struct Play {
     pub agents: BTreeMap<usize, SessionId>,
     pub runners: BTreeMap<u64, Runner>,
     requests: u64,
+    numbering: Numbering,
+    /// Faults were over long ago.
+    calm: bool,
+}
+
+/// A generation of a job: the job's tenant, its name, when it came, and the generation.
+type Generation = (String, String, Duration, u64);
+
+/// The places that were given since control started.
+#[derive(Default)]
+struct Numbering {
+    /// How many workers a generation has.
+    sizes: BTreeMap<Generation, u32>,
+    /// The runner of each rank.
+    ranks: BTreeMap<(Generation, Rank), u64>,
+    /// Ranks of workers that ran on to another generation: before and after.
+    kept: BTreeMap<(Generation, u64), BTreeMap<Rank, Rank>>,
+    /// Generations of workers that control did not start, by tenant and job. Of them it may not know the ranks.
+    unknown: BTreeMap<(String, String), u64>,
+}
+
+impl Numbering {
+    /// A worker has a place, and had another one where it ran on.
+    fn given(&mut self, generation: &Generation, runner: u64, place: WorkerPlace, had: Option<WorkerPlace>) {
+        let (tenant, job, came, _) = generation.clone();
+        let size = *self.sizes.entry(generation.clone()).or_insert(place.workers);
+        assert_eq!(size, place.workers, "{generation:?} has two sizes");
+        let holder = *self.ranks.entry((generation.clone(), place.rank)).or_insert(runner);
+        assert_eq!(holder, runner, "two runners of {place:?} of {generation:?}");
+        let unknown = self.unknown.get(&(tenant.clone(), job.clone())).copied().unwrap_or(0);
+        if let Some(had) = had.filter(|had| had.generation > unknown) {
+            let before = (tenant, job, came, had.generation);
+            let kept = self.kept.entry((before, place.generation)).or_default();
+            kept.insert(had.rank, place.rank);
+            assert!(kept.values().is_sorted(), "workers that stay changed their order: {kept:?}");
+        }
+    }
 }
 
 impl Play {
@@ -52,7 +94,8 @@ impl Play {
     pub(super) fn with(settings: Settings) -> Self {
         let world = World::new(settings.clone(), 3);
         let (agents, runners) = (BTreeMap::new(), BTreeMap::new());
-        let mut play = Self { world, settings, agents, runners, requests: 0 };
+        let numbering = Numbering::default();
+        let mut play = Self { world, settings, agents, runners, requests: 0, numbering, calm: false };
         play.connect_all();
         play
     }
@@ -68,12 +111,24 @@ impl Play {
     }
 
     pub(super) fn add(&mut self, host: usize, tenant: &str, job: &str, workers: (u32, u32)) -> u64 {
+        self.add_one(host, (tenant, job), workers, false)
+    }
+
+    fn add_one(
+        &mut self,
+        host: usize,
+        (tenant, job): (&str, &str),
+        workers: (u32, u32),
+        elastic: bool,
+    ) -> u64 {
         let number = self.runners.len() as u64 + self.requests * 1000;
         let report = RunnerReport { runner: number, job: job.to_owned(), workers, state: WorkerState::None };
         let runner = Runner {
             host,
             tenant: tenant.to_owned(),
             report,
+            elastic,
+            started: 0,
             open: None,
             stubborn: false,
             orders: Vec::new(),
@@ -89,6 +144,11 @@ impl Play {
         (0..4).map(|host| self.add(host, tenant, job, workers)).collect()
     }
 
+    /// Runners of an elastic job of tenant `a`.
+    fn add_elastic(&mut self, workers: (u32, u32)) -> Vec<u64> {
+        (0..4).map(|host| self.add_one(host, ("a", "bert"), workers, true)).collect()
+    }
+
     /// A runner asks, unless it does already or cannot.
     fn ask(&mut self, number: u64) {
         let Some(runner) = self.runners.get_mut(&number) else { return };
@@ -98,7 +158,8 @@ impl Play {
         }
         self.requests += 1;
         runner.open = Some(self.requests);
-        let asked = v1::AwaitOrder::of(self.requests, &runner.tenant, runner.report.clone(), SECOND);
+        let report = (runner.report.clone(), runner.elastic);
+        let asked = v1::AwaitOrder::of(self.requests, &runner.tenant, report, SECOND);
         self.world.send(session, from_agent::Message::AwaitOrder(asked));
         self.listen();
     }
@@ -107,14 +168,63 @@ impl Play {
     fn listen(&mut self) {
         for session in self.agents.values().copied().collect::<Vec<_>>() {
             for answer in every!(self.world.received(session), RunnerOrder) {
-                let of = |runner: &&mut Runner| runner.open == Some(answer.request);
-                let Some(runner) = self.runners.values_mut().find(of) else { continue };
-                runner.open = None;
+                let of = |(_, runner): &(&u64, &Runner)| runner.open == Some(answer.request);
+                let Some((number, _)) = self.runners.iter().find(of) else { continue };
+                let number = *number;
                 match answer.outcome() {
-                    Err(refused) => runner.refused = refused.to_string(),
-                    Ok(order) => runner.execute(order),
+                    Err(refused) => {
+                        let runner = self.runners.get_mut(&number).unwrap();
+                        (runner.open, runner.refused) = (None, refused.to_string());
+                    }
+                    Ok(order) => self.carry_out(number, order),
                 }
             }
+        }
+    }
+
+    /// A runner does what it is told.
+    fn carry_out(&mut self, number: u64, order: ElasticOrder) {
+        self.check_recall(number, &order);
+        let before = self.place(number);
+        let runner = self.runners.get_mut(&number).unwrap();
+        runner.open = None;
+        let starts = runner.started;
+        runner.execute(order);
+        let (runs_on, key) = (runner.started == starts, (runner.tenant.clone(), runner.report.job.clone()));
+        let Some(place) = self.place(number).filter(|place| Some(*place) != before) else { return };
+        let Some(job) = self.job(&key) else { return };
+        let came = self.world.now - Duration::from_nanos(job.age_ns);
+        let generation = (key.0, key.1, came, place.generation);
+        self.numbering.given(&generation, number, place, before.filter(|_| runs_on));
+    }
+
+    fn job(&self, (tenant, name): &(String, String)) -> Option<v1::JobStatus> {
+        self.jobs().into_iter().find(|job| (&job.tenant, &job.job) == (tenant, name))
+    }
+
+    /// Of an elastic job that is resized those workers alone end that have no place any more.
+    fn check_recall(&self, number: u64, order: &ElasticOrder) {
+        let runner = &self.runners[&number];
+        let resized = |order: &ElasticOrder| {
+            matches!(order, ElasticOrder::Order(RunnerOrder::Recall { reason: RecallReason::Resized, .. }))
+        };
+        let key = (runner.tenant.clone(), runner.report.job.clone());
+        let Some(job) = self.job(&key).filter(|_| runner.elastic && resized(order)) else { return };
+        let others = || {
+            let of = |other: &&Runner| (&other.tenant, &other.report.job) == (&key.0, &key.1);
+            self.runners.iter().filter(|(other, _)| **other != number).map(|(_, other)| other).filter(of)
+        };
+        let has_place = job.hosts.contains(&format!("h{}", runner.host));
+        match job.phase() {
+            JobPhase::Running => {
+                let twin = others().any(|other| other.host == runner.host);
+                assert!(!has_place || twin, "{runner:?} has a place, and was told to end: {job:?}");
+            }
+            JobPhase::Recalled if self.calm => {
+                let ended = |other: &Runner| matches!(other.report.state, WorkerState::Ended { .. });
+                assert!(others().any(ended), "all workers of {job:?} were told to end");
+            }
+            _ => {}
         }
     }
 
@@ -192,15 +302,40 @@ impl Play {
 }
 
 impl Runner {
-    fn execute(&mut self, order: RunnerOrder) {
+    /// Its worker has a place from now on.
+    fn run_at(&mut self, place: WorkerPlace) {
+        let (least, most) = self.report.workers;
+        assert!(place.rank.0 < place.workers && (least..=most).contains(&place.workers), "{place:?}");
+        self.report.state = WorkerState::Running { place, stopping: false };
+    }
+
+    /// Starts a worker.
+    fn start(&mut self, place: WorkerPlace) {
+        assert!(!matches!(self.report.state, WorkerState::Running { .. }), "offered beside a worker");
+        self.started += 1;
+        self.run_at(place);
+    }
+
+    fn execute(&mut self, order: ElasticOrder) {
+        let order = match order {
+            ElasticOrder::Order(order) => order,
+            ElasticOrder::Enter { place, .. } => {
+                assert!(self.elastic, "{place:?}");
+                return self.start(place);
+            }
+            ElasticOrder::Resize { place } => {
+                assert!(self.elastic, "{place:?}");
+                // It may have ended meanwhile.
+                if let WorkerState::Running { place: had, stopping: false } = self.report.state {
+                    assert!(had.generation < place.generation, "{had:?} {place:?}");
+                    self.run_at(place);
+                }
+                return;
+            }
+        };
         match &order {
             RunnerOrder::Wait => return,
-            RunnerOrder::Offer { place, .. } => {
-                let (least, most) = self.report.workers;
-                assert!(place.rank.0 < place.workers && (least..=most).contains(&place.workers), "{place:?}");
-                assert!(!matches!(self.report.state, WorkerState::Running { .. }), "offered beside a worker");
-                self.report.state = WorkerState::Running { place: *place, stopping: false };
-            }
+            RunnerOrder::Offer { place, .. } => self.start(*place),
             RunnerOrder::Recall { generation, .. } => {
                 // It may have ended meanwhile.
                 let WorkerState::Running { place, .. } = self.report.state else { return };
@@ -490,9 +625,107 @@ fn a_worker_that_ignores_its_recall_holds_its_host_for_its_notice() {
     assert!(play.place(other).is_some(), "{:?}", play.jobs());
 }
 
+#[test]
+fn an_elastic_job_is_resized_while_its_workers_run() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let first = play.add_elastic((1, 4));
+    play.wait_seconds(3);
+    let second = play.add_all("b", "gpt", (2, 2));
+    play.wait_seconds(40);
+    let places = |play: &Play| -> Vec<(u64, u64, u32)> {
+        let places = first.iter().filter_map(|it| Some((*it, play.place(*it)?)));
+        places.map(|(runner, place)| (runner, place.generation, place.workers)).collect()
+    };
+    let kept = places(&play);
+    assert_eq!(
+        kept.iter().map(|(_, generation, workers)| (*generation, *workers)).collect::<Vec<_>>(),
+        [(2, 2); 2]
+    );
+    let kept: BTreeSet<u64> = kept.into_iter().map(|(runner, ..)| runner).collect();
+    assert_eq!(second.iter().filter(|it| play.place(**it).is_some()).count(), 2);
+    for runner in &first {
+        let ended = play.runners[runner]
+            .orders
+            .iter()
+            .any(|order| matches!(order, RunnerOrder::Recall { reason: RecallReason::Resized, .. }));
+        assert_eq!(ended, !kept.contains(runner), "{:#?}", play.runners[runner]);
+    }
+    // It grows again, and those that ran on do so once more.
+    second.into_iter().for_each(|runner| play.die(runner));
+    play.wait_seconds(40);
+    assert_eq!(places(&play), first.iter().map(|runner| (*runner, 3, 4)).collect::<Vec<_>>());
+    for runner in &first {
+        let started = if kept.contains(runner) { 1 } else { 2 };
+        assert_eq!(play.runners[runner].started, started, "{:#?}", play.runners[runner]);
+    }
+}
+
+/// Places of workers that have run on since they first started.
+fn run_on(play: &Play, runners: &[u64]) -> Vec<(u64, Rank, u32)> {
+    let place = |it: &u64| {
+        assert_eq!(play.runners[it].started, 1, "{:#?}", play.runners[it]);
+        play.place(*it)
+    };
+    let places = runners.iter().filter_map(place);
+    places.map(|place| (place.generation, place.rank, place.workers)).collect()
+}
+
+#[test]
+fn an_elastic_job_goes_on_without_a_lost_runner() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_elastic((2, 4));
+    play.wait_seconds(3);
+    play.die(runners[1]);
+    play.wait_seconds(3);
+    let left = [runners[0], runners[2], runners[3]];
+    assert_eq!(run_on(&play, &left), [0, 1, 2].map(|rank| (2, Rank(rank), 3)));
+    // Below its fewest it cannot.
+    play.die(runners[0]);
+    play.die(runners[2]);
+    play.wait_seconds(3);
+    assert_eq!(play.place(runners[3]), None);
+}
+
+#[test]
+fn a_restarted_control_goes_on_with_a_job_half_resized() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_elastic((2, 4));
+    play.wait_seconds(3);
+    let session = play.agents.remove(&3).unwrap();
+    play.world.gone(session);
+    play.runners.get_mut(&runners[3]).unwrap().open = None;
+    play.die(runners[0]);
+    play.wait_seconds(3);
+    let left = &runners[1..];
+    assert_eq!(run_on(&play, left), [(2, Rank(0), 3), (2, Rank(1), 3), (1, Rank(3), 4)]);
+    play.restart();
+    play.wait_seconds(100);
+    assert_eq!(run_on(&play, left), [0, 1, 2].map(|rank| (3, Rank(rank), 3)));
+    assert_eq!(play.jobs()[0].phase(), JobPhase::Running);
+}
+
+#[test]
+fn runners_of_a_job_are_elastic_all_or_none() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    play.add_one(0, ("a", "bert"), (1, 2), true);
+    let other = play.add(1, "a", "bert", (1, 2));
+    match play.runners[&other].orders.as_slice() {
+        [RunnerOrder::Infeasible { text, .. }] => assert!(text.contains("--elastic"), "{text}"),
+        orders => panic!("{orders:?}"),
+    }
+}
+
 impl Play {
     /// Control starts anew, and knows nothing; agents come back at once.
     fn restart(&mut self) {
+        self.numbering = Numbering::default();
+        for runner in self.runners.values() {
+            if let WorkerState::Running { place, .. } = runner.report.state {
+                let key = (runner.tenant.clone(), runner.report.job.clone());
+                let unknown = self.numbering.unknown.entry(key).or_default();
+                *unknown = place.generation.max(*unknown);
+            }
+        }
         self.world = World::new(self.settings.clone(), 4);
         self.agents.clear();
         self.runners.values_mut().for_each(|runner| runner.open = None);
@@ -500,7 +733,7 @@ impl Play {
         self.ask_all();
     }
 
-    fn step(&mut self, rng: &mut ChaCha8Rng) {
+    fn step(&mut self, rng: &mut ChaCha8Rng, elastic: [bool; 5]) {
         const JOBS: [(&str, &str, (u32, u32)); 5] = [
             ("a", "j0", (1, 4)),
             ("a", "j1", (2, 2)),
@@ -513,8 +746,9 @@ impl Play {
         let chosen = self.runners.keys().nth(at).copied();
         match (rng.random_range(0..100), chosen) {
             (0..25, _) if self.runners.len() < 24 => {
-                let (tenant, job, workers) = JOBS[rng.random_range(0..JOBS.len())];
-                self.add(host, tenant, job, workers);
+                let at = rng.random_range(0..JOBS.len());
+                let (tenant, job, workers) = JOBS[at];
+                self.add_one(host, (tenant, job), workers, elastic[at]);
             }
             (25..32, Some(number)) => self.die(number),
             (32..45, Some(number)) => {
@@ -553,9 +787,10 @@ fn whatever_happens_no_host_has_two_workers_and_no_job_is_lost() {
         println!("seed {seed}");
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let policy = LivePolicy::ALL[rng.random_range(0..2)];
+        let elastic = std::array::from_fn(|_| rng.random_range(0..2) == 0);
         let mut play = Play::new(policy);
         for _ in 0..500 {
-            play.step(&mut rng);
+            play.step(&mut rng, elastic);
         }
         // All faults are over: whatever can run does, and ends.
         play.connect_all();
@@ -563,6 +798,7 @@ fn whatever_happens_no_host_has_two_workers_and_no_job_is_lost() {
             play.runners.iter().filter(|(_, runner)| runner.stubborn).map(|(number, _)| *number).collect();
         stubborn.into_iter().for_each(|number| play.die(number));
         for second in 0..1500 {
+            play.calm = second > 300;
             play.wait(SECOND);
             if second % 50 == 49 {
                 for runner in play.runners.values_mut() {

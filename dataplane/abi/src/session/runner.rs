@@ -165,6 +165,41 @@ pub enum RunnerOrder {
     },
 }
 
+/// What a runner of an elastic job is to do: its workers run on when the job gets more hosts or fewer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ElasticOrder {
+    /// What a runner of any job may be told. An offer is a place in a generation whose workers all start.
+    Order(RunnerOrder),
+    /// The worker runs on, at a place in a later generation. A runner without one does nothing.
+    Resize {
+        /// Its place.
+        place: WorkerPlace,
+    },
+    /// Start a worker beside those that run on.
+    Enter {
+        /// Its place.
+        place: WorkerPlace,
+        /// How long a worker has to end when it is asked to, in nanoseconds.
+        notice_ns: u64,
+    },
+}
+
+impl ElasticOrder {
+    /// The order as a runner of any other job has it: what is for elastic ones alone is nothing to do.
+    pub fn of_any_job(self) -> RunnerOrder {
+        match self {
+            Self::Order(order) => order,
+            Self::Resize { .. } | Self::Enter { .. } => RunnerOrder::Wait,
+        }
+    }
+}
+
+impl From<RunnerOrder> for ElasticOrder {
+    fn from(order: RunnerOrder) -> Self {
+        Self::Order(order)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

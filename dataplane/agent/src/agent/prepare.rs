@@ -494,7 +494,8 @@ mod tests {
             let state = WorkerState::None;
             let report = RunnerReport { runner: 1, job: "job".to_owned(), workers: (1, 1), state };
             let (reply, answer) = oneshot::channel();
-            let question = Question::Runner { report, wait: Duration::from_secs(1), reply };
+            let wait = Duration::from_secs(1);
+            let question = Question::Runner { report, elastic: false, wait, reply };
             agent.handle_request(SessionRequest::Ask { attachment: AttachmentId(1), question });
             assert!(matches!(messages.try_recv(), Ok(from_agent::Message::AwaitOrder(_))));
             if stops {

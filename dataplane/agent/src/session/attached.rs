@@ -9,10 +9,10 @@ use crate::counters::Counted;
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    ALL_EVENTS, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, FailureDetail,
-    JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, RUNNERS, Reason, Refusal,
-    RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode, encode,
-    full_name, is_name, length,
+    ALL_EVENTS, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, ElasticOrder,
+    FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, RUNNERS, Reason,
+    Refusal, RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode,
+    encode, full_name, is_name, length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -449,9 +449,27 @@ impl AttachedSession {
                 id,
                 RequestKind::Runner,
                 report.check().map_err(|error| error.to_string().into()),
-                |reply| Question::Runner { report, wait: Duration::from_nanos(wait_ns), reply },
+                |reply| Question::Runner {
+                    report,
+                    elastic: false,
+                    wait: Duration::from_nanos(wait_ns),
+                    reply,
+                },
                 || Err(NO_JOBS.into()),
-                move |order| Answer::Runner { id, order },
+                move |order| Answer::Runner { id, order: order.map(ElasticOrder::of_any_job) },
+            ),
+            Request::Elastic { id, report, wait_ns } => self.ask(
+                id,
+                RequestKind::Runner,
+                report.check().map_err(|error| error.to_string().into()),
+                |reply| Question::Runner {
+                    report,
+                    elastic: true,
+                    wait: Duration::from_nanos(wait_ns),
+                    reply,
+                },
+                || Err(NO_JOBS.into()),
+                move |order| Answer::Elastic { id, order },
             ),
             Request::Grow { id, bytes } => {
                 let made = self.memory.grow(bytes);
@@ -674,7 +692,7 @@ fn repeatable(request: &Request) -> Option<RequestKind> {
         Request::Negotiate { .. } => Some(RequestKind::Negotiate),
         Request::Iteration { .. } | Request::Batch { .. } => Some(RequestKind::Iteration),
         Request::Hint { .. } => Some(RequestKind::Hint),
-        Request::Runner { .. } => Some(RequestKind::Runner),
+        Request::Runner { .. } | Request::Elastic { .. } => Some(RequestKind::Runner),
         _ => None,
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn session(bytes: &[u8]) {
         Request::Iteration { knobs, .. } if knobs.check().is_ok() => drop(knobs.fallback()),
         Request::Hint { hints, .. } => drop(hints.check()),
         Request::Batch { batch, .. } => drop(batch.check()),
-        Request::Runner { report, .. } => drop(report.check()),
+        Request::Runner { report, .. } | Request::Elastic { report, .. } => drop(report.check()),
         _ => {}
     }
 }

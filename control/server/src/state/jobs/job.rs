@@ -2,7 +2,7 @@
 
 use crate::state::output::SessionId;
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{RecallReason, RunnerOrder, WorkerPlace, WorkerState};
+use harmonaize_abi::session::{ElasticOrder, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
 use harmonaize_api::v1::AllocationReason;
 use harmonaize_planner::HostId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +36,8 @@ pub(super) struct Question {
 pub(super) struct Runner {
     /// What has become of its worker, as it says.
     pub state: WorkerState,
+    /// The generation in which its worker starts, or started. What it says of earlier ones is over.
+    pub started: u64,
     /// It was offered the place of this generation, and has not said that it runs.
     pub offered: Option<u64>,
     /// Since when its worker is to end.
@@ -49,7 +51,8 @@ pub(super) struct Runner {
 impl Runner {
     /// One that has just come, without a worker.
     pub(super) fn new(now: Duration) -> Self {
-        Self { state: WorkerState::None, offered: None, recalled: None, question: None, seen: now }
+        let state = WorkerState::None;
+        Self { state, started: 0, offered: None, recalled: None, question: None, seen: now }
     }
 
     /// Whether it goes on with a worker that it should have ended long ago.
@@ -75,9 +78,13 @@ pub(super) struct Job {
     pub arrived: Duration,
     /// The fewest and the most workers.
     pub workers: (u32, u32),
+    /// Its workers run on when it gets more hosts or fewer.
+    pub elastic: bool,
     pub runners: BTreeMap<RunnerKey, Runner>,
     /// Counts its sets of workers.
     pub generation: u64,
+    /// The last generation whose workers all started. Of an elastic job some run on in later ones.
+    started: u64,
     /// The runners of the generation, by rank; none: it has no workers. A rank is unknown while control learns who runs.
     pub ranks: Vec<Option<RunnerKey>>,
     /// Why the generation's workers are to end.
@@ -106,16 +113,20 @@ pub(super) enum Step {
     Stopped,
     /// It has a new generation of workers.
     Started,
+    /// It has one in which some workers run on.
+    Resized,
 }
 
 impl Job {
-    pub(super) fn new(number: usize, arrived: Duration, workers: (u32, u32)) -> Self {
+    pub(super) fn new(number: usize, arrived: Duration, workers: (u32, u32), elastic: bool) -> Self {
         Self {
             number,
             arrived,
             workers,
+            elastic,
             runners: BTreeMap::new(),
             generation: 0,
+            started: 0,
             ranks: Vec::new(),
             recall: None,
             target: Vec::new(),
@@ -155,10 +166,27 @@ impl Job {
         self.ranks.iter().flatten().map(|(host, _)| *host)
     }
 
-    /// Hosts that it may have a worker on, or has given to its workers.
+    /// Hosts that it may have a worker on, or has given to its workers. Where a runner is gone, so is its worker.
     pub(super) fn busy(&self, now: Duration, notice: Duration) -> impl Iterator<Item = HostId> {
+        let given = self.ranks.iter().flatten().filter(move |member| self.runners.contains_key(*member));
+        given.map(|(host, _)| *host).chain(self.occupied(now, notice))
+    }
+
+    /// Hosts that it may have a worker on.
+    pub(super) fn occupied(&self, now: Duration, notice: Duration) -> impl Iterator<Item = HostId> {
         let own = self.runners.iter().filter(move |(_, runner)| runner.occupies(now, notice));
-        self.hosts().chain(own.map(|((host, _), _)| *host))
+        own.map(|((host, _), _)| *host)
+    }
+
+    /// Whether a runner's worker runs on when the job is resized: it runs, or is about to start.
+    pub(super) fn keeps(&self, key: RunnerKey) -> bool {
+        let Some(runner) = self.runners.get(&key).filter(|runner| runner.recalled.is_none()) else {
+            return false;
+        };
+        match runner.state {
+            WorkerState::Running { stopping, .. } => !stopping,
+            WorkerState::None | WorkerState::Ended { .. } => self.rank_of(key).is_some(),
+        }
     }
 
     /// Takes in a worker that runs since before control did: of several generations the latest is the job's.
@@ -197,15 +225,7 @@ impl Job {
             self.recall = None;
             return Some(Step::Stopped);
         }
-        let ended = |member: &Option<RunnerKey>| match self.runners.get(member.as_ref()?)?.state {
-            WorkerState::Ended { place, succeeded } if place.generation == self.generation => Some(succeeded),
-            _ => None,
-        };
-        let states: Vec<Option<bool>> = self.ranks.iter().map(ended).collect();
-        let lost = self.ranks.iter().any(|member| match member {
-            Some(runner) => !self.runners.contains_key(runner),
-            None => complete,
-        });
+        let states = self.ends();
         let step = if states.contains(&Some(false)) {
             let failures = self.failures(now) + 1;
             self.failures = (failures, now);
@@ -215,7 +235,9 @@ impl Job {
             }
         } else if states.iter().all(|state| *state == Some(true)) {
             Step::Over(true)
-        } else if lost {
+        } else if self.elastic && (!complete || self.resizes()) {
+            return None;
+        } else if self.has_lost(complete) {
             Step::Recalled(RecallReason::WorkerLost)
         } else if complete && !self.is_on_target() {
             Step::Recalled(match self.target.is_empty() {
@@ -238,9 +260,31 @@ impl Job {
                 self.reason = (AllocationReason::Over, text);
             }
             Step::Recalled(reason) => self.recall = Some(reason),
-            Step::Stopped | Step::Started => {}
+            Step::Stopped | Step::Started | Step::Resized => {}
         }
         Some(step)
+    }
+
+    /// By rank whether the generation's workers have ended with success; none where they have not ended.
+    fn ends(&self) -> Vec<Option<bool>> {
+        let ended = |member: &Option<RunnerKey>| {
+            let runner = self.runners.get(member.as_ref()?)?;
+            match runner.state {
+                WorkerState::Ended { place, succeeded } if place.generation >= runner.started => {
+                    Some(succeeded)
+                }
+                _ => None,
+            }
+        };
+        self.ranks.iter().map(ended).collect()
+    }
+
+    /// Whether a rank of the generation has no runner. `complete`: every rank must be known.
+    fn has_lost(&self, complete: bool) -> bool {
+        self.ranks.iter().any(|member| match member {
+            Some(runner) => !self.runners.contains_key(runner),
+            None => complete,
+        })
     }
 
     fn is_on_target(&self) -> bool {
@@ -266,8 +310,39 @@ impl Job {
         self.over.is_none() && self.ranks.is_empty() && !self.target.is_empty()
     }
 
+    /// Whether it is to go on with other workers beside some that run on.
+    ///
+    /// Not once a worker has ended: the job is about to be over.
+    pub(super) fn resizes(&self) -> bool {
+        let runs = self.over.is_none() && self.recall.is_none() && !self.ranks.is_empty();
+        self.elastic
+            && runs
+            && (self.has_lost(true) || !self.is_on_target())
+            && self.ends().iter().all(Option::is_none)
+            && self.target.iter().any(|runner| self.keeps(*runner))
+    }
+
     /// Begins a generation on the hosts that the last round gave it.
-    pub(super) fn start(&mut self, now: Duration) {
+    pub(super) fn start(&mut self, now: Duration) -> Step {
+        let members = self.target.clone();
+        self.begin(now, &members, &members);
+        self.started = self.generation;
+        Step::Started
+    }
+
+    /// Goes on with these in another generation, by rank; not where they are too few, or those that it has.
+    pub(super) fn resize(&mut self, now: Duration, members: &[RunnerKey]) -> Option<Step> {
+        let same = self.ranks.iter().copied().eq(members.iter().copied().map(Some));
+        if same || members.len() < self.workers.0 as usize {
+            return None;
+        }
+        let new: Vec<RunnerKey> = members.iter().filter(|runner| !self.keeps(**runner)).copied().collect();
+        self.begin(now, members, &new);
+        Some(Step::Resized)
+    }
+
+    /// Begins a generation of these, by rank, of whom some are `new`.
+    fn begin(&mut self, now: Duration, members: &[RunnerKey], new: &[RunnerKey]) {
         self.account(now);
         // Whatever a runner says of earlier workers is of an earlier generation.
         let reported = self.runners.values().filter_map(|runner| match runner.state {
@@ -275,32 +350,43 @@ impl Job {
             WorkerState::None => None,
         });
         self.generation = reported.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
-        self.ranks = self.target.iter().copied().map(Some).collect();
+        self.ranks = members.iter().copied().map(Some).collect();
+        for key in new {
+            if let Some(runner) = self.runners.get_mut(key) {
+                runner.started = self.generation;
+            }
+        }
     }
 
     /// What a runner is to do; nothing new where none.
-    pub(super) fn order(&self, key: RunnerKey, runner: &Runner, notice: Duration) -> Option<RunnerOrder> {
+    pub(super) fn order(&self, key: RunnerKey, runner: &Runner, notice: Duration) -> Option<ElasticOrder> {
         let notice_ns = u64::try_from(notice.as_nanos()).unwrap_or(u64::MAX);
+        let (generation, workers) = (self.generation, u32::try_from(self.ranks.len()).unwrap_or(u32::MAX));
         let rank = self.rank_of(key).filter(|_| self.recall.is_none());
-        match (runner.state, self.over) {
-            (WorkerState::Running { stopping: true, .. }, _) => None,
-            (WorkerState::Running { place, .. }, _) => {
-                let workers = place.workers as usize == self.ranks.len();
-                if rank == Some(place.rank) && place.generation == self.generation && workers {
-                    return None;
+        let place = rank.map(|rank| WorkerPlace { generation, rank, workers });
+        let order = match (runner.state, self.over) {
+            (WorkerState::Running { stopping: true, .. }, _) => return None,
+            (WorkerState::Running { place: has, .. }, _) => match place {
+                Some(place) if place == has => return None,
+                Some(place) if self.elastic => return Some(ElasticOrder::Resize { place }),
+                _ => {
+                    let own = self.recall.filter(|_| has.generation == generation || self.elastic);
+                    let failed = (self.over == Some(false)).then_some(RecallReason::WorkerFailed);
+                    let others = (self.elastic && !self.ranks.is_empty()).then_some(RecallReason::Resized);
+                    let reason = own.or(failed).or(others).unwrap_or(RecallReason::Outdated);
+                    RunnerOrder::Recall { generation: has.generation, reason, notice_ns }
                 }
-                let own = self.recall.filter(|_| place.generation == self.generation);
-                let failed = (self.over == Some(false)).then_some(RecallReason::WorkerFailed);
-                let reason = own.or(failed).unwrap_or(RecallReason::Outdated);
-                Some(RunnerOrder::Recall { generation: place.generation, reason, notice_ns })
-            }
-            (_, Some(succeeded)) => Some(RunnerOrder::Over { succeeded }),
-            (WorkerState::Ended { place, .. }, None) if place.generation == self.generation => None,
+            },
+            (_, Some(succeeded)) => RunnerOrder::Over { succeeded },
+            (WorkerState::Ended { place, .. }, None) if place.generation >= runner.started => return None,
             (WorkerState::None | WorkerState::Ended { .. }, None) => {
-                let workers = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
-                let place = WorkerPlace { generation: self.generation, rank: rank?, workers };
-                Some(RunnerOrder::Offer { place, notice_ns })
+                let place = place?;
+                if self.elastic && generation != self.started {
+                    return Some(ElasticOrder::Enter { place, notice_ns });
+                }
+                RunnerOrder::Offer { place, notice_ns }
             }
-        }
+        };
+        Some(order.into())
     }
 }

@@ -231,8 +231,8 @@ impl Assumed {
                 }
             }
         }
-        if let Some(AssumedJob { key, workers: asked, hosts }) = &self.job {
-            jobs.add(ctx.now, allocator, key.clone(), workers.unwrap_or(*asked));
+        if let Some(AssumedJob { key, workers: range, hosts }) = &self.job {
+            jobs.add(ctx.now, allocator, key.clone(), (workers.unwrap_or(*range), false));
             if let Some(job) = jobs.jobs.get_mut(key) {
                 job.runners = hosts.iter().map(|host| ((*host, 0), Runner::new(ctx.now))).collect();
             }
@@ -262,10 +262,10 @@ fn shown(text: &str) -> String {
 fn assumed_job(
     ctx: &Ctx<'_>,
     jobs: &Jobs,
-    asked: &v1::AssumedJob,
+    assumed: &v1::AssumedJob,
     with: &BTreeSet<HostId>,
 ) -> Result<AssumedJob, WhatIfError> {
-    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names } = asked;
+    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names } = assumed;
     let range = (*workers_min, *workers_max);
     let report = RunnerReport { runner: 0, job: job.clone(), workers: range, state: WorkerState::None };
     report.check()?;

@@ -49,7 +49,7 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
             (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
         }
         Message::AwaitOrder(asked) => {
-            let answer = v1::RunnerOrder::answer(asked.request, turn_away(asked, text));
+            let answer = v1::RunnerOrder::answer(asked.request, turn_away(asked, text).map(Into::into));
             (&asked.tenant, "run a job", to_agent::Message::RunnerOrder(answer))
         }
         Message::Hello(_)
