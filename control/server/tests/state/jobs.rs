@@ -681,6 +681,8 @@ fn an_elastic_job_goes_on_without_a_lost_runner() {
     assert_eq!(run_on(&play, &left), [0, 1, 2].map(|rank| (2, Rank(rank), 3)));
     // Below its fewest it cannot.
     play.die(runners[0]);
+    // Control hears of the next one by the question that it asks again.
+    play.wait_seconds(1);
     play.die(runners[2]);
     play.wait_seconds(3);
     assert_eq!(play.place(runners[3]), None);
