@@ -489,7 +489,7 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
     }
     let most = most_workers(ctx, tenant);
     if report.workers.0 > most {
-        return infeasible(too_many(report.workers, most), (most, most));
+        return infeasible(over_limit(report.workers, most), (most, most));
     }
     match report.state {
         // A tenant may have had more before.
@@ -503,7 +503,7 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
 }
 
 /// Why a range of workers is never given to a tenant whose jobs have so many at most.
-fn too_many((least, largest): (u32, u32), most: u32) -> String {
+fn over_limit((least, largest): (u32, u32), most: u32) -> String {
     format!(
         "{least}..{largest} workers, and this tenant's jobs have {most} at most; the nearest range is {most}..{most}"
     )

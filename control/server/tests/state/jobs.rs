@@ -60,7 +60,7 @@ struct Numbering {
     /// The runner of each rank.
     ranks: BTreeMap<(Generation, Rank), u64>,
     /// Ranks of workers that ran on to another generation: before and after.
-    kept: BTreeMap<(Generation, u64), BTreeMap<Rank, Rank>>,
+    survivors: BTreeMap<(Generation, u64), BTreeMap<Rank, Rank>>,
     /// Generations of workers that control did not start, by tenant and job. Of them it may not know the ranks.
     unknown: BTreeMap<(String, String), u64>,
 }
@@ -76,7 +76,7 @@ impl Numbering {
         let unknown = self.unknown.get(&(tenant.clone(), job.clone())).copied().unwrap_or(0);
         if let Some(had) = had.filter(|had| had.generation > unknown) {
             let before = (tenant, job, came, had.generation);
-            let kept = self.kept.entry((before, place.generation)).or_default();
+            let kept = self.survivors.entry((before, place.generation)).or_default();
             kept.insert(had.rank, place.rank);
             assert!(kept.values().is_sorted(), "workers that stay changed their order: {kept:?}");
         }

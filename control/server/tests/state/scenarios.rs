@@ -343,7 +343,7 @@ fn formed(world: &mut World, session: SessionId, join: v1::Join, links: v1::Link
 }
 
 /// What control says that tenant `a` has of its limits.
-fn told_limits(world: &World) -> Vec<(String, u64, u64)> {
+fn limits_of(world: &World) -> Vec<(String, u64, u64)> {
     let mut tenants = world.state.queries(world.now).tenants().tenants;
     let limits = tenants.remove(0).limits.into_iter();
     limits.map(|limit| (limit.key, limit.used, limit.max)).collect()
@@ -366,12 +366,12 @@ fn landing_memory_is_limited_over_all_hosts() {
         text.contains("have 101 bytes") && text.contains("of 100") && text.contains("`landing`"),
         "{text}"
     );
-    assert_eq!(told_limits(&world), [("landing".to_owned(), 101, 100)]);
+    assert_eq!(limits_of(&world), [("landing".to_owned(), 101, 100)]);
     world.join_as(sessions[1], "b", "theirs", 0, 1);
     only!(world.received(sessions[1]), Form);
     // The end of one makes room on whichever host.
     world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: last }));
-    assert_eq!(told_limits(&world), [("landing".to_owned(), 100, 100)]);
+    assert_eq!(limits_of(&world), [("landing".to_owned(), 100, 100)]);
     form(&mut world, 1, "four", 0);
 }
 
@@ -394,7 +394,7 @@ fn descriptors_are_limited_over_all_hosts() {
     // Of a host without ranks of the tenant neither its processes nor links are counted.
     world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: one }));
     formed(&mut world, sessions[1], join("two"), links);
-    assert_eq!(told_limits(&world), [("descriptors".to_owned(), 14, 20)]);
+    assert_eq!(limits_of(&world), [("descriptors".to_owned(), 14, 20)]);
 }
 
 #[test]

@@ -45,15 +45,15 @@ pub(crate) fn budget(said: Option<&v1::Budget>) -> Result<Budget, BudgetError> {
 }
 
 /// The codecs that an agent says it takes, with what they take there; the first of each.
-pub(crate) fn levels(told: &[v1::CodecSpeed]) -> Vec<Level> {
+pub(crate) fn levels(speeds: &[v1::CodecSpeed]) -> Vec<Level> {
     let mut levels: Vec<Level> = Vec::new();
-    for told in told.iter().take(MOST_CODECS) {
+    for own in speeds.iter().take(MOST_CODECS) {
         // Aggregators' codes are no chunk's.
         let of_chunks = |codec: &Codec| *codec != Codec::EXACT && *codec != Codec::SHARED4;
-        let Some(codec) = Codec::named(&told.codec).filter(of_chunks) else { continue };
+        let Some(codec) = Codec::named(&own.codec).filter(of_chunks) else { continue };
         let typical = Level::typical(codec);
-        let speed = |told: u64, typical: f64| if told == 0 { typical } else { told as f64 };
-        let (encode, decode) = (speed(told.encode, typical.encode), speed(told.decode, typical.decode));
+        let speed = |speed: u64, typical: f64| if speed == 0 { typical } else { speed as f64 };
+        let (encode, decode) = (speed(own.encode, typical.encode), speed(own.decode, typical.decode));
         if levels.iter().all(|known| known.codec != codec) {
             levels.push(Level { encode, decode, ..typical });
         }

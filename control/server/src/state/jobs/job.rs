@@ -293,7 +293,7 @@ impl Job {
     }
 
     /// In a copy: its workers have ended and started as they are to.
-    pub(super) fn settle(&mut self, now: Duration, notice: Duration) {
+    pub(super) fn assume_target(&mut self, now: Duration, notice: Duration) {
         if self.recall.is_none() && self.is_on_target() {
             return;
         }

@@ -142,7 +142,7 @@ impl WhatIf {
         // Until control has learned who runs where, nobody is to end or to start.
         let settled = jobs.settled;
         for job in jobs.jobs.values_mut().filter(|job| settled && job.over.is_none()) {
-            job.settle(*now, allocator.notice);
+            job.assume_target(*now, allocator.notice);
         }
         let otherwise =
             with_ctx(settings, facts, *now, |ctx| next_round(ctx, *allocator, jobs.clone()))?.jobs;

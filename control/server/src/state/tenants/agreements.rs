@@ -200,10 +200,10 @@ impl Agreements {
         effects: &mut Effects,
         room: &Room<'_>,
         from: SessionId,
-        asked: &v1::Negotiate,
+        request: &v1::Negotiate,
     ) {
-        if let Some(outcome) = self.considered(ctx, effects, room, from, asked) {
-            negotiated(effects, from, asked.request, &outcome);
+        if let Some(outcome) = self.considered(ctx, effects, room, from, request) {
+            negotiated(effects, from, request.request, &outcome);
         }
     }
 

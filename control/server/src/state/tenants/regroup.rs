@@ -134,9 +134,9 @@ impl Regroups {
         ctx: &Ctx<'_>,
         key: &Key,
         from: SessionId,
-        asked: &v1::Regroup,
+        request: &v1::Regroup,
     ) -> Option<(CommunicatorId, u32)> {
-        let (id, rank) = (CommunicatorId(asked.communicator), asked.previous_rank);
+        let (id, rank) = (CommunicatorId(request.communicator), request.previous_rank);
         let live = ctx.communicators.get(&id).is_some_and(|known| {
             let member = known.member_of(from).filter(|member| member.ranks.contains(&rank));
             (&known.tenant, &known.name) == (&key.0, &key.1) && member.is_some() && known.holds(rank)

@@ -49,9 +49,9 @@ const TENANT_CHARS: usize = 300;
 
 impl Session {
     /// Takes in which tenants an agent serves, within bounds.
-    pub(crate) fn serves(&mut self, told: &v1::TenantsServed) {
+    pub(crate) fn serves(&mut self, report: &v1::TenantsServed) {
         let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(TENANT_CHARS).collect();
-        let known = told.tenants.iter().take(MOST_TENANTS);
+        let known = report.tenants.iter().take(MOST_TENANTS);
         let known = known.filter(|tenant| is_tenant_name(&tenant.name));
         self.tenants = known.map(|one| (one.name.clone(), (text(&one.socket), text(&one.refused)))).collect();
     }

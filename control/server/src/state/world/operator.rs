@@ -269,9 +269,9 @@ const MOST_USERS: usize = 64;
 fn add_tenant(
     settings: &Settings,
     added: Nanos,
-    asked: &v1::AddTenantRequest,
+    request: &v1::AddTenantRequest,
 ) -> Result<Vec<Change>, InstructionError> {
-    let v1::AddTenantRequest { name, uids, hosts, quota } = asked.clone();
+    let v1::AddTenantRequest { name, uids, hosts, quota } = request.clone();
     let known = &settings.tenants;
     if !is_tenant_name(&name) {
         return Err(InstructionError::BadName(name.chars().take(80).collect()));
