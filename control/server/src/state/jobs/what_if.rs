@@ -2,7 +2,7 @@
 //! copies, by the code that decides rounds.
 
 use super::job::{Job, Runner};
-use super::{JobKey, Jobs, MOST_JOBS, most_workers, round, too_many};
+use super::{JobKey, Jobs, MOST_JOBS, most_workers, over_limit, round};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::SessionId;
@@ -42,7 +42,7 @@ pub enum WhatIfError {
     #[error(transparent)]
     Job(#[from] RunnerError),
     /// More workers than a job of the tenant may have.
-    #[error("{}", too_many(*range, *most))]
+    #[error("{}", over_limit(*range, *most))]
     Workers {
         /// The fewest and the most workers that it was to have.
         range: (u32, u32),
