@@ -72,6 +72,7 @@ const JSON_MESSAGES: &[&str] = &[
     "TelemetryCost",
     "TelemetryLosses",
     "TenantAtHost",
+    "TenantLimit",
     "TenantRecord",
     "TenantStatus",
     "TenantsReply",

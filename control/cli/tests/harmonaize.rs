@@ -88,7 +88,7 @@ async fn run_fake_agent(control: SocketAddr, host: &str, rank: u32) {
                         ..Default::default()
                     }];
                     let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-                    from_agent::Message::Prepared(v1::Prepared { communicator, epoch })
+                    from_agent::Message::Prepared(v1::Prepared { communicator, epoch, links: None })
                 }
                 to_agent::Message::Ready(v1::Ready { communicator, epoch }) => {
                     from_agent::Message::Switched(v1::Switched { communicator, epoch, first_segment: 1 })

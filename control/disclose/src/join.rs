@@ -145,6 +145,20 @@ pub enum JoinFailure {
         /// Most that there may be.
         max: u32,
     },
+    /// The tenant takes more descriptors of agents than it may, on all hosts together.
+    TooManyDescriptorsInSum {
+        /// Those of its processes and of links.
+        used: u64,
+        /// Most that there may be.
+        max: u32,
+    },
+    /// The tenant's communicators take more memory of agents than they may, on all hosts together.
+    TooMuchLandingInSum {
+        /// What they take, in bytes.
+        used: u64,
+        /// Most that they may take, in bytes.
+        max: u64,
+    },
     /// The tenant's ranks join more often than they may, on all hosts together.
     JoinsTooOften {
         /// In the long run.
@@ -276,6 +290,20 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
             format!(
                 "the tenant's processes have rings for {used} operations in flight on all hosts together, of {most} that it may have; \
                  detach some or have smaller rings, or ask the provider for a larger `operations`"
+            ),
+        ),
+        JoinFailure::TooManyDescriptorsInSum { used, max: most } => (
+            vec![],
+            format!(
+                "the tenant's processes and links have {used} descriptors of agents on all hosts together, of {most} that it may \
+                 have; leave communicators or detach processes, or ask the provider for a larger `descriptors`"
+            ),
+        ),
+        JoinFailure::TooMuchLandingInSum { used, max: most } => (
+            vec![],
+            format!(
+                "the tenant's communicators have {used} bytes of agents' memory on all hosts together, of {most} that it may have; \
+                 leave communicators, or ask the provider for a larger `landing`"
             ),
         ),
         JoinFailure::JoinsTooOften { per_second, at_once, after } => (

@@ -199,6 +199,8 @@ struct FileTenant {
     ranks: Option<toml::Spanned<u32>>,
     arena: Option<toml::Spanned<Bytes>>,
     operations: Option<toml::Spanned<u32>>,
+    descriptors: Option<toml::Spanned<u32>>,
+    landing: Option<toml::Spanned<Bytes>>,
     joins: Option<toml::Spanned<u32>>,
 }
 
@@ -359,19 +361,22 @@ impl File {
                 )),
                 most => Ok(most.map(toml::Spanned::into_inner)),
             };
+            let some_bytes = |what: &str, most: Option<toml::Spanned<Bytes>>| match most {
+                Some(most) if most.get_ref().0 == 0 => Err(wrong(
+                    most.span().start,
+                    format!("{what} must be more than nothing; leave it out for no limit"),
+                )),
+                most => Ok(most.map(|most| most.into_inner().0)),
+            };
             let own = Terms {
                 allowed: tenant.aggregation,
                 weight,
                 communicators: some("communicators", tenant.communicators)?.map(|most| most as usize),
                 ranks: some("ranks", tenant.ranks)?,
-                arena: match tenant.arena {
-                    Some(most) if most.get_ref().0 == 0 => {
-                        let text = "arena must be more than nothing; leave it out for no limit".to_owned();
-                        return Err(wrong(most.span().start, text));
-                    }
-                    most => most.map(|most| most.into_inner().0),
-                },
+                arena: some_bytes("arena", tenant.arena)?,
                 operations: some("operations", tenant.operations)?,
+                descriptors: some("descriptors", tenant.descriptors)?,
+                landing: some_bytes("landing", tenant.landing)?,
                 joins: some("joins", tenant.joins)?,
             };
             terms.extend((own != Terms::default()).then(|| (name.clone(), own)));
@@ -858,11 +863,17 @@ name = "a"
                 format!("control.toml: line 1, column {column}: {time} must be longer than nothing");
             expect(first(&format!("{time} = \"0s\"")), &expected);
         }
-        for what in ["communicators", "ranks", "operations", "joins"] {
+        for what in ["communicators", "ranks", "operations", "descriptors", "joins"] {
             let column = what.len() + 4;
             let expected =
                 format!("control.toml: line 8, column {column}: {what} must be at least 1; leave it out");
             expect(last(&format!("{what} = 0")), &expected);
+        }
+        for what in ["arena", "landing"] {
+            let column = what.len() + 4;
+            let expected =
+                format!("control.toml: line 8, column {column}: {what} must be more than nothing; leave it");
+            expect(last(&format!("{what} = \"0B\"")), &expected);
         }
         expect(change("topology.toml", "broken.toml"), "broken.toml: line 2, column 1: unknown field `nmae`");
         expect(change("topology.toml", "none.toml"), "none.toml: No such file");
@@ -873,11 +884,16 @@ name = "a"
         let terms = |lines: &str| load(&format!("{GOOD}{lines}")).unwrap().settings.terms.remove("a");
         let own = terms("aggregation = false\nweight = 3\n");
         assert_eq!(own, Some(Terms { allowed: false, weight: 3, ..Terms::default() }));
-        let own = terms("communicators = 5\nranks = 40\narena = \"2GiB\"\noperations = 6\njoins = 7\n");
+        let own = terms(
+            "communicators = 5\nranks = 40\narena = \"2GiB\"\noperations = 6\ndescriptors = 8\nlanding = \"1GiB\"\n\
+             joins = 7\n",
+        );
         let (communicators, ranks, arena) = (Some(5), Some(40), Some(2 << 30));
-        let (operations, joins) = (Some(6), Some(7));
-        let expected = Terms { communicators, ranks, arena, operations, joins, ..Terms::default() };
-        assert_eq!(own, Some(expected));
+        let (operations, descriptors, landing, joins) = (Some(6), Some(8), Some(1 << 30), Some(7));
+        let own = own.unwrap();
+        assert_eq!((own.communicators, own.ranks, own.arena), (communicators, ranks, arena));
+        assert_eq!((own.operations, own.descriptors), (operations, descriptors));
+        assert_eq!((own.landing, own.joins), (landing, joins));
         assert_eq!(load(&format!("most_ranks = 1024\n{GOOD}")).unwrap().settings.most_ranks, 1024);
         let short = load(&format!("longest_regroup = \"0s\"\n{GOOD}")).unwrap().settings;
         assert_eq!((short.longest_regroup, short.most_weight), (Duration::ZERO, 8));

@@ -221,7 +221,10 @@ async fn refusals_end_the_stream() {
         assert_eq!(other.next_or_end().await.unwrap(), None);
     }
     // A breach of its own ends it, after a word why.
-    first.send(from_agent::Message::Prepared(v1::Prepared { communicator: 1, epoch: 1 })).await.unwrap();
+    first
+        .send(from_agent::Message::Prepared(v1::Prepared { communicator: 1, epoch: 1, links: None }))
+        .await
+        .unwrap();
     first.up.send(v1::FromAgent { message: None }).await.unwrap();
     let to_agent::Message::Refused(refused) = first.next().await.unwrap() else { panic!("not refused") };
     assert_eq!(refused.reason, "breach of protocol: a message without content");

@@ -380,8 +380,8 @@ impl Agent {
         let rank = (join.regroup.is_none() && join.split.is_none()).then_some(Rank(join.rank));
         self.pending_joins.insert(request, PendingJoin { attachment, rank, reply });
         let usage = self.attachments.get(&attachment).map(|at| at.limits.process_usage());
-        let (tensor_bytes, ring_entries) = usage.unwrap_or_default();
-        let join = v1::Join { request, tensor_bytes, ring_entries, ..join };
+        let (tensor_bytes, ring_entries, process_descriptors) = usage.unwrap_or_default();
+        let join = v1::Join { request, tensor_bytes, ring_entries, process_descriptors, ..join };
         self.send_to_control(from_agent::Message::Join(join));
     }
 
@@ -598,8 +598,10 @@ impl Agent {
             Notice::Prepared { communicator, epoch, flows } => {
                 tracing::debug!(communicator = communicator.0, %epoch, "links are up");
                 self.report_links(communicator, epoch, &flows);
+                let links = self.communicators.get(&communicator).map(|known| known.needs.usage());
                 let (communicator, epoch) = (communicator.0, epoch.into());
-                self.send_to_control(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+                let prepared = v1::Prepared { communicator, epoch, links };
+                self.send_to_control(from_agent::Message::Prepared(prepared));
             }
             Notice::PrepareFailed { communicator, epoch, reason } => {
                 self.prepare_failed(communicator, epoch.into(), reason);

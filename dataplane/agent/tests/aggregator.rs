@@ -183,7 +183,7 @@ async fn what_control_grants_is_summed_and_a_new_start_is_told_again() {
     }
     let id = recipes[0].communicator;
     for agent in &agents {
-        let prepared = v1::Prepared { communicator: id, epoch: 1 };
+        let prepared = v1::Prepared { communicator: id, epoch: 1, links: None };
         agent.to_control.send(from_agent::Message::Prepared(prepared)).await.unwrap();
     }
     let first = recipes.clone();

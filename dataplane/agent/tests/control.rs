@@ -99,7 +99,7 @@ async fn formed(agents: &mut [Control; 2]) -> u64 {
     let mut ids = Vec::new();
     for agent in agents.iter_mut() {
         let Event::Form(recipe) = next_event(agent).await else { panic!("no recipe") };
-        let prepared = v1::Prepared { communicator: recipe.communicator, epoch: recipe.epoch };
+        let prepared = v1::Prepared { communicator: recipe.communicator, epoch: recipe.epoch, links: None };
         agent.to_control.send(from_agent::Message::Prepared(prepared)).await.unwrap();
         ids.push(recipe.communicator);
     }

@@ -113,7 +113,9 @@ impl Agent {
     /// Where control says anything else.
     pub async fn prepare(agents: &mut [&mut Self], communicator: u64, epoch: u64) -> Result<()> {
         for agent in agents.iter_mut() {
-            agent.send(from_agent::Message::Prepared(v1::Prepared { communicator, epoch })).await?;
+            agent
+                .send(from_agent::Message::Prepared(v1::Prepared { communicator, epoch, links: None }))
+                .await?;
         }
         for agent in agents {
             match agent.next().await? {

@@ -191,7 +191,7 @@ async fn sizes(arguments: &Arguments, topology: &Topology) -> Result<[Vec<usize>
         let recipe = agent.form().await?;
         communicator = recipe.communicator;
         down.push(v1::ToAgent::from(to_agent::Message::Form(recipe)).encoded_len());
-        let prepared = from_agent::Message::Prepared(v1::Prepared { communicator, epoch: 1 });
+        let prepared = from_agent::Message::Prepared(v1::Prepared { communicator, epoch: 1, links: None });
         let closed = from_agent::Message::Closed(v1::Closed { communicator });
         up.extend([prepared, closed].map(|message| v1::FromAgent::from(message).encoded_len()));
         let ready = to_agent::Message::Ready(v1::Ready { communicator, epoch: 1 });
@@ -426,7 +426,7 @@ impl Fabric {
                 to_agent::Message::Form(recipe) | to_agent::Message::Change(recipe) => {
                     let v1::Recipe { communicator, epoch, .. } = recipe;
                     told.send(Delivered { host, at: Instant::now(), recipe }).await.ok().context("over")?;
-                    from_agent::Message::Prepared(v1::Prepared { communicator, epoch })
+                    from_agent::Message::Prepared(v1::Prepared { communicator, epoch, links: None })
                 }
                 to_agent::Message::Ready(v1::Ready { communicator, epoch }) if epoch > 1 => {
                     from_agent::Message::Switched(v1::Switched { communicator, epoch, first_segment: 1 })

@@ -368,3 +368,22 @@ fn moments_are_times_or_distances() {
         assert!(bad.parse::<Moment>().is_err(), "{bad}");
     }
 }
+
+#[test]
+fn tenants_show_what_they_have_of_their_limits() {
+    let limit = |key: &str, used, max| v1::TenantLimit { key: key.to_owned(), used, max };
+    let limits = vec![limit("descriptors", 23, 20), limit("landing", 1 << 20, 1 << 30)];
+    let limited = v1::TenantRecord { name: "a".to_owned(), configured: true, limits, ..Default::default() };
+    let free = v1::TenantRecord { name: "b".to_owned(), configured: true, ..Default::default() };
+    let reply = v1::TenantsReply { tenants: vec![limited, free.clone()] };
+    let shown = text::tenants(&reply);
+    let (_, limits) = shown.split_once("LIMITS, ALL HOSTS").expect("a section of its own");
+    let rows: Vec<Vec<&str>> = limits.trim().lines().map(|row| row.split_whitespace().collect()).collect();
+    assert_eq!(rows[1], ["a", "descriptors", "23", "20"], "{shown}");
+    assert_eq!(rows[2][..2], ["a", "landing"], "{shown}");
+    assert_eq!(rows.len(), 3, "{shown}");
+    let value: serde_json::Value = serde_json::from_str(&page(&reply)).unwrap();
+    assert_eq!(value["tenants"][0]["limits"][1]["used"], 1 << 20);
+    let shown = text::tenants(&v1::TenantsReply { tenants: vec![free] });
+    assert!(!shown.contains("LIMITS"), "{shown}");
+}

@@ -125,6 +125,16 @@ pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
         return "no tenants; `harmonaize tenants add NAME` adds one\n".to_owned();
     }
     let mut page = table(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
+    let limits =
+        reply.tenants.iter().flat_map(|tenant| tenant.limits.iter().map(move |limit| (tenant, limit)));
+    let rows = limits.map(|(tenant, limit)| {
+        let amount = match limit.key.as_str() {
+            "arena" | "landing" => bytes,
+            _ => |count: u64| count.to_string(),
+        };
+        row([&clean(&tenant.name), &clean(&limit.key), &amount(limit.used), &amount(limit.max)])
+    });
+    section(&mut page, "LIMITS, ALL HOSTS", row(["tenant", "key", "used", "most"]), rows.collect());
     // Where those attach that no configuration of an agent names.
     let added = reply.tenants.iter().filter(|tenant| !tenant.configured);
     let places = added.flat_map(|tenant| tenant.at.iter().map(move |at| (tenant, at)));

@@ -144,6 +144,7 @@ impl Controller {
             turns: &self.turns,
             telemetry: &self.telemetry,
             joins: &self.joins,
+            regroups: &self.regroups,
             decisions: &self.decisions,
             history: &self.history,
             jobs: &self.jobs,

@@ -14,6 +14,7 @@ use crate::state::jobs::Jobs;
 use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::hints::AllHints;
 use crate::state::tenants::joins::Joins;
+use crate::state::tenants::regroup::Regroups;
 use crate::state::tenants::turns::AllTurns;
 use crate::state::view::View;
 use crate::state::world::aggregators::Aggregators;
@@ -34,6 +35,7 @@ pub struct Queries<'a> {
     pub(crate) turns: &'a AllTurns,
     pub(crate) telemetry: &'a Telemetry,
     pub(crate) joins: &'a Joins,
+    pub(crate) regroups: &'a Regroups,
     pub(crate) decisions: &'a Decisions,
     pub(crate) history: &'a History,
     pub(crate) jobs: &'a Jobs,

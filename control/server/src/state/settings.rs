@@ -141,6 +141,10 @@ pub struct Terms {
     pub arena: Option<u64>,
     /// Most entries of the rings of its processes on those hosts, one for each operation in flight; none: no limit.
     pub operations: Option<u32>,
+    /// Most descriptors of agents for its processes on those hosts and for its links; none: no limit.
+    pub descriptors: Option<u32>,
+    /// Most bytes of agents' memory for its communicators; none: no limit.
+    pub landing: Option<u64>,
     /// Most ranks that join in a second, on all hosts together; none: no limit.
     pub joins: Option<u32>,
 }
@@ -148,7 +152,7 @@ pub struct Terms {
 impl Terms {
     /// Whether what agents say of its processes has a limit.
     pub(crate) fn bound_processes(&self) -> bool {
-        self.arena.is_some() || self.operations.is_some()
+        self.arena.is_some() || self.operations.is_some() || self.descriptors.is_some()
     }
 }
 
@@ -161,6 +165,8 @@ impl Default for Terms {
             ranks: None,
             arena: None,
             operations: None,
+            descriptors: None,
+            landing: None,
             joins: None,
         }
     }

@@ -56,7 +56,7 @@ fn a_reversed_ring_needs_no_new_link() {
     let sessions: Vec<_> =
         fabric.communicator(id).members.iter().map(|member| member.session.unwrap()).collect();
     for session in &sessions {
-        let prepared = from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch });
+        let prepared = from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch, links: None });
         fabric.state.message(fabric.now, *session, prepared.into());
     }
     for session in &sessions {

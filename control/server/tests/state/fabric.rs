@@ -407,7 +407,7 @@ impl Fabric {
         assert!(part.recipes.insert(epoch, recipe).is_none(), "an epoch comes once");
         if !self.agents[host].deaf {
             let wait = self.between(1, 6);
-            let prepared = v1::Prepared { communicator, epoch };
+            let prepared = v1::Prepared { communicator, epoch, links: None };
             self.after(wait, Event::Say(session, Box::new(from_agent::Message::Prepared(prepared))));
         }
     }

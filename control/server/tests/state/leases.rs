@@ -48,7 +48,7 @@ impl Job {
     }
 
     fn prepared(&mut self, host: usize) {
-        let prepared = v1::Prepared { communicator: self.id, epoch: 2 };
+        let prepared = v1::Prepared { communicator: self.id, epoch: 2, links: None };
         self.world.send(self.sessions[host], from_agent::Message::Prepared(prepared));
     }
 

@@ -139,7 +139,11 @@ fn agents_that_can_nothing_new_hear_nothing_new() {
     for session in old.iter().chain([&able]) {
         world.send(
             *session,
-            from_agent::Message::Prepared(v1::Prepared { communicator: communicator.0, epoch: 1 }),
+            from_agent::Message::Prepared(v1::Prepared {
+                communicator: communicator.0,
+                epoch: 1,
+                links: None,
+            }),
         );
     }
     let asked = questions(&mut world, able);

@@ -3,8 +3,8 @@
 use super::world::{SECOND, World, hello, lost, settings};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, from_agent, to_agent};
-use harmonaize_server::state::SessionId;
 use harmonaize_server::state::testing::{CommunicatorView, MemberView, Testing as _};
+use harmonaize_server::state::{SessionId, Terms};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +53,8 @@ struct Play {
     formed: usize,
     /// Communicators that were in use when an agent of theirs came back.
     taken_back: usize,
+    /// By host and communicator: memory that its agent said last it holds for it.
+    landing: BTreeMap<(usize, u64), u64>,
 }
 
 impl Play {
@@ -220,7 +222,11 @@ impl Play {
         }
         let Some((communicator, epoch)) = agent.todo.pop() else { return };
         if self.rng.random_bool(0.9) {
-            self.world.send(session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+            let landing_bytes = communicator % 7 + epoch;
+            self.landing.insert((host, communicator), landing_bytes);
+            let links = Some(v1::LinkUsage { descriptors: 1, landing_bytes });
+            self.world
+                .send(session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch, links }));
         } else {
             let failed = v1::PrepareFailed { communicator, epoch, reason: "chance".to_owned() };
             self.world.send(session, from_agent::Message::PrepareFailed(failed));
@@ -285,7 +291,7 @@ impl Play {
             2 => from_agent::Message::Leave(v1::Leave { communicator, rank: 99, request: 0 }),
             3 => from_agent::Message::Telemetry(self.report(communicator)),
             4 => from_agent::Message::Switched(v1::Switched { communicator: 1, epoch, first_segment: 0 }),
-            _ => from_agent::Message::Prepared(v1::Prepared { communicator: u64::MAX, epoch }),
+            _ => from_agent::Message::Prepared(v1::Prepared { communicator: u64::MAX, epoch, links: None }),
         };
         self.world.send(session, message);
     }
@@ -375,6 +381,14 @@ impl Play {
         });
         let ports: Vec<_> = ports.collect();
         assert_eq!(ports.iter().collect::<BTreeSet<_>>().len(), ports.len(), "a port is used twice");
+        // What agents hold counts until it is given back, whether they have a session or not.
+        let own = communicators.iter().filter(|(_, known)| known.tenant == "a");
+        let said = own.flat_map(|(id, known)| {
+            let open = known.members.iter().filter(|member| !member.closed);
+            open.filter_map(|member| self.landing.get(&(member.host.0, *id)))
+        });
+        let told = state.queries(self.world.now).tenants().tenants.remove(0).limits;
+        assert_eq!(told.iter().map(|limit| limit.used).collect::<Vec<_>>(), [said.sum::<u64>()]);
         assert!(
             state.next_deadline().is_none_or(|deadline| deadline > self.world.now),
             "expired and still there"
@@ -428,9 +442,11 @@ fn check_links(ends: &[LinkEnd]) {
 /// Recipes that were handed out, and communicators in use that an agent came back to.
 fn play(seed: u64) -> (usize, usize) {
     let rng = ChaCha8Rng::seed_from_u64(seed);
-    let world = World::new(settings(HOSTS), seed as u8);
-    let (agents, away, ends) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    let mut play = Play { world, rng, agents, away, ends, request: 0, formed: 0, taken_back: 0 };
+    let mut settings = settings(HOSTS);
+    settings.terms.insert("a".to_owned(), Terms { landing: Some(u64::MAX), ..Terms::default() });
+    let world = World::new(settings, seed as u8);
+    let (agents, away, ends, landing) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), BTreeMap::new());
+    let mut play = Play { world, rng, agents, away, ends, request: 0, formed: 0, taken_back: 0, landing };
     for _ in 0..400 {
         play.step();
     }

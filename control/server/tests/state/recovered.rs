@@ -4,7 +4,7 @@ use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, FailureKind, Phase};
 use harmonaize_server::state::testing::Testing as _;
-use harmonaize_server::state::{SessionId, Settings};
+use harmonaize_server::state::{SessionId, Settings, Terms};
 use harmonaize_store::{Change, Stored, Tenant};
 
 /// What the agents of hosts 0 and 1 tell of a communicator of theirs, and what was stored of it.
@@ -61,6 +61,27 @@ fn communicators_are_recovered_only_after_a_start() {
         assert_eq!(world.ended, []);
         assert!(world.status().communicators.is_empty());
     }
+}
+
+#[test]
+fn what_links_take_is_counted_after_a_restart() {
+    let (recipes, stored) = recovered_state();
+    let mut limited = settings(4);
+    limited.terms.insert("a".to_owned(), Terms { landing: Some(100), ..Terms::default() });
+    let mut world = again_with(limited, stored);
+    let links = Some(v1::LinkUsage { descriptors: 1, landing_bytes: 60 });
+    let sessions = world.connect((0..2).map(|host| {
+        let recipe = v1::Recipe { links, ..recipes[host].clone() };
+        hello(host, vec![recipe])
+    }));
+    world.join(sessions[0], "next", 0, 1);
+    let refused = every!(world.received(sessions[0]), JoinRefused).remove(0);
+    assert_eq!(refused.kind(), v1::JoinRefusedKind::Limit);
+    assert!(refused.text.contains("have 120 bytes"), "{}", refused.text);
+    assert!(world.dissolve(recipes[0].communicator));
+    world.ignore(&sessions);
+    world.join(sessions[0], "next", 0, 1);
+    assert_eq!(every!(world.received(sessions[0]), Form).len(), 1);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn a_breach_costs_only_its_session() {
     let breaches: [&dyn Fn(u64) -> v1::FromAgent; 6] = [
         &|_| v1::FromAgent { message: None },
         &|_| from_agent::Message::Hello(hello(0, vec![])).into(),
-        &|id| from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 1 }).into(),
+        &|id| from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 1, links: None }).into(),
         &|id| from_agent::Message::Failed(v1::Failed { communicator: id, ..Default::default() }).into(),
         &|id| from_agent::Message::Closed(v1::Closed { communicator: id }).into(),
         &|id| from_agent::Message::Leave(v1::Leave { communicator: id, rank: 0, request: 0 }).into(),
@@ -332,6 +332,71 @@ fn operations_in_flight_are_limited_over_all_hosts() {
     only!(world.received(sessions[1]), Form);
 }
 
+/// One rank forms a communicator, for which its agent then holds this; its id.
+fn form_with(world: &mut World, session: SessionId, join: v1::Join, links: v1::LinkUsage) -> u64 {
+    world.send(session, from_agent::Message::Join(join));
+    let communicator = only!(world.received(session), Form).communicator;
+    let prepared = v1::Prepared { communicator, epoch: 1, links: Some(links) };
+    world.send(session, from_agent::Message::Prepared(prepared));
+    assert_eq!(every!(world.received(session), Ready).len(), 1);
+    communicator
+}
+
+/// What control says that tenant `a` has of its limits.
+fn told_limits(world: &World) -> Vec<(String, u64, u64)> {
+    let mut tenants = world.state.queries(world.now).tenants().tenants;
+    let limits = tenants.remove(0).limits.into_iter();
+    limits.map(|limit| (limit.key, limit.used, limit.max)).collect()
+}
+
+#[test]
+fn landing_memory_is_limited_over_all_hosts() {
+    let mut world = world_with(Terms { landing: Some(100), ..Terms::default() });
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let form = |world: &mut World, at: usize, name: &str, landing_bytes| {
+        let links = v1::LinkUsage { landing_bytes, ..Default::default() };
+        form_with(world, sessions[at], join_of("a", name, 0, 1), links)
+    };
+    form(&mut world, 0, "one", 60);
+    form(&mut world, 1, "two", 40);
+    // What a communicator takes is known when it has links: this one passes the limit, and the next is refused.
+    let last = form(&mut world, 0, "three", 1);
+    let text = beyond(&mut world, sessions[1], "four", 1);
+    assert!(
+        text.contains("have 101 bytes") && text.contains("of 100") && text.contains("`landing`"),
+        "{text}"
+    );
+    assert_eq!(told_limits(&world), [("landing".to_owned(), 101, 100)]);
+    world.join_as(sessions[1], "b", "theirs", 0, 1);
+    only!(world.received(sessions[1]), Form);
+    // The end of one makes room on whichever host.
+    world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: last }));
+    assert_eq!(told_limits(&world), [("landing".to_owned(), 100, 100)]);
+    form(&mut world, 1, "four", 0);
+}
+
+#[test]
+fn descriptors_are_limited_over_all_hosts() {
+    let mut world = world_with(Terms { descriptors: Some(20), ..Terms::default() });
+    let sessions = [0, 1].map(|host| world.agent(host));
+    // A process has 9 on each host.
+    let join = |name: &str| v1::Join { process_descriptors: 9, ..join_of("a", name, 0, 1) };
+    let links = v1::LinkUsage { descriptors: 5, ..Default::default() };
+    let one = form_with(&mut world, sessions[0], join("one"), links);
+    world.send(sessions[1], from_agent::Message::Join(join("two")));
+    let refused = world.refusal(sessions[1]);
+    assert_eq!(refused.kind(), JoinRefusedKind::Limit);
+    let text = refused.text;
+    assert!(
+        text.contains("have 23 descriptors") && text.contains("of 20") && text.contains("`descriptors`"),
+        "{text}"
+    );
+    // Of a host without ranks of the tenant neither its processes nor links are counted.
+    world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: one }));
+    form_with(&mut world, sessions[1], join("two"), links);
+    assert_eq!(told_limits(&world), [("descriptors".to_owned(), 14, 20)]);
+}
+
 #[test]
 fn joins_are_limited_over_all_hosts() {
     let mut world = world_with(Terms { joins: Some(2), ..Terms::default() });
@@ -512,7 +577,10 @@ fn an_epoch_that_cannot_be_had() {
     // Nobody prepares in time.
     assert_eq!(world.reorder(id, &["h1", "h0"]), Ok(3));
     sessions.iter().for_each(|session| drop(world.recipe(*session)));
-    world.send(sessions[1], from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3 }));
+    world.send(
+        sessions[1],
+        from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3, links: None }),
+    );
     world.wait(SECOND * 10);
     assert_eq!(only!(world.received(sessions[0]), Abandon).reason, "not prepared in time by h0");
 }

@@ -236,7 +236,7 @@ fn many_groups_form_of_one_split() {
     for session in &hosts {
         for recipe in every!(world.received(*session), Form) {
             *members.entry(recipe.communicator).or_default() += recipe.local_ranks.len() as u32;
-            let prepared = v1::Prepared { communicator: recipe.communicator, epoch: 1 };
+            let prepared = v1::Prepared { communicator: recipe.communicator, epoch: 1, links: None };
             world.send(*session, from_agent::Message::Prepared(prepared));
         }
     }

@@ -222,7 +222,10 @@ impl World {
     pub(super) fn prepare(&mut self, sessions: &[SessionId], communicator: u64, epoch: u64) {
         for session in sessions {
             assert_eq!(self.received(*session), [], "not before all have prepared");
-            self.send(*session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+            self.send(
+                *session,
+                from_agent::Message::Prepared(v1::Prepared { communicator, epoch, links: None }),
+            );
         }
         for session in sessions {
             assert_eq!(

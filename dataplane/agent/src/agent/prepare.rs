@@ -550,6 +550,10 @@ mod tests {
         let granted =
             |agent: &Agent| agent.communicators[&CommunicatorId(7)].granted.as_ref().unwrap().needs();
         assert_eq!((granted(&agent).landing_bytes, granted(&agent).staging_bytes), (2 * links, staging));
+        let (communicator, epoch) = (CommunicatorId(7), Epoch(2));
+        agent.handle_notice(harmonaize_engine::Notice::Prepared { communicator, epoch, flows: Vec::new() });
+        let Ok(from_agent::Message::Prepared(told)) = messages.try_recv() else { panic!("control hears it") };
+        assert_eq!(told.links.map(|told| told.landing_bytes), Some(links + staging), "of one epoch");
         agent.keep_one_epoch(CommunicatorId(7));
         assert_eq!((granted(&agent).landing_bytes, granted(&agent).staging_bytes), (links, staging));
         agent.stop();

@@ -289,12 +289,19 @@ impl Ledger {
                 if let Some(running) = self.running.get_mut(&CommunicatorId(switched.communicator))
                     && let Some(change) = running.change.take_if(|change| change.epoch == switched.epoch)
                 {
-                    running.recipe = change;
+                    let links = running.recipe.links;
+                    running.recipe = v1::Recipe { links, ..change };
                 }
                 self.keep(CommunicatorId(switched.communicator), &message);
             }
-            Message::Prepared(v1::Prepared { communicator, .. })
-            | Message::PrepareFailed(v1::PrepareFailed { communicator, .. }) => {
+            Message::Prepared(v1::Prepared { communicator, links, .. }) => {
+                let id = CommunicatorId(*communicator);
+                if let Some(running) = self.running.get_mut(&id) {
+                    running.recipe.links = *links;
+                }
+                self.keep(id, &message);
+            }
+            Message::PrepareFailed(v1::PrepareFailed { communicator, .. }) => {
                 self.keep(CommunicatorId(*communicator), &message);
             }
             Message::Closed(v1::Closed { communicator })
@@ -613,7 +620,8 @@ mod tests {
         ledger.connected();
         ledger.incoming(to_agent::Message::Form(recipe(1, 1)));
         ledger.incoming(to_agent::Message::Change(recipe(1, 2)));
-        let prepared = Message::Prepared(v1::Prepared { communicator: 1, epoch: 2 });
+        let links = Some(v1::LinkUsage { descriptors: 3, landing_bytes: 4096 });
+        let prepared = Message::Prepared(v1::Prepared { communicator: 1, epoch: 2, links });
         let switched = Message::Switched(v1::Switched { communicator: 1, epoch: 2, first_segment: 0 });
         ledger.disconnected(now);
         assert_eq!(ledger.outgoing(now, prepared.clone()), None);
@@ -623,6 +631,8 @@ mod tests {
         assert_eq!(ledger.connected(), [prepared, switched]);
         ledger.disconnected(now);
         assert_eq!((running(&ledger), ledger.connected()), (vec![(1, 2)], vec![]));
+        let Message::Hello(hello) = ledger.hello() else { panic!("no Hello") };
+        assert_eq!(hello.running[0].links, links, "what it takes outlives the epoch and control");
     }
 
     /// A communicator of ranks 0 and 1 that may have been used.

@@ -9,6 +9,7 @@ use super::request_quota::RequestQuota;
 use crate::counters::{Counted, Counters};
 use crate::telemetry::thread_time;
 use harmonaize_abi::session::{RefusalKind, Refused, RegionRefused, RequestError};
+use harmonaize_api::v1;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -390,6 +391,12 @@ impl LinkNeeds {
         }
     }
 
+    /// What they are for control, which counts both memories as one.
+    pub(crate) fn usage(self) -> v1::LinkUsage {
+        let Self { descriptors, landing_bytes, staging_bytes } = self;
+        v1::LinkUsage { descriptors, landing_bytes: landing_bytes.saturating_add(staging_bytes) }
+    }
+
     /// What they are of a tenant's usage.
     fn part(self) -> Usage {
         let Self { descriptors, landing_bytes, staging_bytes } = self;
@@ -407,10 +414,11 @@ impl TenantLimits {
         self.0.log(line);
     }
 
-    /// What the tenant's processes have now: tensor memory, in bytes, and entries of rings.
-    pub(crate) fn process_usage(&self) -> (u64, u64) {
+    /// What the tenant's processes have now: tensor memory, in bytes, entries of rings, and descriptors beside those of links.
+    pub(crate) fn process_usage(&self) -> (u64, u64, u64) {
         let held = self.0.usage();
-        (held.arena_bytes, held.operations.into())
+        let descriptors = u64::from(held.attachments) * u64::from(ATTACHMENT_DESCRIPTORS);
+        (held.arena_bytes, held.operations.into(), descriptors)
     }
 
     /// What another process of the agent's took for links.
@@ -503,6 +511,8 @@ mod tests {
         assert_contains(&refused.text, &["64 ring entries", "32 are left", "96", "`operations`"]);
         let second = tenant.attachment(1 << 20, 32).unwrap();
         let mut paths = limits.links(paths_of(4)).unwrap();
+        let of_processes = u64::from(2 * ATTACHMENT_DESCRIPTORS);
+        assert_eq!(limits.process_usage(), (2 << 20, 96, of_processes), "those of links are told beside it");
         let text = limits.links(paths_of(4)).unwrap_err();
         assert_contains(
             &text,

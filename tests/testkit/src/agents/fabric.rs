@@ -107,7 +107,7 @@ impl LeafSpine {
                 Ok(Some(v1::ToAgent { message: Some(message) })) => match message {
                     to_agent::Message::Form(recipe) | to_agent::Message::Change(recipe) => {
                         let v1::Recipe { communicator, epoch, .. } = recipe;
-                        from_agent::Message::Prepared(v1::Prepared { communicator, epoch })
+                        from_agent::Message::Prepared(v1::Prepared { communicator, epoch, links: None })
                     }
                     to_agent::Message::Ready(now) => {
                         let v1::Ready { communicator, epoch } = now;

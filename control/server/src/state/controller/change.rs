@@ -114,11 +114,14 @@ impl Controller {
         &mut self,
         now: Duration,
         from: SessionId,
-        id: CommunicatorId,
-        epoch: Epoch,
+        (id, epoch): (CommunicatorId, Epoch),
+        links: Option<v1::LinkUsage>,
     ) -> Result<(), &'static str> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
+        if let (Some(member), Some(links)) = (communicator.members.get_mut(index), links) {
+            member.links = links;
+        }
         let members = communicator.members.len();
         let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);
         let Some(change) = change else { return Ok(()) };

@@ -22,7 +22,11 @@ impl Controller {
         if self.settings.terms(&join.tenant).bound_processes()
             && let Some(session) = self.sessions.get_mut(&from)
         {
-            let usage = ProcessUsage { tensors: join.tensor_bytes, operations: join.ring_entries };
+            let usage = ProcessUsage {
+                tensors: join.tensor_bytes,
+                operations: join.ring_entries,
+                descriptors: join.process_descriptors,
+            };
             session.processes.insert(join.tenant.clone(), usage);
         }
         let ctx = &ctx!(self, now);
@@ -36,14 +40,14 @@ impl Controller {
         }
         if let Some(asked) = join.split.take() {
             let of_job = self.regroups.communicators_of(ctx, &self.joins, &join.tenant, &join.communicator);
-            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant, from);
+            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant, Some(from));
             let groups = self.splits.split(ctx, &mut self.outbox, from, (join, asked), (of_job, in_sum))?;
             self.form(now, groups);
             return Ok(());
         }
         let room = self.regroups.check_room(ctx, &self.joins, &join.tenant, &join.communicator);
         let room = room.and_then(|()| {
-            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant, from);
+            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant, Some(from));
             in_sum.check(&self.settings.terms(&join.tenant), 1, join.ranks.into())
         });
         if let Some(group) = self.joins.join(ctx, &mut self.outbox, from, join, room) {

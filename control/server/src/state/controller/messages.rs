@@ -81,12 +81,8 @@ impl Controller {
             Message::Join(join) => return self.join(now, from, join),
             Message::Leave(leave) => return self.leave(now, from, &leave),
             Message::Prepared(prepared) => {
-                return self.prepared(
-                    now,
-                    from,
-                    CommunicatorId(prepared.communicator),
-                    epoch_of(prepared.epoch)?,
-                );
+                let id = CommunicatorId(prepared.communicator);
+                return self.prepared(now, from, (id, epoch_of(prepared.epoch)?), prepared.links);
             }
             Message::PrepareFailed(failed) => return self.prepare_failed(now, from, &failed),
             Message::Switched(switched) => {

@@ -161,6 +161,7 @@ impl Controller {
         }
         (member.session, member.lease) = (Some(from), None);
         member.requests = recipe.local_ranks.iter().map(|local| (local.rank, local.request)).collect();
+        member.links = recipe.links.unwrap_or(member.links);
         if self.run_by(now, id, me, recipe) || adopted {
             self.take_up(now, id);
         }
@@ -281,7 +282,8 @@ fn is_credible(ctx: &Ctx<'_>, recipe: &v1::Recipe, others: impl FnOnce() -> usiz
 fn absent(ctx: &Ctx<'_>, participant: &v1::Participant, until: Duration) -> Option<Member> {
     let host = ctx.settings.topology.host(&participant.host)?;
     let (ranks, requests, departed) = (participant.ranks.clone(), Vec::new(), BTreeSet::new());
-    Some(Member { host, session: None, lease: Some(until), ranks, requests, departed, closed: false })
+    let (lease, links) = (Some(until), v1::LinkUsage::default());
+    Some(Member { host, session: None, lease, ranks, requests, departed, closed: false, links })
 }
 
 /// Whether what an agent says is running is what is known by this number.

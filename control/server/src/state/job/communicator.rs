@@ -70,6 +70,8 @@ pub(crate) struct Member {
     pub requests: Vec<(u32, u64)>,
     pub departed: BTreeSet<u32>,
     pub closed: bool,
+    /// What its agent holds for it, as that said last.
+    pub links: v1::LinkUsage,
 }
 
 /// Why a communicator ends.

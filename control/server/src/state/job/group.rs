@@ -7,6 +7,7 @@ use crate::state::job::lifecycle::Lifecycle;
 use crate::state::job::refusals::Refusals;
 use crate::state::output::SessionId;
 use harmonaize_abi::{CommunicatorId, Epoch};
+use harmonaize_api::v1;
 use harmonaize_codec::Budget;
 use harmonaize_planner::{HostId, tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,7 +39,8 @@ impl Group {
                 let host = ctx.sessions.get(&session)?.host;
                 let ranks = requests.iter().map(|(rank, _)| *rank).collect();
                 let (session, departed) = (Some(session), BTreeSet::new());
-                Some(Member { host, session, lease: None, ranks, requests, departed, closed: false })
+                let links = v1::LinkUsage::default();
+                Some(Member { host, session, lease: None, ranks, requests, departed, closed: false, links })
             })
             .collect();
         members.sort_by_key(|member| member.ranks.first().copied());

@@ -171,6 +171,7 @@ impl Queries<'_> {
                 let (socket, refused) = session.tenants.get(name)?.clone();
                 Some(v1::TenantAtHost { host: self.ctx.host_name(*host), socket, refused })
             });
+            let in_sum = self.regroups.in_sum(&self.ctx, self.joins, name, None);
             v1::TenantRecord {
                 name: name.clone(),
                 configured: added.is_none(),
@@ -183,6 +184,7 @@ impl Queries<'_> {
                 uids: added.map(|tenant| tenant.uids.clone()).unwrap_or_default(),
                 hosts: added.map(|tenant| tenant.hosts.clone()).unwrap_or_default(),
                 at: at.collect(),
+                limits: in_sum.limits(&self.ctx.settings.terms(name)),
             }
         };
         v1::TenantsReply { tenants: self.ctx.settings.tenants.iter().map(record).collect() }

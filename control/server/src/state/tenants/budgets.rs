@@ -3,6 +3,7 @@
 use crate::state::ctx::Ctx;
 use crate::state::settings::Terms;
 use crate::state::world::agents::ProcessUsage;
+use harmonaize_api::v1;
 use harmonaize_disclose::JoinFailure;
 use harmonaize_units::{Gcra, Quota};
 use std::collections::BTreeMap;
@@ -14,6 +15,15 @@ pub(crate) struct InSum {
     pub ranks: u64,
     /// What its processes have on hosts with ranks of it.
     pub processes: ProcessUsage,
+    /// What agents hold for its communicators that run or form.
+    pub links: LinksInSum,
+}
+
+/// What links to other agents take, and operations between their steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LinksInSum {
+    pub descriptors: u64,
+    pub landing_bytes: u64,
 }
 
 impl InSum {
@@ -25,11 +35,43 @@ impl InSum {
 
     /// Adds what processes have on one more host.
     pub(crate) fn add_processes(&mut self, usage: ProcessUsage) {
-        let ProcessUsage { tensors, operations } = self.processes;
+        let ProcessUsage { tensors, operations, descriptors } = self.processes;
         self.processes = ProcessUsage {
             tensors: tensors.saturating_add(usage.tensors),
             operations: operations.saturating_add(usage.operations),
+            descriptors: descriptors.saturating_add(usage.descriptors),
         };
+    }
+
+    /// Adds what one more agent holds for a communicator.
+    pub(crate) fn add_links(&mut self, usage: v1::LinkUsage) {
+        let LinksInSum { descriptors, landing_bytes } = self.links;
+        self.links = LinksInSum {
+            descriptors: descriptors.saturating_add(usage.descriptors.into()),
+            landing_bytes: landing_bytes.saturating_add(usage.landing_bytes),
+        };
+    }
+
+    /// Descriptors of processes and of links.
+    fn descriptors(&self) -> u64 {
+        self.processes.descriptors.saturating_add(self.links.descriptors)
+    }
+
+    /// What the tenant has of all that these terms limit.
+    pub(crate) fn limits(&self, terms: &Terms) -> Vec<v1::TenantLimit> {
+        let number = |most: Option<u32>| most.map(u64::from);
+        let limits = [
+            ("communicators", self.communicators as u64, terms.communicators.map(|most| most as u64)),
+            ("ranks", self.ranks, number(terms.ranks)),
+            ("arena", self.processes.tensors, terms.arena),
+            ("operations", self.processes.operations, number(terms.operations)),
+            ("descriptors", self.descriptors(), number(terms.descriptors)),
+            ("landing", self.links.landing_bytes, terms.landing),
+        ];
+        let limit = |(key, used, max): (&str, u64, Option<u64>)| {
+            Some(v1::TenantLimit { key: key.to_owned(), used, max: max? })
+        };
+        limits.into_iter().filter_map(limit).collect()
     }
 
     /// Whether the tenant may have so many communicators more, of so many ranks together.
@@ -50,8 +92,16 @@ impl InSum {
             return Err(JoinFailure::TooMuchMemoryInSum { used, max });
         }
         let used = self.processes.operations;
-        match terms.operations.filter(|max| used > u64::from(*max)) {
-            Some(max) => Err(JoinFailure::TooManyOperationsInSum { used, max }),
+        if let Some(max) = terms.operations.filter(|max| used > u64::from(*max)) {
+            return Err(JoinFailure::TooManyOperationsInSum { used, max });
+        }
+        let used = self.descriptors();
+        if let Some(max) = terms.descriptors.filter(|max| used > u64::from(*max)) {
+            return Err(JoinFailure::TooManyDescriptorsInSum { used, max });
+        }
+        let used = self.links.landing_bytes;
+        match terms.landing.filter(|max| used > *max) {
+            Some(max) => Err(JoinFailure::TooMuchLandingInSum { used, max }),
             None => Ok(()),
         }
     }

@@ -178,7 +178,7 @@ impl Regroups {
         if came.member.is_none() {
             // Who goes on is counted already.
             let terms = ctx.settings.terms(tenant);
-            let room = self.in_sum(ctx, joins, tenant, came.session).check(&terms, anew.into(), 1);
+            let room = self.in_sum(ctx, joins, tenant, Some(came.session)).check(&terms, anew.into(), 1);
             room.map_err(|failure| (Kind::Limit, failure))?;
         }
         Ok(())
@@ -210,15 +210,25 @@ impl Regroups {
         Ok(())
     }
 
-    /// What a tenant has over all hosts, as a rank joins at `from`; nothing is counted where it has no limit. Of ranks that wait under the name of a communicator that
-    /// runs, newcomers alone are counted.
-    pub(crate) fn in_sum(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str, from: SessionId) -> InSum {
+    /// What a tenant has over all hosts, as a rank joins at `from`, if one does. Nothing is counted where it has no limit. Of ranks that
+    /// wait under the name of a communicator that runs, newcomers alone are counted.
+    pub(crate) fn in_sum(
+        &self,
+        ctx: &Ctx<'_>,
+        joins: &Joins,
+        tenant: &str,
+        from: Option<SessionId>,
+    ) -> InSum {
         let (terms, mut sum) = (ctx.settings.terms(tenant), InSum::default());
-        if (terms.communicators, terms.ranks) == (None, None) && !terms.bound_processes() {
+        if (terms.communicators, terms.ranks, terms.landing) == (None, None, None) && !terms.bound_processes()
+        {
             return sum;
         }
         let live = || ctx.communicators.values().filter(|known| known.tenant == tenant);
         live().for_each(|known| sum.add(known.ranks.into()));
+        // Who has closed it has given back what it took.
+        let open = live().flat_map(|known| known.members.iter().filter(|member| !member.closed));
+        open.for_each(|member| sum.add_links(member.links));
         let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
         waiting.for_each(|(_, waiting)| sum.add(waiting.ranks.into()));
         if terms.bound_processes() {
@@ -226,7 +236,7 @@ impl Regroups {
             let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
             let waiting =
                 waiting.flat_map(|(_, waiting)| waiting.joined.values().map(|(session, _)| *session));
-            let sessions: BTreeSet<SessionId> = members.chain(waiting).chain([from]).collect();
+            let sessions: BTreeSet<SessionId> = members.chain(waiting).chain(from).collect();
             let usages =
                 sessions.iter().filter_map(|session| ctx.sessions.get(session)?.processes.get(tenant));
             usages.for_each(|usage| sum.add_processes(*usage));

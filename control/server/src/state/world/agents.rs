@@ -23,6 +23,8 @@ pub(crate) struct ProcessUsage {
     pub tensors: u64,
     /// Entries of rings.
     pub operations: u64,
+    /// Descriptors of the agent, beside those of links.
+    pub descriptors: u64,
 }
 
 /// A session that said Hello and was welcomed.

@@ -235,6 +235,7 @@ impl Proposer<'_> {
                 weight: self.settings.terms(&communicator.tenant).weight,
                 racks: to.algorithm.racks.sizes.clone(),
                 racks_from: to.algorithm.racks.from,
+                links: None,
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
