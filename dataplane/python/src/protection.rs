@@ -11,7 +11,8 @@ use harmonaize_client::{Error, Rank};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 /// Tensors whose contents survive the loss of ranks. Its memory is free when it is gone.
 #[pyclass(frozen, module = "harmonaize")]
@@ -27,6 +28,26 @@ fn alone<T: Send + 'static>(
 ) -> PyResult<T> {
     let inner = Arc::clone(inner);
     interruptible(py, move || call(&mut lock(&inner)))
+}
+
+/// What a lock has, once no other call uses it, if that is in so long: others may wait for their ranks.
+fn within(
+    inner: &Mutex<client::Protection>,
+    patience: Duration,
+) -> Result<MutexGuard<'_, client::Protection>, Error> {
+    let begun = Instant::now();
+    loop {
+        match inner.try_lock() {
+            Ok(free) => return Ok(free),
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let waited = begun.elapsed();
+        if waited >= patience {
+            return Err(Error::WaitTimeout { what: "another call on this protection".into(), waited });
+        }
+        std::thread::sleep(patience.saturating_sub(waited).min(Duration::from_millis(1)));
+    }
 }
 
 pub(crate) fn ranks(of: Vec<u32>) -> Vec<Rank> {
@@ -49,13 +70,13 @@ impl Protection {
     /// Waits until the replicas of the last sealed step are where they belong, at most `timeout` seconds.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        in_slices(py, duration(timeout)?, |slice| lock(&self.inner).wait(slice))
+        in_slices(py, duration(timeout)?, |slice| within(&self.inner, slice)?.wait(slice))
     }
 
     /// The newest step of which this rank knows that all ranks have it whole.
     #[getter]
-    fn committed(&self, py: Python<'_>) -> Option<u64> {
-        py.detach(|| lock(&self.inner).committed())
+    fn committed(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        in_slices(py, Duration::MAX, |slice| Ok(within(&self.inner, slice)?.committed()))
     }
 
     /// Goes back to the newest step that is whole of all ranks, and returns the states of these others beside.

@@ -127,3 +127,26 @@ def seals_beside_a_thread():
 
 def test_sealing_leaves_the_interpreter_to_other_threads(pair):
     assert pair.run(seals_beside_a_thread) == [True, True]
+
+
+def waits_beside_a_seal():
+    job, beside = join("protected-waits"), world()
+    protection = job.protect({}, domain=job.rank)
+    if job.rank == 1:
+        # It comes once the other has not waited for its own thread's seal, which needs this one.
+        beside.barrier().wait(WITHIN)
+        return protection.seal(1)
+    sealed = []
+    thread = threading.Thread(target=lambda: sealed.append(protection.seal(1)))
+    thread.start()
+    with pytest.raises(harmonaize.WaitTimeout, match="another call"):
+        # Until the thread has begun there is nothing to wait for.
+        while thread.is_alive():
+            protection.wait(0.01)
+    beside.barrier().wait(WITHIN)
+    thread.join()
+    return sealed == [True] and protection.committed is None
+
+
+def test_a_wait_ends_in_time_while_another_thread_seals(pair):
+    assert pair.run(waits_beside_a_seal) == [True, True]

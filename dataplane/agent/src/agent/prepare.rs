@@ -168,7 +168,6 @@ impl Agent {
         };
         let staging = expanded.staging.bytes(mapped);
         let (thread, more) = (known.thread, needs(&expanded.plan, &expanded.peers, staging));
-        known.needs = known.needs.max(more);
         if let (Some(limits), Some(granted)) = (&known.limits, &mut known.granted) {
             // Each epoch has links of its own, and both have one staging.
             let staging_bytes = staging.saturating_sub(granted.needs().staging_bytes);
@@ -177,6 +176,8 @@ impl Agent {
                 Err(refused) => return self.prepare_failed(communicator, epoch, refused),
             }
         }
+        // What was refused is not held, and control does not count it.
+        known.needs = known.needs.max(more);
         let change = Command::Change {
             communicator,
             plan: Box::new(expanded.plan),
@@ -557,6 +558,28 @@ mod tests {
         assert_eq!(told.links.map(|told| told.landing_bytes), Some(links + staging), "of one epoch");
         agent.keep_one_epoch(CommunicatorId(7));
         assert_eq!((granted(&agent).landing_bytes, granted(&agent).staging_bytes), (links, staging));
+        agent.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn control_counts_no_change_that_the_quota_refused() {
+        let (mut agent, mut messages, thread, counters) = agent();
+        let limits = TenantLimits::of(Quota { descriptors: 3, ..Quota::default() }, &counters);
+        attach(&mut agent, AttachmentId(1), &limits);
+        let _answer = form(&mut agent, &mut messages, 7);
+        let held = |agent: &Agent| agent.communicators[&CommunicatorId(7)].needs;
+        let before = held(&agent);
+        assert_eq!(before.descriptors, 3);
+        let mut wider = v1::Recipe { epoch: 2, ..recipe(4, 1) };
+        wider.peers.iter_mut().for_each(|peer| peer.source_ports.extend([50_001, 50_002]));
+        let check = agent.handle_control(Event::Change(wider));
+        agent.handle_checked(Some(check.unwrap().run()));
+        let Ok(from_agent::Message::PrepareFailed(failed)) = messages.try_recv() else {
+            panic!("not refused")
+        };
+        assert!(failed.reason.contains("0 are left of the 3"), "{}", failed.reason);
+        assert_eq!(held(&agent), before);
         agent.stop();
         thread.join().unwrap();
     }
