@@ -139,6 +139,41 @@ fn hosts_are_reached_by_the_command_given() {
     assert!(!nobody.status.success() && error.contains("on n1 has ended"), "{error}");
 }
 
+#[test]
+fn a_host_that_cannot_be_reached_ends_the_run_by_its_name() {
+    let Some(deployment) = two_hosts() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Stands for ssh, notes whom it is to reach, and has no way to one of them.
+    let (ssh, reached) = (folder.path().join("ssh"), folder.path().join("reached"));
+    let script = format!(
+        "#!/bin/sh\nwhile [ \"$1\" = -o ]; do shift 2; done\necho \"$1\" >> {}\n\
+         if [ \"$1\" = away ]; then echo no route to it >&2; exit 255; fi\nexec sh -c \"$2\"\n",
+        reached.display()
+    );
+    std::fs::write(&ssh, script).unwrap();
+    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let by_ssh = |line: &str| {
+        let output = perf_with(&deployment, line, &[("PATH", &path)]);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (good, commands, error) = by_ssh("all_reduce --hosts n1,n2 -b 1K -e 1K --dry-run");
+    assert!(good && commands.lines().count() == 2, "{commands}\n{error}");
+    assert!(commands.lines().all(|line| line.starts_with("ssh -o BatchMode=yes ")), "{commands}");
+    assert!(!reached.exists(), "it started something");
+    let (good, text, error) = by_ssh("all_reduce --hosts n1,n2 -b 1K -e 1K -n 3");
+    assert!(good && text.contains("# Out of bounds values : 0 OK"), "{text}\n{error}");
+    let (good, _, error) = by_ssh("all_reduce --hosts n1,away -T 600 -b 1K -e 1K");
+    assert!(!good && error.contains("away: no route to it\n"), "{error}");
+    assert!(error.contains("rank 1 on away has ended: exit status: 255"), "{error}");
+    let (good, _, error) = by_ssh("broadcast --hosts n1,n2 -r 7 -b 1K -e 1K");
+    assert!(
+        !good && error.lines().any(|line| line.starts_with("n1: ") || line.starts_with("n2: ")),
+        "{error}"
+    );
+}
+
 /// What stands for ssh is killed, as ssh is, and leaves its rank alone, which would wait ten minutes for the other.
 #[test]
 fn a_rank_on_a_host_ends_when_another_fails() {

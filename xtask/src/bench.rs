@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser};
+use harmonaize_suites::hosts::{self, Hosts};
 use harmonaize_suites::part::{self, Outcome};
 use harmonaize_suites::pictures;
 use harmonaize_suites::report::Report;
 use harmonaize_suites::stale;
 use harmonaize_suites::suite::{Request, Run};
-use harmonaize_suites::suites::{self, SUITES};
+use harmonaize_suites::suites::{self, ByNames, SUITES};
 use harmonaize_testkit::packages;
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -25,7 +26,9 @@ const RESULTS: &str = "docs/performance/README.md";
   cargo xtask bench shaped                     a table on standard output
   cargo xtask bench sweep --yes                installs peers when missing; target/sweep/sweep.html and sweep.csv
   cargo xtask bench sweep --only host --ranks 4 --collectives all_reduce,alltoall --sizes 64K,64M
-  cargo xtask bench rdma --hosts testbed.toml  hosts that are reached by ssh
+  cargo xtask bench rdma --hosts testbed.toml  hosts that are reached by ssh; programs are copied there
+  cargo xtask bench rdma --hosts n1,n2         hosts whose agents run, by the installed package's programs
+  cargo xtask bench sweep --hosts n1,n2 --agent /run/harmonaize/a/agent.sock --sizes 1K,1M --dry-run
   cargo xtask bench --report                   marks stale rows of the page of results
   cargo xtask bench codec gradients.npy        codecs, on a recorded tensor too
   cargo xtask bench codec --pytorch --yes      codecs, and PyTorch beside them
@@ -65,7 +68,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let suite = args.suite.as_deref().and_then(suites::named).context("there is no such suite")?;
     let request = &args.request;
-    part::check_names(suite.name, &(suite.parts)(request), &request.only)?;
+    let named = by_names(suite.name, request)?;
+    if named.is_none() {
+        part::check_names(suite.name, &(suite.parts)(request), &request.only)?;
+    }
     if suite.name != "codec" && !request.files.is_empty() {
         bail!("only the suite codec takes files");
     }
@@ -73,9 +79,20 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("only the suite codec compares with PyTorch so");
     }
     if suite.name != "sweep"
-        && !(request.sizes.is_empty() && request.ranks.is_empty() && request.collectives.is_empty())
+        && !(request.ranks.is_empty()
+            && request.collectives.is_empty()
+            && (named.is_some() || request.sizes.is_empty()))
     {
-        bail!("only the suite sweep takes --sizes, --ranks and --collectives");
+        bail!(
+            "only the suite sweep takes --sizes, --ranks and --collectives, and rdma --sizes by hosts' names"
+        );
+    }
+    if let Some((suite, hosts)) = named {
+        if request.dry_run {
+            print!("{}", (suite.commands)(request, &hosts)?);
+            return Ok(());
+        }
+        return finished(args, (suite.run)(request, &hosts)?);
     }
     let run = match suite.run {
         Run::Alone(run) => {
@@ -98,6 +115,22 @@ pub fn run(args: &Args) -> Result<()> {
     let outcome = run(request.clone(), binaries, stop)?;
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
     if request.traces.is_some() { Ok(()) } else { finished(args, outcome) }
+}
+
+/// The suite and the hosts, where it is to run on hosts by their names.
+fn by_names(suite: &str, request: &Request) -> Result<Option<(ByNames, Hosts)>> {
+    let names = request.hosts.as_deref().and_then(hosts::names);
+    let Some(names) = names else {
+        if request.hosts.is_some() && suite != "rdma" {
+            bail!("only the suite rdma takes a file of --hosts; suites rdma and sweep take names");
+        }
+        if request.dry_run || !request.types.is_empty() {
+            bail!("--dry-run and --types are for --hosts by name");
+        }
+        return Ok(None);
+    };
+    let found = suites::by_names(suite).context("only the suites rdma and sweep take --hosts")?;
+    Ok(Some((found, Hosts::new(&names, &request.agent, &request.programs)?)))
 }
 
 /// Prints what came of parts; an error where one failed, or where a bar was not reached and bars are held.
@@ -181,6 +214,29 @@ mod tests {
         for suite in ["shaped", "small", "codec"] {
             let expected = format!("the suite {suite} has no parts; leave --only out");
             assert_eq!(wrong(&format!("{suite} --only large")), expected);
+        }
+    }
+
+    #[test]
+    fn hosts_go_with_two_suites_by_name() {
+        let said = |line: &str| {
+            let line = Line::try_parse_from(format!("bench {line}").split(' ')).unwrap();
+            run(&line.args).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(said("rdma --hosts n1,n2 --dry-run"), Ok(()));
+        assert_eq!(said("sweep --hosts n1,root@n2 --collectives all_reduce --dry-run"), Ok(()));
+        let wrong = [
+            ("control --hosts n1,n2", "only the suites rdma and sweep take --hosts"),
+            ("sweep --hosts testbed.toml", "only the suite rdma takes a file"),
+            ("rdma --hosts n1", "two to 64 names"),
+            ("rdma --hosts n1,-oProxyCommand=x", "no name or address"),
+            ("rdma --hosts n1,n2 --ranks 4 --dry-run", "only the suite sweep takes"),
+            ("rdma --dry-run", "are for --hosts by name"),
+            ("sweep --types half", "are for --hosts by name"),
+        ];
+        for (line, part) in wrong {
+            let error = said(line).unwrap_err();
+            assert!(error.contains(part), "{line}: {error}");
         }
     }
 

@@ -63,6 +63,13 @@ impl Launcher {
         command
     }
 
+    /// A program's command as a person would type it here.
+    pub(crate) fn shown_command(&self, program: &[&str]) -> String {
+        let command = self.command(program);
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(|word| quote(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+    }
+
     /// Runs a shell script with arguments `$1`, `$2` ... and `input`; returns what it printed.
     pub fn shell(&self, script: &str, arguments: &[&str], input: &[u8]) -> Result<String> {
         let mut command = self.command(&[&["sh", "-c", script, "sh"], arguments].concat());
@@ -113,8 +120,12 @@ impl Launcher {
     }
 }
 
-/// A word as a shell reads it back.
-fn quote(word: &str) -> String {
+/// A word as a shell reads it back: as it is where nothing in it means anything to a shell.
+pub(crate) fn quote(word: &str) -> String {
+    let fine = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,@%+".contains(letter);
+    if !word.is_empty() && word.chars().all(fine) {
+        return word.to_owned();
+    }
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -280,8 +291,9 @@ mod tests {
         let launcher = Launcher::new("/usr/bin/ssh root@{host}", "h1").unwrap();
         assert_eq!(
             words(launcher.command(&["echo", "it's"])),
-            ["/usr/bin/ssh", "root@h1", r"'echo' 'it'\''s'"]
+            ["/usr/bin/ssh", "root@h1", r"echo 'it'\''s'"]
         );
+        assert_eq!(launcher.shown_command(&["a", "b c"]), r"/usr/bin/ssh root@h1 'a '\''b c'\'''");
         assert!(Launcher::new(" ", "h").is_err() && Launcher::new("local {host}", "h").is_err());
     }
 

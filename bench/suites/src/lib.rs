@@ -13,6 +13,7 @@ pub mod cooperation;
 pub mod dataplane;
 mod figures;
 mod findings;
+pub mod hosts;
 pub mod lab;
 pub mod launcher;
 pub mod part;

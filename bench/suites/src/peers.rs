@@ -294,6 +294,26 @@ impl Mpi {
     }
 }
 
+/// The words that run the measuring program by an Open MPI that hosts have, from the first of them, a rank on each.
+///
+/// `program` has the same path on all. `ucc`: collectives are those of UCC.
+pub(crate) fn open_mpi(
+    mpirun: &str,
+    hosts: &[String],
+    ucc: bool,
+    program: &str,
+    run: &PeerRun<'_>,
+) -> Vec<String> {
+    // By these names versions up to 4, and from 5 on, ask for ssh's options.
+    let asks_nobody = ["OMPI_MCA_plm_rsh_args=-o BatchMode=yes", "PRTE_MCA_plm_ssh_args=-o BatchMode=yes"];
+    let by_ucc: &[&str] =
+        if ucc { &["--mca", "coll_ucc_enable", "1", "--mca", "coll_ucc_priority", "100"] } else { &[] };
+    let (ranks, hosts) = (run.ranks.to_string(), hosts.join(","));
+    let start = [&["env"][..], &asks_nobody, &[mpirun], OPEN_MPI_ARGUMENTS, &["-n", ranks.as_str()]].concat();
+    let words = [&start[..], OPEN_MPI_SPREAD, &[hosts.as_str()], by_ucc, &[program]].concat();
+    words.into_iter().map(str::to_owned).chain(run.arguments()).collect()
+}
+
 /// Makes a virtual environment with packages of PyPI, if consented; one that was made is used again.
 fn virtual_environment(folder: &Path, packages: &[&str], consent: Consent) -> Result<PathBuf> {
     let made = folder.join("installed");

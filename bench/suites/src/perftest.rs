@@ -1,7 +1,7 @@
 //! perftest's programs on the hosts of a testbed: what the device gives without this project (`man ib_write_bw`).
 
 use super::launcher::Remote;
-use super::testbed::{Host, Testbed};
+use super::testbed::Host;
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
 
@@ -114,6 +114,11 @@ impl End {
         Ok(Self { host: host.clone(), gid_index })
     }
 
+    /// A host that nobody has looked at, to show commands for it.
+    pub(crate) fn assumed(host: Host) -> Self {
+        Self { gid_index: host.gid_index.unwrap_or(0), host }
+    }
+
     fn find(host: &Host) -> Result<u8> {
         let bytes = match host.address {
             std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -146,11 +151,11 @@ impl End {
 ///
 /// Of several pairs each moves as much, so that the least is what all had of a link until the last was done. A busy emulated
 /// device fails now and then, and on a busy processor perftest may not learn how fast its clock is, and prints zeros: half the
-/// figures are enough, and with fewer it is tried again.
-pub fn measure(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<f64> {
+/// figures are enough, and with fewer it is tried again. Servers listen on the TCP ports from `ports` on.
+pub fn measure(ports: u16, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<f64> {
     let mut tries = 0;
     loop {
-        match once(testbed, ends, pairs, measure).and_then(|figures| least(&figures)) {
+        match once(ports, ends, pairs, measure).and_then(|figures| least(&figures)) {
             Err(error) if tries < TRIES => {
                 tries += 1;
                 eprintln!("warning: perftest failed, and is tried again: {error:#}");
@@ -172,24 +177,40 @@ fn least(figures: &[f64]) -> Result<f64> {
     some.into_iter().reduce(f64::min).context("no figure")
 }
 
-fn once(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<Vec<f64>> {
+/// A command and the place of the host that runs it.
+pub(crate) type Placed = (usize, Vec<String>);
+
+/// The commands of a measure: those of the servers, which listen before others start, and those of the clients.
+pub(crate) fn commands(
+    ports: u16,
+    ends: &[End],
+    pairs: &[(usize, usize)],
+    measure: Measure,
+) -> Result<[Vec<Placed>; 2]> {
+    let end = |at: usize| ends.get(at).with_context(|| format!("no host {at}"));
+    let (mut servers, mut clients) = (Vec::new(), Vec::new());
+    for ((from, to), port) in pairs.iter().zip(ports..) {
+        let (client, server) = (end(*from)?, end(*to)?);
+        servers.push((*to, server.command(measure, port, None)));
+        clients.push((*from, client.command(measure, port, Some(&server.host))));
+    }
+    Ok([servers, clients])
+}
+
+fn once(ports: u16, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<Vec<f64>> {
     let deadline = Instant::now() + LIMIT;
     let end = |at: usize| ends.get(at).with_context(|| format!("no host {at}"));
-    let mut servers = Vec::new();
-    for ((_, to), port) in pairs.iter().zip(testbed.ports..) {
-        let to = end(*to)?;
-        servers.push(start(to, "server", &to.command(measure, port, None))?);
-    }
-    for ((_, to), port) in pairs.iter().zip(testbed.ports..) {
+    let start_all = |role: &str, commands: &[Placed]| -> Result<Vec<Remote>> {
+        commands.iter().map(|(at, words)| start(end(*at)?, role, words)).collect()
+    };
+    let [servers, clients] = commands(ports, ends, pairs, measure)?;
+    let mut servers = start_all("server", &servers)?;
+    for ((_, to), port) in pairs.iter().zip(ports..) {
         let to = &end(*to)?.host;
         let listens = to.launcher.shell(LISTENS, &[&format!("{port:04X}")], b"");
         listens.with_context(|| format!("host {}: perftest does not listen on port {port}", to.name))?;
     }
-    let mut clients = Vec::new();
-    for ((from, to), port) in pairs.iter().zip(testbed.ports..) {
-        let (from, to) = (end(*from)?, end(*to)?);
-        clients.push(start(from, "client", &from.command(measure, port, Some(&to.host)))?);
-    }
+    let mut clients = start_all("client", &clients)?;
     let figures =
         clients.iter_mut().map(|client| measure.figure(&client.finish(deadline)?)).collect::<Result<_>>()?;
     for server in &mut servers {

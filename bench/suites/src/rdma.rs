@@ -12,6 +12,8 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+pub mod named;
+
 /// Payload of the stream.
 const CHUNK: u64 = 1 << 20;
 /// Payloads and writes under way.
@@ -311,7 +313,7 @@ impl Suite {
     }
 
     fn perftest(&self, pairs: &[(usize, usize)], measure: Measure) -> Result<f64> {
-        perftest::measure(&self.testbed, &self.ends, pairs, measure)
+        perftest::measure(self.testbed.ports, &self.ends, pairs, measure)
     }
 
     /// Bytes a second of our stream.

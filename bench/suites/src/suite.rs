@@ -24,9 +24,18 @@ pub struct Request {
     /// suite sweep writes its page and its runs there, and into target/sweep without it
     #[arg(long, value_name = "FOLDER")]
     pub figures: Option<PathBuf>,
-    /// Suite rdma: the file that describes the hosts
-    #[arg(long, value_name = "FILE")]
-    pub hosts: Option<PathBuf>,
+    /// Suite rdma: the file that describes the hosts; it has a slash, or ends in .toml. Suites rdma and sweep: names of hosts whose agents run
+    #[arg(long, value_name = "FILE|HOST,HOST")]
+    pub hosts: Option<String>,
+    /// With --hosts by name: the agents' socket there
+    #[arg(long, value_name = "SOCKET", default_value = "/run/harmonaize/tenants/bench.sock")]
+    pub agent: PathBuf,
+    /// With --hosts by name: the folder of harmonaize-perf, here and there
+    #[arg(long, value_name = "FOLDER", default_value = "/usr/bin")]
+    pub programs: PathBuf,
+    /// With --hosts by name: print the commands, and start nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
@@ -49,9 +58,12 @@ pub struct Request {
     /// Suite telemetry: keep the traces and logs of trainings whose verdicts on stragglers are wrong in this folder
     #[arg(long, value_name = "FOLDER")]
     pub wrong: Option<PathBuf>,
-    /// Suite sweep: sizes in bytes, with K, M or G; 1K to 256M by 4 without it
+    /// Suite sweep, and suite rdma by hosts' names: sizes in bytes, with K, M or G; of the sweep 1K to 256M by 4 without it
     #[arg(long, value_delimiter = ',', value_name = "SIZE", value_parser = sweep::size)]
     pub sizes: Vec<u64>,
+    /// Suite rdma by hosts' names: element types of what harmonaize-perf prints, as it names them; float without it
+    #[arg(long, value_delimiter = ',', value_name = "TYPE", value_parser = plain_word)]
+    pub types: Vec<String>,
     /// Suite sweep: numbers of ranks on one host; 2, 3, 4 and 8 without it
     #[arg(long, value_delimiter = ',', value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=64))]
     pub ranks: Vec<usize>,
@@ -64,6 +76,12 @@ pub struct Request {
     /// Install missing packages and peers without asking
     #[arg(long)]
     pub yes: bool,
+}
+
+/// A word of letters and digits.
+fn plain_word(text: &str) -> Result<String, String> {
+    let plain = !text.is_empty() && text.chars().all(|letter| letter.is_ascii_alphanumeric());
+    plain.then(|| text.to_owned()).ok_or_else(|| format!("{text:?} is no name of letters and digits"))
 }
 
 /// The names of the sweep's collectives.
@@ -180,5 +198,29 @@ impl Suite {
 impl From<Vec<Row>> for Outcome {
     fn from(rows: Vec<Row>) -> Self {
         Self { rows, problems: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::Request;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        request: Request,
+    }
+
+    /// What these options ask for.
+    pub(crate) fn request(words: &[&str]) -> Request {
+        Line::try_parse_from([&["bench"], words].concat()).unwrap().request
+    }
+
+    #[test]
+    fn types_are_plain_words() {
+        assert_eq!(request(&["--types", "float,half"]).types, ["float", "half"]);
+        assert!(Line::try_parse_from(["bench", "--types", "float;reboot"]).is_err());
+        assert!(Line::try_parse_from(["bench", "--types", "--json=x"]).is_err());
     }
 }

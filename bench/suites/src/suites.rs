@@ -1,5 +1,6 @@
 //! The table of all suites.
 
+use crate::hosts::Hosts;
 use crate::lab::Lab;
 use crate::part::{self, Outcome, Part};
 use crate::row::Row;
@@ -12,6 +13,7 @@ use crate::{
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
 use harmonaize_testkit::workspace::Binaries;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -146,6 +148,24 @@ pub const SUITES: &[Suite] = &[
     ),
 ];
 
+/// A suite that runs on hosts by their names: nothing is emulated there, and nothing built.
+#[derive(Debug, Clone, Copy)]
+pub struct ByNames {
+    /// The commands that it would run, for a person to read.
+    pub commands: fn(&Request, &Hosts) -> Result<String>,
+    /// Measures.
+    pub run: fn(&Request, &Hosts) -> Result<Outcome>,
+}
+
+/// How the suite of that name runs on hosts by their names, if it does.
+pub fn by_names(suite: &str) -> Option<ByNames> {
+    match suite {
+        "rdma" => Some(ByNames { commands: rdma::named::commands, run: rdma::named::run }),
+        "sweep" => Some(ByNames { commands: sweep::named::commands, run: sweep::named::run }),
+        _ => None,
+    }
+}
+
 /// The suite of that name.
 pub fn named(name: &str) -> Option<&'static Suite> {
     SUITES.iter().find(|suite| suite.name == name)
@@ -179,9 +199,9 @@ const SERVICE: &[Part<Service>] = &[
 /// The suite rdma on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
 fn on_a_testbed(request: &Request) -> Result<Outcome> {
     let file = request.hosts.as_ref().context(
-        "the suite rdma needs --hosts FILE; `cargo xtask bench --help` shows one, and `cargo xtask softroce bench` has its own",
+        "the suite rdma needs --hosts FILE or names of hosts; `cargo xtask bench --help` shows both, and `cargo xtask softroce bench` has its own",
     )?;
-    let testbed = Testbed::read(file)?;
+    let testbed = Testbed::read(Path::new(file))?;
     if testbed.programs.is_none() {
         packages::require(packages::BUILDING, request.consent())?;
     }

@@ -7,7 +7,7 @@ use crate::report::Report;
 use crate::row::{Case, Row, median};
 use crate::runs::interleave;
 use crate::suite::Request;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use harmonaize_testkit::workspace::{self, Binaries};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 mod contestant;
+pub mod named;
 mod nodes;
 mod page;
 mod recorded;
@@ -91,6 +92,8 @@ enum Site {
     Host,
     Shaped,
     Unshaped,
+    /// Hosts by their names, which run agents already.
+    Hosts,
 }
 
 /// The parts of the suite.
@@ -108,6 +111,7 @@ impl Site {
             Self::Host => "one host",
             Self::Shaped => "four namespaces, 1 Gbit/s",
             Self::Unshaped => "four namespaces, unshaped",
+            Self::Hosts => "hosts of a testbed",
         }
     }
 
@@ -121,6 +125,7 @@ impl Site {
                 lab.fabric().hosts().iter().try_for_each(|host| lab.fabric().set_rate(&host.name, None))?;
                 Ok(lab)
             }
+            Self::Hosts => bail!("hosts of a testbed are no lab"),
         }
     }
 
@@ -239,6 +244,9 @@ impl Setting {
             let case_of_peers = bar.map_or_else(|| case(*bytes, 1.0).stated(), |bar| case(*bytes, bar));
             rows.push(match self.best(*bytes) {
                 Some(best) => case_of_peers.compare(&ours(*bytes), &best.times(*bytes), &best.name),
+                None if bar.is_none() => {
+                    case_of_peers.state_without(&ours(*bytes), "any peer", "none has run")
+                }
                 None => case_of_peers.missing("any peer", "none has run"),
             });
             for limit in &self.entries {
@@ -305,13 +313,18 @@ fn iterations(bytes: u64) -> u32 {
     u32::try_from(64 * MIB / bytes.max(1)).unwrap_or(u32::MAX).clamp(4, 200)
 }
 
+/// Where what was measured is written.
+fn folder(request: &Request) -> PathBuf {
+    request.figures.clone().unwrap_or_else(|| workspace::target().join("sweep"))
+}
+
 /// Sweeps. What was measured is written after each setting, so that an interruption leaves what was finished.
 ///
 /// # Errors
 /// Where the report cannot be written. A site that fails is a problem of the outcome, and a contestant that fails a row.
 pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Result<Outcome> {
     let budget = Budget::of(request);
-    let folder = request.figures.clone().unwrap_or_else(|| workspace::target().join("sweep"));
+    let folder = folder(request);
     let peers = Peers::prepare(request.consent());
     let mut settings = Vec::new();
     let mut outcome = Outcome::default();
@@ -413,7 +426,7 @@ impl Sweep<'_> {
             for collective in &self.budget.collectives {
                 let setting = self.setting(site, *ranks, collective, &mut lab, &nodes)?;
                 self.settings.push(setting);
-                let [csv, html] = self.write()?;
+                let [csv, html] = write(self.folder, self.settings)?;
                 eprintln!("written: {} and {}", csv.display(), html.display());
             }
         }
@@ -439,24 +452,23 @@ impl Sweep<'_> {
         contest.run(&contestants, &mut setting.entries, lab, nodes)?;
         Ok(setting)
     }
+}
 
-    /// Writes what was measured: `sweep.csv` with each run, and `sweep.html`.
-    fn write(&self) -> Result<[PathBuf; 2]> {
-        std::fs::create_dir_all(self.folder)
-            .with_context(|| format!("cannot make {}", self.folder.display()))?;
-        let rows = self.settings.iter().flat_map(Setting::rows).collect();
-        let files = [
-            ("sweep.csv", page::comma_separated(self.settings)),
-            ("sweep.html", page::page(self.settings, &Report::new(rows))?),
-        ];
-        let mut paths = Vec::new();
-        for (name, text) in files {
-            let path = self.folder.join(name);
-            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-            paths.push(path);
-        }
-        <[PathBuf; 2]>::try_from(paths).ok().context("two files")
+/// Writes what was measured: `sweep.csv` with each run, and `sweep.html`.
+fn write(folder: &Path, settings: &[Setting]) -> Result<[PathBuf; 2]> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let rows = settings.iter().flat_map(Setting::rows).collect();
+    let files = [
+        ("sweep.csv", page::comma_separated(settings)),
+        ("sweep.html", page::page(settings, &Report::new(rows))?),
+    ];
+    let mut paths = Vec::new();
+    for (name, text) in files {
+        let path = folder.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        paths.push(path);
     }
+    <[PathBuf; 2]>::try_from(paths).ok().context("two files")
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// How a command gets to a host when the file does not say.
-const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=5 {host}";
+pub(crate) const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=5 {host}";
 /// Where things stand on a host when the file does not say.
-const FOLDER: &str = "/tmp/harmonaize-bench";
+pub(crate) const FOLDER: &str = "/tmp/harmonaize-bench";
 /// The first TCP port when the file does not say.
-const PORTS: u16 = 18_500;
+pub(crate) const PORTS: u16 = 18_500;
 /// The rate of the links when the file does not say.
 const RATE: &str = "100Gbit/s";
 

@@ -13,11 +13,16 @@ const EXAMPLES: &str = "Examples:
       four ranks on this host, from 8 bytes to 128 MiB
   harmonaize-perf alltoall --agent A.sock --agent B.sock --ranks 8 -b 1M -e 1M -n 100 --percentiles
       eight ranks, the first four at one agent and the others at another
-  harmonaize-perf all_reduce --agent /run/harmonaize/a/agent.sock --ranks 8 --hosts n1,n2 -b 1K -e 64M -f 4
-      eight ranks, the first four on n1 and the others on n2, each at its host's agent
+  harmonaize-perf all_reduce --agent /run/harmonaize/a/agent.sock --hosts n1,n2 -b 1K -e 64M -f 4
+      a rank on n1 and one on n2, each at its host's agent; with --dry-run the commands alone
+  harmonaize-perf all_reduce --agent /run/harmonaize/a/agent.sock --ranks 8 --hosts root@n1,root@n2
+      eight ranks, the first four on n1 and the others on n2
   torchrun --no-python --nproc-per-node 4 harmonaize-perf all_gather --agent /run/harmonaize/a/agent.sock
       ranks by a launcher's variables: RANK and WORLD_SIZE, or those of Open MPI, PMI and Slurm
   harmonaize-perf reduce_scatter --agent A.sock --ranks 2 -d all -o all --csv rows.csv --html report.html";
+
+/// What runs a command on a host where nothing else is given: it asks nobody, and gives an unreachable host up.
+const RSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
 
 /// Measures a collective, or messages around the ranks, through the provider's agents, over sizes, as nccl-tests does
 ///
@@ -30,15 +35,18 @@ pub(crate) struct Arguments {
     /// The agent's socket for this tenant; several share the ranks out in equal parts
     #[arg(long, required = true, env = "HARMONAIZE_SOCKET")]
     pub(crate) agent: Vec<PathBuf>,
-    /// Starts so many ranks as processes of this host; without it a launcher's variables say which rank this is
+    /// Starts so many ranks, here or on --hosts; without either a launcher's variables say which rank this is
     #[arg(long)]
     pub(crate) ranks: Option<u32>,
-    /// Starts the ranks on these hosts in equal parts, in order, with commas between them; this program has the same path on all
-    #[arg(long, value_delimiter = ',', requires = "ranks", value_name = "HOST,HOST")]
+    /// Starts a rank on each of these hosts, or --ranks in equal parts, in order; this program has the same path on all
+    #[arg(long, value_delimiter = ',', value_name = "HOST,HOST")]
     pub(crate) hosts: Vec<String>,
     /// What runs a command on a host: these words, then the host, then the command as one word for its shell
-    #[arg(long, default_value = "ssh -o BatchMode=yes", requires = "hosts", value_name = "COMMAND")]
+    #[arg(long, default_value = RSH, requires = "hosts", value_name = "COMMAND")]
     pub(crate) rsh: String,
+    /// Prints the commands that would start the ranks, one a line as a shell reads them, and starts nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// The communicator's name, the same at all ranks
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -220,6 +228,16 @@ impl Arguments {
             "--hosts {}: names or addresses, with commas between them",
             self.hosts.join(",")
         );
+        ensure!(
+            self.ranks.is_none_or(|ranks| ranks as usize >= self.hosts.len()),
+            "--ranks {} is fewer than the {} of --hosts",
+            self.ranks.unwrap_or(0),
+            self.hosts.len()
+        );
+        ensure!(
+            !self.dry_run || self.started().is_some(),
+            "--dry-run shows what --ranks or --hosts starts: give one of them"
+        );
         ensure!(self.min <= self.max, "-b {} is more than -e {}", self.min.0, self.max.0);
         ensure!(self.factor > 1 || self.step.0 > 0 || self.min == self.max, "-i 0 never reaches -e");
         ensure!(self.min.0 > 0 || self.factor == 1, "-b 0 times a factor stays 0");
@@ -238,6 +256,12 @@ impl Arguments {
         Ok(())
     }
 
+    /// How many ranks this process is to start, if it is: `--ranks`, or one for each of the hosts.
+    pub(crate) fn started(&self) -> Option<u32> {
+        let hosts = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
+        self.ranks.or(Some(hosts).filter(|hosts| *hosts > 0))
+    }
+
     /// The sizes, in bytes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> + '_ {
         let next = |size: &u64| {
@@ -251,10 +275,12 @@ impl Arguments {
     }
 }
 
-/// Whether it is a name or an address, and no option of the command that reaches it.
+/// Whether it is a name or an address, behind a user's name or not, and no option of the command that reaches it.
 fn is_host(text: &str) -> bool {
-    let fine = |letter: char| letter.is_ascii_alphanumeric() || ".:-_@%[]".contains(letter);
-    !text.is_empty() && !text.starts_with('-') && text.chars().all(fine)
+    let fine = |letter: char| letter.is_ascii_alphanumeric() || ".:-_%[]".contains(letter);
+    let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && name.chars().all(fine);
+    let (user, name) = text.split_once('@').map_or((None, text), |(user, name)| (Some(user), name));
+    user.is_none_or(is_name) && is_name(name)
 }
 
 #[cfg(test)]
@@ -300,15 +326,30 @@ mod tests {
             ("-r -2", "-1 for each"),
             ("-z 4", "0..=3"),
             ("-f 0", "--stepfactor"),
-            ("--hosts n1", "--ranks"),
+            ("--ranks 1 --hosts n1,n2", "--ranks 1 is fewer than the 2 of --hosts"),
+            ("--dry-run", "--ranks or --hosts"),
             ("--ranks 2 --rsh ssh", "--hosts"),
             ("--ranks 2 --hosts n1,,n2", "names or addresses"),
             ("--ranks 2 --hosts=-oProxyCommand=x", "names or addresses"),
+            ("--hosts root@-oProxyCommand", "names or addresses"),
+            ("--hosts n1,@n2", "names or addresses"),
+            ("--hosts n1,$(reboot)", "names or addresses"),
+            ("--hosts n1;reboot", "names or addresses"),
+            ("--hosts n1,n2/x", "names or addresses"),
             ("--ranks 2 --hosts n1 --rsh=", "--rsh is empty"),
         ] {
             let error = parsed(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn ranks_are_as_many_as_asked_for_or_one_a_host() {
+        let started = |line| parsed(line).unwrap().started();
+        assert_eq!(started(""), None);
+        assert_eq!(started("--ranks 3"), Some(3));
+        assert_eq!(started("--hosts n1,root@n2.lab,10.0.0.3,fe80::1%eth0"), Some(4));
+        assert_eq!(started("--hosts n1,n2 --ranks 5"), Some(5));
     }
 
     #[test]
