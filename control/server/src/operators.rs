@@ -15,7 +15,7 @@ use harmonaize_store::etcd::Reader;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tonic::{Request, Response, Status};
 
 /// The service.
@@ -25,6 +25,8 @@ pub(crate) struct Operators {
     /// What is read where another control leads.
     stored: Option<Stored>,
     relay: Arc<Relay>,
+    /// One what-if is copied and decided at a time: each takes a processor, and a copy of all jobs.
+    turns: Arc<Semaphore>,
 }
 
 /// What several controls share, and by which settings this one reads it.
@@ -81,7 +83,7 @@ impl Operators {
         stored: Option<Stored>,
         relay: Arc<Relay>,
     ) -> Self {
-        Self { commands, access, stored, relay }
+        Self { commands, access, stored, relay, turns: Arc::new(Semaphore::new(1)) }
     }
 
     /// Returns what `read` finds in the state.
@@ -137,6 +139,19 @@ fn senseless(error: &InstructionError) -> Status {
             Status::failed_precondition(text)
         }
     }
+}
+
+/// Decides where nobody waits for it. The turn ends with that, also where the caller has left before.
+async fn in_turn<T: Send + 'static>(
+    turn: OwnedSemaphorePermit,
+    decide: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    let decided = tokio::task::spawn_blocking(move || {
+        let decided = decide();
+        drop(turn);
+        decided
+    });
+    decided.await.map_err(|error| Status::internal(error.to_string()))
 }
 
 fn unanswered(error: &WhatIfError) -> Status {
@@ -290,11 +305,12 @@ impl Operator for Operators {
     async fn what_if(&self, request: Request<v1::WhatIfRequest>) -> Answer<v1::WhatIfReply> {
         self.access.caller(&request, Role::Viewer, "what-if")?;
         let asked = request.into_inner();
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let turn = turn.map_err(|error| Status::internal(error.to_string()))?;
         let copy = self.query(move |state, now| state.queries(now).what_if(&asked)).await?;
         let copy = copy.map_err(|error| unanswered(&error))?;
-        // Rounds over very many hosts take a while; nobody else waits for them.
-        let decided = tokio::task::spawn_blocking(move || copy.reply()).await;
-        let reply = decided.map_err(|error| Status::internal(error.to_string()))?;
+        // Rounds over very many hosts take a while; only the next what-if waits for them.
+        let reply = in_turn(turn, move || copy.reply()).await?;
         reply.map(Response::new).map_err(|error| unanswered(&error))
     }
 
@@ -366,4 +382,30 @@ impl Operators {
 
 fn unknown() -> Status {
     Status::not_found("no such communicator; it may have ended")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[tokio::test]
+    async fn a_caller_who_leaves_keeps_the_turn_until_all_is_decided() {
+        let turns = Arc::new(Semaphore::new(1));
+        let turn = Arc::clone(&turns).acquire_owned().await.unwrap();
+        let (begin, begun) = oneshot::channel();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let caller = tokio::spawn(in_turn(turn, move || {
+            begin.send(()).unwrap();
+            wait.recv().unwrap();
+        }));
+        begun.await.unwrap();
+        caller.abort();
+        assert!(caller.await.unwrap_err().is_cancelled());
+        assert_eq!(turns.available_permits(), 0);
+        go_on.send(()).unwrap();
+        let turn = Arc::clone(&turns).acquire_owned().await.unwrap();
+        assert_eq!(in_turn(turn, || 7).await.unwrap(), 7);
+        assert_eq!(turns.available_permits(), 1);
+    }
 }

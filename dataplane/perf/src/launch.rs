@@ -42,7 +42,8 @@ pub(crate) fn seat(arguments: &Arguments) -> Result<Option<Seat>> {
 }
 
 fn from_variables(arguments: &Arguments, value: impl Fn(&str) -> Option<String>) -> Result<Option<Seat>> {
-    if arguments.started().is_some() && value("HARMONAIZE_RANK").is_none() {
+    // Ranks that were started are not given --dry-run: the variables are another's, such as those of a job of this host.
+    if arguments.started().is_some() && (arguments.dry_run || value("HARMONAIZE_RANK").is_none()) {
         return Ok(None);
     }
     let place = Place::from_variables(&value).context("--ranks or --hosts is missing")?;
@@ -307,6 +308,8 @@ mod tests {
         assert_eq!(seat_of("--agent a --ranks 2", &launcher).unwrap(), None);
         let ours = [("HARMONAIZE_RANK", "1"), ("HARMONAIZE_RANKS", "2")];
         assert_eq!(seat_of("--agent a --ranks 2", &ours).unwrap().unwrap().rank, 1);
+        // What only shows commands is no rank, in a job's shell either.
+        assert_eq!(seat_of("--agent a --ranks 2 --dry-run", &ours).unwrap(), None);
     }
 
     #[test]
