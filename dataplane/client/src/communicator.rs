@@ -345,7 +345,7 @@ impl Communicator {
 
     /// Goes on with the ranks that are left, as a new communicator of the same name. Ranks that are gone are left out,
     /// and processes that [wait](crate::Client::enter) to be taken in come in. Every member that stays calls this, at
-    /// the same place in the order of operations; one that leaves drops its communicator instead, one whose process or
+    /// the same place in the order of operations. One that leaves drops its communicator instead. One whose process or
     /// host is lost is not waited for, and one whose host is in maintenance is refused. Blocks until it has formed. The
     /// budget is the one before's. Drop this one then: it is no longer the communicator of that name, and if the call
     /// fails it is as it was.
