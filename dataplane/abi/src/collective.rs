@@ -413,8 +413,8 @@ impl Collective {
         self.reduces() && self.traits().compressible
     }
 
-    /// Blocks of [`Signature::count`] elements of a rank's input and of its output, among so many ranks. 0 of a tensor that it does not
-    /// have.
+    /// Returns how many blocks a rank's input and its output have among so many ranks. A block has [`Signature::count`]
+    /// elements. A tensor that the rank does not have has 0 blocks.
     pub const fn blocks(self, ranks: u32, rank: Rank, root: Rank) -> [u32; 2] {
         let traits = self.traits();
         let input = if traits.input_of.include(rank, root) { traits.input.count(ranks) } else { 0 };
@@ -459,8 +459,8 @@ impl Collective {
         matches!((traits.input, traits.output), (Blocks::PerRank, Blocks::PerRank))
     }
 
-    /// How many counts its blocks have among so many ranks: one for each rank or pair, and 1 where all are alike. Pairs are numbered
-    /// by sender, then by receiver.
+    /// Returns how many counts its blocks have among so many ranks. It is one for each rank or pair, and 1 where all
+    /// blocks are alike. Pairs are numbered by sender, then by receiver.
     pub const fn counts(self, ranks: u32) -> u32 {
         match (self.is_pairwise(), self.can_be_uneven()) {
             (true, _) => ranks.saturating_mul(ranks),

@@ -3,7 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 
-/// A TCP congestion control, such as `cubic`, `bbr` or `dctcp`: 1 to 15 letters, digits, `_` and `-`, as names in the kernel are.
+/// A TCP congestion control, such as `cubic`, `bbr` or `dctcp`. Its name has 1 to 15 letters, digits, `_` and `-`, as
+/// names in the kernel have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CongestionControl {
     name: [u8; Self::MAX],

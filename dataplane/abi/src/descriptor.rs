@@ -14,8 +14,8 @@ pub mod flags {
     pub const ALL: u8 = FEEDBACK | UNEVEN;
 }
 
-/// `bytes` bytes from `offset` of the attachment's tensor memory: of its arena, which begins at 0, or of a region that was
-/// [added](crate::session::AddedRegion). They lie in one of these.
+/// `bytes` bytes of the attachment's tensor memory, from `offset`. They lie in its arena, which begins at 0, or in one
+/// region that was [added](crate::session::AddedRegion).
 #[derive(
     Clone,
     Copy,
@@ -103,10 +103,10 @@ pub struct Completion {
     pub wire_bytes: u64,
     /// Receipt: bits on the wire per element, times 256 (fixed point); 0 where nothing was sent.
     pub bits_per_element_x256: u32,
-    /// Receipt: the class of the algorithm.
-    /// 0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct exchange, coded. Also 7 direct
-    /// exchange in one shot, 8 in two, 9 by an aggregator, 10 recursive doubling, 11 recursive halving. Also 12 binomial tree, 13
-    /// within racks and between them.
+    /// Receipt: the class of the algorithm. Value 0 is none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5
+    /// dissemination. Value 6 is direct exchange, coded; 7 is direct exchange in one shot, 8 in two. Value 9 is by an
+    /// aggregator, 10 recursive doubling, 11 recursive halving. Value 12 is binomial tree, 13 within racks and between
+    /// them.
     pub algorithm: u8,
     /// Receipt: 1 if part of the operation was run again another way, or chunks went exact though others were coded.
     pub fallback: u8,

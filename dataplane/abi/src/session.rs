@@ -173,7 +173,8 @@ pub enum Request {
         /// What may be lost of its tensors.
         budget: Budget,
     },
-    /// Become a rank of a communicator that goes on with fewer or more ranks, as a new one of the same name. Answered as a join is.
+    /// Become a rank of a communicator that goes on with fewer or more ranks. It is a new communicator of the same
+    /// name. Answered as a join is.
     Regroup {
         /// Comes back.
         id: u64,
@@ -186,8 +187,9 @@ pub enum Request {
         /// How long to wait for members; then it goes on with those who came, if they are enough. A newcomer waits so long for them.
         timeout_ns: u64,
     },
-    /// Become a rank of a new communicator with those of one's own that name the same color, while that one goes on. Answered once all
-    /// its ranks have asked, as a join is: of a rank without color with [`JoinRefusal::LeftOut`].
+    /// Become a rank of a new communicator by a split of one's own. Its ranks name the same color. One's own
+    /// communicator goes on. Answered once all its ranks have asked, as a join is: of a rank without color with
+    /// [`JoinRefusal::LeftOut`].
     Split {
         /// Comes back.
         id: u64,
@@ -221,7 +223,8 @@ pub enum Request {
         /// Handle from [`Answer::Joined`].
         communicator: u32,
     },
-    /// Another budget from now on, as far as this rank is concerned: in effect once all ranks have said the same.
+    /// Use another budget from now on, as far as this rank is concerned. It is in effect once all ranks have asked for
+    /// the same.
     SetBudget {
         /// Comes back.
         id: u64,
@@ -541,7 +544,8 @@ pub enum JoinRefusal {
     Internal,
     /// The budget makes no sense, or ranks name different ones.
     Budget,
-    /// The communicator to go on from is over, by what its tenant agreed on for failures; or the one that was to split.
+    /// The communicator to go on from, or the one that was to split, is over. The first is over by what its tenant
+    /// agreed on for failures.
     Over,
     /// No error: the rank named no color in a split that has ended well.
     LeftOut,

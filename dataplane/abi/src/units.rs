@@ -153,7 +153,8 @@ impl From<Nanos> for core::time::Duration {
     }
 }
 
-/// A decimal number and one of the units, exactly; `None` where it is not whole in the smallest unit, or too large.
+/// Parses a decimal number and one of the units, exactly. Returns `None` where the value is not whole in the smallest
+/// unit, or is too large.
 fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim();
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.'))?;

@@ -21,9 +21,11 @@ pub struct ViewMut<'a> {
 }
 
 impl<'a> View<'a> {
+    /// A view of `bytes` bytes from `pointer`.
+    ///
     /// # Safety
-    /// `pointer..pointer + bytes` must stay mapped and readable for `'a`, and must never be covered by a Rust reference
-    /// while others may write to it.
+    /// The range `pointer..pointer + bytes` must stay mapped and readable for `'a`. It must never be covered by a Rust
+    /// reference while others may write to it.
     pub const unsafe fn new(pointer: *const u8, bytes: usize) -> Self {
         Self { pointer, bytes, memory: PhantomData }
     }
@@ -48,9 +50,11 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
+    /// A view of `bytes` bytes from `pointer`.
+    ///
     /// # Safety
-    /// `pointer..pointer + bytes` must stay mapped and writable for `'a`, and must never be covered by a Rust reference
-    /// while this view is in use.
+    /// The range `pointer..pointer + bytes` must stay mapped and writable for `'a`. It must never be covered by a Rust
+    /// reference while this view is in use.
     pub const unsafe fn new(pointer: *mut u8, bytes: usize) -> Self {
         Self { pointer, bytes, memory: PhantomData }
     }

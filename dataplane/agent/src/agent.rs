@@ -198,7 +198,8 @@ impl Agent {
         self.engines.is_late() || !self.unsent.is_empty()
     }
 
-    /// Gives the thread of a communicator a command about it; of one that the agent does not know, no thread has anything.
+    /// Gives the thread of a communicator a command about it. No thread has anything of a communicator that the agent
+    /// does not know.
     fn command_of(&mut self, communicator: CommunicatorId, command: Command) {
         if let Some(thread) = self.communicators.get(&communicator).map(|known| known.thread) {
             self.try_command(thread, command);
@@ -459,7 +460,8 @@ impl Agent {
         }
     }
 
-    /// Has control forget the questions of processes that went away; not of those that this agent's end detaches, which come back.
+    /// Has control forget the questions of processes that went away. Control keeps those of processes that this agent's
+    /// end detaches, which come back.
     fn cancel_abandoned(&mut self) {
         if !self.stopping {
             self.questions.abandoned().into_iter().for_each(|message| self.send_to_control(message));

@@ -17,7 +17,8 @@ pub(crate) fn to_control(budget: &Budget) -> Option<v1::Budget> {
     (*budget != Budget::Exact).then(|| budget.into())
 }
 
-/// The codecs that this agent takes, with what one core needs for each: measured on the first call, in a few milliseconds.
+/// The codecs that this agent takes, with what one core needs for each. The first call measures that, in a few
+/// milliseconds.
 pub fn codecs() -> &'static [v1::CodecSpeed] {
     static CODECS: OnceLock<Vec<v1::CodecSpeed>> = OnceLock::new();
     CODECS.get_or_init(|| {

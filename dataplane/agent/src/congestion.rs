@@ -7,7 +7,8 @@ use harmonaize_abi::CongestionControl;
 /// Most of them that control is told.
 const MAX_CONTROLS: usize = 32;
 
-/// Returns those that the kernel allows the engine's threads; none where links go over RDMA, or the kernel does not say.
+/// Returns the controls that the kernel allows the engine's threads. It returns none where links go over RDMA, or the
+/// kernel's list cannot be read.
 pub(crate) fn controls(config: &Config) -> Vec<String> {
     if config.verbs.is_some() {
         return Vec::new();

@@ -229,7 +229,7 @@ fn begin(settings: Settings, ledger: Ledger, paused: bool) -> Control {
     Control { to_control, events, task: tokio::spawn(session.run()), pause }
 }
 
-/// A thread for the session with control and for nothing else: no tenant's process, however much it asks, holds it up.
+/// A thread for the session with control and for nothing else. No tenant's process holds it up, however much it asks.
 #[derive(Debug)]
 pub struct SessionThread {
     runtime: Handle,

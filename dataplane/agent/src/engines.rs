@@ -134,7 +134,8 @@ impl Engines {
         missing == self.threads.len()
     }
 
-    /// Takes in a thread's status; with the last that was missing, that of all, under what it was asked for by.
+    /// Takes in a thread's status. With the last missing one it returns the status of all, under the id that it was
+    /// asked for by.
     pub fn gather(&mut self, request: u64, status: Status) -> Option<(u64, Status)> {
         let gathering = self.pending.get_mut(&request)?;
         gathering.missing -= 1;

@@ -1,4 +1,5 @@
-//! An agent's place taken by its successor, while its tenants' operations are in flight: what the two processes say to each other.
+//! How a successor takes an agent's place while its tenants' operations are in flight. This is what the two processes
+//! exchange.
 //!
 //! The successor connects to a Unix socket of the agent's. It gets the listening sockets, starts with them, and says when it is ready.
 //! The agent brings its sessions to rest, ends its session with control, has its engine stand still, and sends all that it has. Its

@@ -1,5 +1,5 @@
-//! What control asks of the ways to other agents: which way a connection takes, and how much of a way is free. Threads of their
-//! own find that out, for both takes its time.
+//! What control asks of the routes to other agents. It asks which route a connection takes, and how much of a route is
+//! free. Threads of their own find that out, for both takes its time.
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;

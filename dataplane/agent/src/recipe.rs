@@ -459,7 +459,8 @@ pub(crate) mod tests {
         here.map(|operand| operand.part.elements(0, segment).1 + room(operand.encoding)).collect()
     }
 
-    /// A step is not cut while it runs, so none may be long, however large the tensors are and however the operation goes.
+    /// A step is not cut while it runs, so none may be long. That holds however large the tensors are and however the
+    /// operation goes.
     #[test]
     fn steps_are_no_larger_than_messages_however_they_go() {
         let mut kinds = [0; 4];

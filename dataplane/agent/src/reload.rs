@@ -1,4 +1,5 @@
-//! What a service manager runs to reload an agent: its files are read again, or the program that was installed since takes its place.
+//! What a service manager runs to reload an agent. The agent's files are read again, or the program that was installed
+//! since takes its place.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(30);
 /// How often it is looked whether it is done.
 const EVERY: Duration = Duration::from_millis(10);
-/// What systemd gives to the first process of a unit alone: where it reports, and the microseconds in which it must.
+/// The variables that systemd gives to the first process of a unit alone. They give where it reports, and the
+/// microseconds in which it must.
 const OF_THE_UNIT: [&str; 2] = ["NOTIFY_SOCKET", "WATCHDOG_USEC"];
 
 /// Reloads the agent that runs as process `agent` by the configuration at `config`. Where it runs the program that this is, it reads its files again.

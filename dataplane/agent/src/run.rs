@@ -55,7 +55,8 @@ const HANDING: Duration = Duration::from_millis(1);
 const INTRUDERS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the configuration's files are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// How far the thread of the sessions stands behind the engines' (nice): a tenth of a processor's time is its own.
+/// How far the thread of the sessions is behind the engines' threads, as a nice value. So a tenth of a processor's time
+/// is its own.
 const SESSIONS_NICE: i32 = 10;
 /// How long communicators may take to end in order when the agent stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);

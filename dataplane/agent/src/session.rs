@@ -135,7 +135,8 @@ pub struct Quota {
     pub joins: u32,
     /// Lines of the log about the tenant in a minute.
     pub log_lines: u32,
-    /// Processor time that the sessions of all attachments take in the long run, in percent of a core; a second's worth at once.
+    /// Processor time that the sessions of all attachments take in the long run, in percent of a core. At once they may
+    /// take a second's worth.
     pub session_percent: u32,
 }
 

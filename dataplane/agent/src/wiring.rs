@@ -1,5 +1,5 @@
-//! The agent's task between engine, control and tenants' sessions: takes in what each says, in turn, and gives what waits for room there.
-//! Whoever drives it, the daemon or a simulation, does the rest.
+//! The agent's task between engine, control and tenants' sessions. It takes in what each sends, one after another, and
+//! hands over what waits for room there. Whoever drives it, the daemon or a simulation, does the rest.
 
 use crate::agent::{Agent, Check, Checked};
 use crate::backlog::Backlog;

@@ -1,5 +1,5 @@
-//! Ranks that attach in every way run every collective together: two whole agents with control in one process, RDMA on a fake
-//! fabric.
+//! Ranks with every kind of access run every collective together. Two whole agents run with control in one process,
+//! with RDMA on a fake fabric.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod whole;
@@ -107,7 +107,8 @@ fn all_accesses(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
     });
 }
 
-/// Over RDMA, over a socket and mapped: what was received over all steps is what was given, less what is owed at the end.
+/// Feedback is kept over RDMA, over a socket and mapped. What was received over all steps is what was given, less the
+/// residual at the end.
 #[test]
 fn feedback_is_kept_however_a_rank_is_attached() {
     const ELEMENTS: usize = 200_003;

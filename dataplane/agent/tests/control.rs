@@ -174,7 +174,8 @@ async fn outlives_a_restart_of_control() {
     control.stop().await;
 }
 
-/// A way to control that can be cut: what is sent over it gets nowhere, and nobody hears that it does not.
+/// A connection to control that can be cut. What is sent over it then gets nowhere, and nobody learns that it does not
+/// arrive.
 struct Way {
     address: SocketAddr,
     open: watch::Sender<bool>,

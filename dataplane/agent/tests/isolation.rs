@@ -1,4 +1,5 @@
-//! What a tenant's processes, or strangers, take from an agent and nobody else misses: its thread of sessions, and its descriptors.
+//! What a tenant's or unknown processes take from an agent and nobody else misses. They take its thread of sessions,
+//! and its descriptors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod whole;

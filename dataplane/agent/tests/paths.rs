@@ -1,4 +1,5 @@
-//! Tracing and probing on an emulated fabric of two racks and two spines: what is said against what the packets do.
+//! Tracing and probing on an emulated fabric of two racks and two spines. The tests compare what is reported with what
+//! the packets do.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_probe::{

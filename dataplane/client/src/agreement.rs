@@ -1,5 +1,5 @@
-//! Agreements: what a tenant wants of its communicators and expects of them, what the provider promises, and what it chooses within
-//! ranges.
+//! Agreements: what a tenant wants of its communicators, and what the provider promises. They also have what the tenant
+//! expects of them, and what the provider chooses within ranges.
 
 use crate::attach::Client;
 use crate::events::POLL_INTERVAL;
@@ -21,7 +21,8 @@ fn request_error(why: RequestError) -> Error {
     Error::from_request_error(why, Error::Agreement)
 }
 
-/// What was chosen lately, by communicator: iterations may be of a few milliseconds, and what is chosen changes once a second.
+/// What was chosen lately, by communicator. Iterations may be of a few milliseconds, and what is chosen changes once a
+/// second.
 #[derive(Debug, Default)]
 pub(crate) struct ChoiceCache(BTreeMap<String, (Instant, CacheKey, Chosen)>);
 
@@ -109,7 +110,8 @@ impl Client {
         Err(Error::Agreement("no round was left".into()))
     }
 
-    /// What the provider has promised for the communicator of this name, what of it is not kept now, and how it was kept.
+    /// Returns what the provider has promised for the communicator of this name. It also returns what of it is not kept
+    /// now, and how it was kept.
     ///
     /// # Errors
     /// As [`Client::propose`].

@@ -1,4 +1,5 @@
-//! Which bytes of an attachment's memory are in use: first fit over a map of free pieces, in units of 64 bytes.
+//! Which bytes of an attachment's memory are in use. Allocation is first fit over a map of free pieces, in units of 64
+//! bytes.
 
 use std::collections::BTreeMap;
 

@@ -24,8 +24,9 @@ pub struct AttachOptions {
     pub access: Access,
     /// Bytes for all tensors together; each is rounded up to 64.
     pub arena_bytes: u64,
-    /// How many bytes the arena may become by itself when a tensor finds no room, if it is mapped and the tenant's quota allows. It doubles,
-    /// or takes as much as the tensor needs where that is more, or where the quota leaves less. 0: it stays as it is.
+    /// How many bytes the arena may become by itself when a tensor finds no room. It grows if it is mapped and the
+    /// tenant's quota allows. It doubles, or takes as much as the tensor needs where that is more, or where the quota
+    /// leaves less. 0: it stays as it is.
     pub max_arena_bytes: u64,
     /// Most operations in flight, a power of two.
     pub entries: u32,
@@ -121,8 +122,8 @@ impl Client {
         Group::new(&self.shared)
     }
 
-    /// Makes the arena larger by at least so many bytes, so that tensors that come find room without waiting for the agent. What it has
-    /// grown by stays until the attachment ends.
+    /// Makes the arena larger by at least so many bytes. Tensors that come then find room without waiting for the
+    /// agent. What it has grown by stays until the attachment ends.
     ///
     /// # Errors
     /// [`Error::Region`] says what of the tenant's quota is left, or that the attachment is not [mapped](Access::Mapped).

@@ -130,8 +130,8 @@ impl Drop for Membership {
 /// How to go on with other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegroupOptions {
-    /// How long to wait for members that neither come nor go; then it goes on with those who came, if they are enough. A newcomer
-    /// waits so long for the members.
+    /// How long to wait for members that neither come nor go. Then it goes on with those who came, if they are enough.
+    /// A newcomer waits so long for the members.
     pub timeout: Duration,
     /// Fewest ranks to go on with.
     pub min_ranks: u32,
@@ -343,11 +343,12 @@ impl Communicator {
         }
     }
 
-    /// Goes on without ranks that are gone, and with processes that [wait](crate::Client::enter) to be taken in, as a new communicator of
-    /// the same name. Every member that stays calls this, at the same place in the order of operations; one that leaves drops its
-    /// communicator instead, one whose process or host is lost is not waited for, and one whose host is in maintenance is
-    /// refused. Blocks until it has formed. The budget is the one before's. Drop this one then: it is no longer the
-    /// communicator of that name, and if the call fails it is as it was.
+    /// Goes on with the ranks that are left, as a new communicator of the same name. Ranks that are gone are left out,
+    /// and processes that [wait](crate::Client::enter) to be taken in come in. Every member that stays calls this, at
+    /// the same place in the order of operations. One that leaves drops its communicator instead. One whose process or
+    /// host is lost is not waited for, and one whose host is in maintenance is refused. Blocks until it has formed. The
+    /// budget is the one before's. Drop this one then: it is no longer the communicator of that name, and if the call
+    /// fails it is as it was.
     ///
     /// An operation that failed because ranks were lost is to be called again, on what it was called with: where it was in place,
     /// its tensor may hold parts of the result.
@@ -362,10 +363,10 @@ impl Communicator {
         PendingJoin::regroup(shared, &self.pool, name, who, (key, *timeout_ns), options)?.wait()
     }
 
-    /// Splits this communicator: ranks that name the same color become one of their own, ordered by `key` and then by their ranks here.
-    /// This one goes on. Every rank calls it, at the same place in the order of its splits; one without a color gets no
-    /// communicator. Blocks until all have called. Those that come of it are full ones: with a place among those of the job,
-    /// to be split and regrouped, with the budget of this one.
+    /// Splits this communicator into new ones by color. Ranks that name the same color become one of their own, ordered
+    /// by `key` and then by their ranks here. This one goes on. Every rank calls it, at the same place in the order of
+    /// its splits; one without a color gets no communicator. Blocks until all have called. Those that come of it are
+    /// full ones: with a place among those of the job, to be split and regrouped, with the budget of this one.
     ///
     /// ```no_run
     /// # use harmonaize_client::{Communicator, Error};
@@ -484,9 +485,9 @@ impl Communicator {
         self.submit(Collective::AllReduce, reduce, Rank(0), count, [Some(input), Some(output)], None)
     }
 
-    /// Starts the same with error feedback: what fewer bits leave out of this sum is added to the next one with this feedback. It belongs
-    /// to one tensor of f32, step after step; other ranks may do without. Budget and receipt are of what was to be sent then: the
-    /// tensors with what they were owed. Where nothing is coded, nothing changes.
+    /// Starts an AllReduce with error feedback. What fewer bits leave out of this sum is added to the next one with this
+    /// feedback. It belongs to one tensor of f32, step after step; other ranks may do without. Budget and receipt are
+    /// of what was to be sent then: the tensors with what they were owed. Where nothing is coded, nothing changes.
     ///
     /// # Errors
     /// [`Error::Shape`] where the feedback is of another size, or an operation with it is in flight.
@@ -553,8 +554,8 @@ impl Communicator {
         self.submit(Collective::ReduceScatter, reduce, Rank(0), count, [Some(input), Some(output)], None)
     }
 
-    /// Starts a ReduceScatter in place: the result is the block of `tensor` with this rank's number; the others stay as they are. The
-    /// tensor has a multiple of the number of ranks of elements.
+    /// Starts a ReduceScatter in place. The result is the block of `tensor` with this rank's number; the other blocks
+    /// stay as they are. The tensor has a multiple of the number of ranks of elements.
     pub fn reduce_scatter_in_place(&self, tensor: &Tensor, reduce: ReduceOp) -> Result<Operation, Error> {
         let count = self.block_of(Collective::ReduceScatter, tensor)?;
         self.submit(Collective::ReduceScatter, reduce, Rank(0), count, [Some(tensor); 2], None)
@@ -633,8 +634,9 @@ impl Communicator {
         self.submit(Collective::Scatter, ReduceOp::Sum, root, count, [all, Some(tensor)], None)
     }
 
-    /// Starts an AllGather whose inputs differ in size: rank `r`'s has `counts[r]` elements, perhaps none, and every rank gives the same
-    /// counts. They follow one another in `output`. In place where `input` is the [slice](Tensor::slice) of `output` that is its own.
+    /// Starts an AllGather whose inputs differ in size. Rank `r`'s input has `counts[r]` elements, perhaps none, and
+    /// every rank gives the same counts. The inputs follow one another in `output`. In place where `input` is the
+    /// [slice](Tensor::slice) of `output` that is its own.
     ///
     /// Like all calls with counts it is never compressed.
     ///
@@ -685,9 +687,9 @@ impl Communicator {
         self.uneven(Collective::Scatter, ReduceOp::Sum, root, tensors, counts, largest(counts))
     }
 
-    /// Starts an AllToAll whose blocks differ in size: `send_counts[r]` elements of `input` go to rank `r`, and `recv_counts[r]` of `output`
-    /// come from rank `r`. `most` is at least the largest count of any pair of ranks, and the same at all ranks. Errors as
-    /// [`Self::all_gather_v`]; a mismatch names the two ranks of the pair.
+    /// Starts an AllToAll whose blocks differ in size. Of `input`, `send_counts[r]` elements go to rank `r`, and
+    /// `recv_counts[r]` of `output` come from rank `r`. `most` is at least the largest count of any pair of ranks, and
+    /// the same at all ranks. Errors as [`Self::all_gather_v`]; a mismatch names the two ranks of the pair.
     pub fn all_to_all_v(
         &self,
         input: &Tensor,

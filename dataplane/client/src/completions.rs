@@ -130,8 +130,8 @@ impl Operation {
     }
 }
 
-/// A descriptor for `poll`, `epoll` or an async runtime: readable once operations of the attachment have ended, until it is
-/// [cleared](Self::clear). Readable at first, for those that had ended before. Keeps the attachment alive.
+/// A descriptor for `poll`, `epoll` or an async runtime. It is readable once operations of the attachment have ended,
+/// until it is [cleared](Self::clear). Readable at first, for those that had ended before. Keeps the attachment alive.
 ///
 /// ```no_run
 /// # use harmonaize_client::{Client, Error, Operation};

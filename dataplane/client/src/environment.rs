@@ -1,4 +1,5 @@
-//! What the environment of a process says: its agent's socket, its job, and its place among the ranks that a launcher started.
+//! What a process finds in its environment. It finds its agent's socket, its job, and its place among the ranks that a
+//! launcher started.
 
 use crate::{AttachOptions, Client, Error};
 use harmonaize_abi::Rank;
@@ -40,7 +41,8 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 }
 
 impl Place {
-    /// The place that a launcher has put into the environment: torchrun, Open MPI, MVAPICH, MPICH, Intel MPI or Slurm, in this order.
+    /// The place that a launcher has put into the environment. The launcher is torchrun, Open MPI, MVAPICH, MPICH,
+    /// Intel MPI or Slurm, in this order.
     ///
     /// # Errors
     /// [`Error::Environment`] names the variable whose value is no number, is missing beside its partner, or is beyond the ranks.

@@ -142,7 +142,8 @@ pub enum Error {
     /// A tensor of another attachment.
     #[error("the tensor belongs to another attachment; tensors and communicator must come from one client")]
     Foreign,
-    /// An operation in flight has elements of the slice, or of the tensor that is sliced, and one of the two writes them.
+    /// An operation in flight has elements of the slice, or of the tensor that is sliced. One of the two operations
+    /// writes them.
     #[error("{bytes} bytes of the slice are in use by an operation in flight; wait for it first")]
     InUse {
         /// How many both have.
@@ -219,7 +220,8 @@ pub enum Error {
     /// Events cannot be read.
     #[error("no events: {0}")]
     Events(String),
-    /// No communicator of the tenant's that runs has the name in a proposal, hints, or a question about an agreement or an iteration.
+    /// No communicator of the tenant's that runs has this name. It is the name in a proposal, hints, or a question
+    /// about an agreement or an iteration.
     #[error("no agreement: {0}")]
     NoCommunicator(String),
     /// Nothing came of a proposal, or of a question about an agreement or an iteration.

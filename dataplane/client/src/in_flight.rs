@@ -24,7 +24,8 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// The bytes that another operation may not have at the same time: those that both use and one of them writes.
+    /// The bytes that another operation may not have at the same time. Both operations use them, and one of the two
+    /// writes them.
     fn conflict(&self, other: &Self) -> Option<Region> {
         let [input, output] = &self.tensors;
         let [their_input, their_output] = &other.tensors;

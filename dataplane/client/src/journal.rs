@@ -1,4 +1,5 @@
-//! What the environment wants to know of this process's own operations: a log on standard error, metrics, and a line for each operation.
+//! The journal of this process's own operations, where the environment asks for it. It is a log on standard error,
+//! metrics, and a line for each operation.
 //!
 //! Operations put records into a bounded channel and never wait for it. A thread, which a process has where a variable asks for it, writes.
 
@@ -198,7 +199,8 @@ impl Drop for Watched {
 pub struct ForeignCommunicator(Arc<Scope>);
 
 impl ForeignCommunicator {
-    /// A communicator by its name, and this process's place in it; none where no variable of the environment asks for a journal.
+    /// A communicator by its name, and this process's place in it. None where no variable of the environment asks for a
+    /// journal.
     ///
     /// # Errors
     /// [`Error::Environment`] names the variable whose value means nothing; [`Error::System`] where there is no thread to be had.

@@ -1,5 +1,5 @@
-//! The tenant's library: attach to the provider's agent, put tensors where it reaches them, join communicators, and run
-//! collectives on them.
+//! The tenant's library for collectives through the provider's agent. A process attaches to the agent, puts tensors
+//! where the agent reaches them, joins communicators, and runs collectives on them.
 //!
 //! ```no_run
 //! use harmonaize_client::{AttachOptions, Client, Dtype, Rank, ReduceOp};

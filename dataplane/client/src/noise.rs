@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use harmonaize_abi::{Dtype, ReduceOp};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How much gradients differ from sample to sample, as [`crate::Communicator::gradient_noise`] estimates it: averages over steps,
-/// without bias (McCandlish et al. 2018, appendix A). The same bits at all ranks.
+/// How much gradients differ from sample to sample. As [`crate::Communicator::gradient_noise`] estimates it, it is
+/// averages over steps, without bias (McCandlish et al. 2018, appendix A). The same bits at all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GradientNoise {
     /// Squared norm of the true gradient. Below 0 where the steps are too few for a gradient so small.

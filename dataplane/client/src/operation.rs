@@ -88,7 +88,8 @@ pub struct Receipt {
     pub bits_per_element: f64,
     /// Which kind of algorithm ran.
     pub algorithm: Algorithm,
-    /// Whether part of it was run another way than planned: again, or exactly where the error would have been too large.
+    /// Whether part of it was not run as planned. That part ran again, or uncompressed where the error would have been
+    /// too large.
     pub fallback: bool,
     /// In which codec the tensor travelled, as [`crate::Budget::Codecs`] names it. It is "exact" also where nothing was sent, "several"
     /// where parts went by different ones, "unknown" where the agent is newer.

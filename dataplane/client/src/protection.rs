@@ -266,7 +266,8 @@ impl Protection {
         Ok(true)
     }
 
-    /// Waits until the replicas of the last sealed step are at their ranks, and those that this rank stores are here.
+    /// Waits until the replicas of the last sealed step are at their ranks. It also waits until those that this rank
+    /// stores are here.
     ///
     /// # Errors
     /// [`Error::WaitTimeout`] where they are not in time; they go on. [`Error::TooMany`] where operations in flight leave no room to begin.

@@ -44,7 +44,7 @@ impl Drop for Registration {
 }
 
 impl Client {
-    /// Has the agent map a range of the process's own memfd, in bytes of the file, so that tensors on it need no copy.
+    /// Has the agent map a range of the process's own memfd, in bytes of the file. Tensors on it then need no copy.
     ///
     /// The memfd must have the seal `F_SEAL_SHRINK`, so that it cannot be cut off under the agent, and must not be sealed against
     /// writing; the descriptor is for reading and writing. The range begins and ends at multiples of a page, lies within the file, and has

@@ -88,8 +88,8 @@ impl Tensor {
         Self { block: Arc::new(block), start: 0, elements }
     }
 
-    /// A part of this tensor, by its elements: a tensor that shares their memory, to be used wherever a tensor is. Several slices may be in
-    /// flight at once.
+    /// A part of this tensor, by its elements. It is a tensor that shares their memory, to be used wherever a tensor
+    /// is. Several slices may be in flight at once.
     ///
     /// ```no_run
     /// # use harmonaize_client::{Communicator, Error, ReduceOp, Tensor};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How many datagrams are looked at in [`SPAN`]; then the thread rests, and the kernel drops what does not fit its queue.
+/// How many datagrams are read in [`SPAN`]. Then the thread pauses, and the kernel drops what does not fit its queue.
 const MOST: u32 = 5_000;
 const SPAN: Duration = Duration::from_millis(100);
 /// What the socket's queue should hold: some trains.
@@ -108,7 +108,8 @@ fn serve(socket: &Socket, bell: &OwnedFd, counts: bool, mut arrivals: Arrivals) 
     }
 }
 
-/// What interfaces have taken in, as the kernel counts it for this process's network namespace; nothing where it cannot be read.
+/// What interfaces have taken in, as the kernel counts it. It is of this process's network namespace, and nothing where
+/// it cannot be read.
 fn carried() -> InterfaceBytes {
     let text = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     InterfaceBytes { at_ns: realtime_ns(), bytes: text.lines().filter_map(interface).collect() }

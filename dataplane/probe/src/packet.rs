@@ -1,4 +1,5 @@
-//! The packets that are to die on their way, and what says that they have: IPv4 (RFC 791), TCP, UDP, ICMP (RFC 792).
+//! The packets that are to die on their route, and what reports that they have. They are of IPv4 (RFC 791), TCP, UDP
+//! and ICMP (RFC 792).
 
 use std::net::Ipv4Addr;
 use zerocopy::byteorder::big_endian::{U16, U32};
@@ -178,8 +179,8 @@ fn sum_of_u16(bytes: &[u8]) -> u64 {
     pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum()
 }
 
-/// Reads what a raw socket for ICMP got, with its IP header: which packet has died where, if it says that. Anybody may have sent
-/// it: nothing in it is believed but by who knows the packet.
+/// Reads what a raw socket for ICMP got, with its IP header. Returns which packet has died where, if the message
+/// reports that. Anybody may have sent it: nothing in it is believed but by who knows the packet.
 pub(super) fn parse_time_exceeded(message: &[u8]) -> Option<(Ipv4Addr, ProbePacket)> {
     let (outer, _) = Ipv4::read_from_prefix(message).ok()?;
     let inside = message.get(header_bytes(&outer)?..)?;

@@ -29,7 +29,8 @@ const USUAL: u32 = 64 << 10;
 const TOGETHER: u32 = 11;
 /// What the kernel counts for a train that waits to leave is more than its bytes.
 const ROOM: u32 = 4 * super::MAX_TRAIN;
-/// Time between two trains, in milliseconds, and how much of it is chance: so they meet what comes in bursts at different moments.
+/// Time between two trains and how much of it is chance, in milliseconds. So trains meet what comes in bursts at
+/// different moments.
 const APART_MS: (u64, u64) = (2, 8);
 /// No further train after this.
 const ENOUGH_TIME: Duration = Duration::from_millis(1200);
@@ -56,8 +57,8 @@ pub struct TrainConfig {
 pub struct ProbeResult {
     /// The source port that it left from.
     pub source_port: u16,
-    /// At which rate its second half arrived, in bits on the wire (with Ethernet's header) a second. 0 where fewer than two
-    /// packets did, or all at one moment.
+    /// The rate at which its second half arrived, in bits on the wire a second. It counts Ethernet's header. It is 0
+    /// where fewer than two packets arrived, or all at one moment.
     pub received_bps: u64,
     /// At which rate it was handed to the kernel, likewise.
     pub sent_bps: u64,
@@ -65,9 +66,11 @@ pub struct ProbeResult {
     pub sent: u32,
     /// How many arrived.
     pub received: u32,
-    /// At which rate other packets came into the answering host meanwhile, in bits a second; none where it does not know.
+    /// The rate at which other packets came into the answering host meanwhile, in bits a second. None where that host
+    /// does not know.
     pub cross_traffic_bps: Option<u64>,
-    /// At which rate the quickest third of its second half arrived, or more of it; none where the answering host does not say.
+    /// The rate at which the quickest third of its second half arrived, or more of it. None where the answering host
+    /// does not report it.
     pub peak_bps: Option<u64>,
 }
 
@@ -88,7 +91,8 @@ pub enum ProbeError {
     Kernel(&'static str, #[source] io::Error),
 }
 
-/// Sends trains, and remembers by which of its ports it came over which switches: looking for one sends packets over others too.
+/// Sends trains, and remembers by which of its ports it came over which switches. Searching for a port sends packets
+/// over other switches too.
 #[derive(Debug)]
 pub struct Prober {
     source: Ipv4Addr,
@@ -111,8 +115,8 @@ impl Prober {
         Self { source, routes: Vec::new() }
     }
 
-    /// Sends trains to an [`super::Answerer`] over exactly the switches that `via` names in order, each by the addresses that its
-    /// ICMP may come from. Blocks for up to some two seconds.
+    /// Sends trains to an [`super::Answerer`] over exactly the switches that `via` names in order. It names each by the
+    /// addresses that its ICMP may come from. Blocks for up to some two seconds.
     ///
     /// # Errors
     /// If no port leads there, nobody answers, or the kernel refuses a socket (raw ones need CAP_NET_RAW).
@@ -301,7 +305,8 @@ fn crosses(way: &TracedRoute, via: &[Vec<Ipv4Addr>]) -> bool {
         && way.hops.iter().zip(via).all(|(hop, switch)| hop.is_some_and(|hop| switch.contains(&hop)))
 }
 
-/// Sends the train, many datagrams at a time where the kernel can (`together`); how many of it left, and in which time.
+/// Sends the train, many datagrams at a time where the kernel can (`together`). Returns how many of it left, and in
+/// which time.
 fn send(
     (socket, key): (&UdpSocket, &TrainKey),
     name: [u8; 16],

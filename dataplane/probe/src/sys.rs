@@ -1,4 +1,5 @@
-//! What trains want of the kernel's sockets: the time at which it took a datagram in, room, and many datagrams in one go.
+//! What trains need of the kernel's sockets. They need the time at which it took a datagram in, room, and many
+//! datagrams in one call.
 
 use rustix::net::sockopt;
 use std::io;
@@ -23,7 +24,8 @@ pub(super) fn enable_timestamps(socket: impl AsFd) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)
 }
 
-/// Has the kernel cut what is sent from now on into datagrams of so many bytes, which leave together (UDP_SEGMENT, udp(7)).
+/// Has the kernel cut what is sent from now on into datagrams of so many bytes. They leave together (UDP_SEGMENT,
+/// udp(7)).
 pub(super) fn enable_gso(socket: impl AsFd, bytes: u16) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes.into())
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-/// How many packets may be on their way at once: switches tell of so many deaths in a row and no more.
+/// How many packets may be under way at once. Switches report so many deaths in a row and no more.
 const WINDOW: usize = 48;
 /// How long the first, second, third of a packet's copies may take.
 const COPY_TIMEOUTS: [Duration; 3] =

@@ -219,8 +219,8 @@ impl Train {
         self.arrivals.get(tail..).unwrap_or_default()
     }
 
-    /// At which rate the second half came, in bits a second; 0 where fewer than two did, or all at once. Those that came together,
-    /// as packets that some card or kernel had joined do, count as one.
+    /// The rate at which the second half came, in bits a second. It is 0 where fewer than two packets came, or all at
+    /// once. Those that came together, as packets that some card or kernel had joined do, count as one.
     fn bits(&self) -> u64 {
         let Some((first_ns, _)) = self.tail().first() else { return 0 };
         let later = self.tail().iter().filter(|(at_ns, _)| at_ns > first_ns);
@@ -423,7 +423,8 @@ mod tests {
         CrossTraffic::read(&told.to_bytes()).unwrap().cross_bps()
     }
 
-    /// How quick a train of 120 was in all, and its quickest part, in bits a second: its datagrams take so many nanoseconds each.
+    /// How quick a train of 120 was in all, and its quickest part, in bits a second. Each of its datagrams takes the
+    /// nanoseconds that `takes` gives.
     fn quickest(takes: impl Fn(u64) -> u64) -> (u64, Option<u64>) {
         let (mut arrivals, now, mut at_ns) = (arrivals(), Instant::now(), 0);
         for at in 0..120 {

@@ -99,8 +99,8 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// Mapped and inherited: the process that had this end before is gone.
     fn own(&self) {}
 
-    /// Remote: copies tensor bytes from `offset` into `into`, later; `into` is written until `tag` comes back from
-    /// [`Self::progress`], or this end is dropped. Fetches end in the order in which they were asked for.
+    /// Remote: copies tensor bytes from `offset` into `into`, later. The span `into` is written until `tag` comes back
+    /// from [`Self::progress`], or this end is dropped. Fetches end in the order in which they were asked for.
     fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError>;
 
     /// Remote: copies `from` to the tensor bytes at `offset`, later; `from` must not change before `tag` comes back from

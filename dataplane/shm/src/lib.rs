@@ -1,5 +1,5 @@
-//! Memory shared with tenants and handed to transports: mappings that never become Rust references, the rings, and both
-//! ends of an attachment.
+//! Memory shared with tenants and handed to transports. It is mappings that never become Rust references, the rings,
+//! and both ends of an attachment.
 //!
 //! Invariant: what the other side of an attachment can write is copied once, checked, and then used; it never panics,
 //! blocks or leads out of bounds.

@@ -81,7 +81,7 @@ fn copied(fd: BorrowedFd<'_>) -> Result<OwnedFd, MemoryError> {
         .map_err(|source| MemoryError::System { call: "fcntl(F_DUPFD)", source })
 }
 
-/// Maps a range of a file whose seals, at which the caller has looked, keep it from ever ending before the range.
+/// Maps a range of a file that never ends before the range. The caller has checked the file's seals, which keep it so.
 fn map_shared(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> Result<*mut u8, MemoryError> {
     let (null, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: a fresh mapping at an address that the kernel picks touches no existing memory; the seals keep the file as
@@ -181,8 +181,8 @@ impl Memory {
         Self { base, bytes, fd, offset: 0, pins, lease: None, inherited }
     }
 
-    /// Maps what another process of this agent's had mapped: `bytes` bytes of a memfd from `offset`, lent on `lease` if that process lent
-    /// it. Its end frees no page before [`Memory::own`].
+    /// Maps what another process of this agent's had mapped. It is `bytes` bytes of a memfd from `offset`, lent on
+    /// `lease` if that process lent it. Its end frees no page before [`Memory::own`].
     ///
     /// # Errors
     /// If the file can shrink, or does not have so many bytes.
@@ -204,7 +204,8 @@ impl Memory {
         Ok(Arc::new(memory))
     }
 
-    /// This process is about to end: from now on the memory's end frees no page that another process may still read.
+    /// Notes that this process is about to end. From now on the memory's end frees no page that another process may
+    /// still read.
     pub fn leave(&self) {
         self.inherited.store(true, Ordering::Relaxed);
     }

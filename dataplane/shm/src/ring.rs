@@ -1,5 +1,5 @@
-//! A single-producer, single-consumer ring between processes that do not trust each other, and the handshake by which a
-//! sleeping consumer is woken.
+//! A single-producer, single-consumer ring between processes that do not trust each other. A handshake wakes a sleeping
+//! consumer.
 //!
 //! Each side keeps its own index privately and publishes it; the other's published index is believed only as far as it
 //! makes sense (at most a ring's length away). Indices count entries and never wrap within a machine's life. Entries are

@@ -1,5 +1,5 @@
-//! The TCP transport beside plain sockets on the loopback device: streams of large payloads, and small round trips, with each
-//! protection of links.
+//! Compares the TCP transport with plain sockets on the loopback device. It runs streams of large payloads, and small
+//! round trips, with each protection of links.
 //!
 //! `cargo bench -p harmonaize-transport --bench tcp [-- ROUNDS]`. Rounds of ours and of plain sockets take turns in one run;
 //! the table shows medians, and

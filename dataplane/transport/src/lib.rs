@@ -219,7 +219,7 @@ pub trait Transport {
         payload: Option<(Landing, Span, u64)>,
     ) -> Result<(), SendError>;
 
-    /// What a path of a link that is up looks like on the wire; none if it crosses none that can be told.
+    /// What a path of a link that is up looks like on the wire. None if it crosses no wire that can be identified.
     fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
         let _ = (link, path);
         None
@@ -233,8 +233,9 @@ pub trait Transport {
         false
     }
 
-    /// Has a link's connections go by a TCP congestion control, now or once they are made; `None` for the host's own. Where the host refuses it
-    /// they have the host's own, and the log says so. A transport without TCP does nothing.
+    /// Has a link's connections use a TCP congestion control, now or once they are made. With `None` they use the
+    /// host's own. Where the host refuses it they have the host's own, and the log says so. A transport without TCP
+    /// does nothing.
     fn set_congestion_control(&mut self, link: LinkId, control: Option<CongestionControl>) {
         let _ = (link, control);
     }
@@ -251,7 +252,7 @@ pub trait Transport {
         let _ = (link, class);
     }
 
-    /// Does at most about `budget` frames or system calls of work, reports what happened, and says how much was done
+    /// Does at most about `budget` frames or system calls of work, and reports what happened. Returns how much was done
     /// (0: nothing to do).
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize;
 
@@ -273,8 +274,9 @@ pub trait Transport {
         Err("links of this kind cannot be handed over".into())
     }
 
-    /// What another process's endpoint of this kind needs to go on with all links, which are [frozen](Self::is_frozen), and the descriptors for
-    /// it. Until [`Self::freeze`] ends this endpoint touches none of the connections.
+    /// What another process's endpoint of this kind needs to go on with all links. The links are
+    /// [frozen](Self::is_frozen), and their descriptors come with it. Until [`Self::freeze`] ends this endpoint touches
+    /// none of the connections.
     ///
     /// # Errors
     /// Why its links cannot be handed over, for the operator.

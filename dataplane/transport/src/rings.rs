@@ -72,7 +72,8 @@ impl Rings {
         taken
     }
 
-    /// A payload of `bytes` bytes begins to arrive: the span that was posted for it, if any, or what the sender did wrong.
+    /// A payload of `bytes` bytes begins to arrive. Returns the span that was posted for it, if any, or what the sender
+    /// did wrong.
     pub(crate) fn begin(&mut self, landing: Landing, bytes: u32) -> Result<Option<Span>, DownReason> {
         self.slot(landing, bytes)?;
         let Some((_, slot)) = self.get_mut(landing) else { return Ok(None) };
@@ -126,7 +127,8 @@ mod tests {
     use super::*;
     use harmonaize_shm::Memory;
 
-    /// As if one path were still writing to a posted span when another brings a frame that names the same slot.
+    /// It is as if one path were still writing to a posted span. Another path then brings a frame that names the same
+    /// slot.
     #[test]
     fn a_slot_has_one_payload_at_a_time_while_posted_memory_is_written() {
         let memory = Memory::private(4096).unwrap();

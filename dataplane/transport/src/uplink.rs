@@ -55,8 +55,8 @@ impl Uplink {
         self.endpoints.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes what an endpoint's links have sent of late, and says what each may send at most, in bytes a second. Allocates only where
-    /// there is more than ever before.
+    /// Takes what an endpoint's links have sent of late. Gives what each may send at most, in bytes a second. Allocates
+    /// only where there is more than ever before.
     pub(crate) fn divide(&self, endpoint: u64, now: Instant, usage: &[Usage], bounds: &mut Vec<Option<u64>>) {
         let rate = self.rate.load(Ordering::Relaxed);
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,8 +16,8 @@ use std::time::Duration;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting(counting::here);
 
-/// Two devices at one end and one at the other, a link of three paths, small mailboxes: messages of credit alone are
-/// needed too.
+/// Two ends with a link of three paths, and small mailboxes. One end has two devices and the other has one. Messages of
+/// credit alone are needed too.
 fn pair() -> Pair<VerbsTransport> {
     let fabric = Fabric::new();
     for (name, address) in [("a0", 1), ("a1", 2), ("b0", 3)] {

@@ -313,7 +313,7 @@ fn an_end_whose_port_is_down_says_so() {
     up(&mut a, &mut b, 1);
 }
 
-/// rxe takes most of a second over each queue pair on a port that is down, which others' links cannot wait for.
+/// Destroying a queue pair on a port that is down takes rxe most of a second. Other links cannot wait for that.
 #[test]
 fn queue_pairs_are_destroyed_by_a_thread_of_their_own() {
     let (fabric, mut a, mut b) = ends();
@@ -390,7 +390,8 @@ fn memory_that_cannot_be_registered_is_a_typed_error() {
     );
 }
 
-/// A last word that waits behind payloads goes by the TCP link, whole and once, though its queue pair is gone.
+/// A last word that waits behind payloads goes by the TCP link, whole and once. It does so though its queue pair is
+/// gone.
 #[test]
 fn last_words_overtake_payloads_that_will_not_go() {
     let (_fabric, mut a, mut b) = ends();

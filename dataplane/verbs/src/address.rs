@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Address of a port, 16 bytes in network order; over Ethernet an IPv6 address, or an IPv4 address mapped into one.
+/// Address of a port, 16 bytes in network order. Over Ethernet it is an IPv6 address, or an IPv4 address mapped into
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Gid(pub [u8; 16]);
 

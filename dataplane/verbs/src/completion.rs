@@ -161,8 +161,8 @@ impl Completion {
             .then_some(self.0.immediate)
     }
 
-    /// Bytes that arrived: written by the peer's write with immediate, or of the datagram with its 40 bytes of GRH. 0 for
-    /// errors and requests of the send queue.
+    /// Bytes that arrived, by the peer's write with immediate or as a datagram. A datagram counts with its 40 bytes of
+    /// GRH. It is 0 for errors and requests of the send queue.
     pub fn bytes(&self) -> u32 {
         if self.0.status == Status::Success && self.is_receive() { self.0.bytes } else { 0 }
     }

@@ -160,8 +160,8 @@ impl Devices {
         }))
     }
 
-    /// Where an address is: the first RoCE v2 entry for it on an active port, else the first entry for it at all. Opens each
-    /// device for a moment; devices that cannot be opened are passed over.
+    /// Where an address is. It is the first RoCE v2 entry for it on an active port, else the first entry for it at all.
+    /// Opens each device for a moment; devices that cannot be opened are passed over.
     pub fn find(&self, address: IpAddr) -> Result<PortRef, VerbsError> {
         let wanted = Gid::from(address);
         let mut best: Option<(u8, PortRef)> = None;

@@ -1,4 +1,4 @@
-//! Where queue pairs go out: a port of a device, opened as an operator asked for it, or as it was found.
+//! Where queue pairs go out: a port of a device. It is opened as an operator asked for it, or as it was found.
 
 use crate::{Device, Devices, Gid, GidEntry, GidKind, Mtu, Path, Port, PortState, VerbsError};
 use std::net::IpAddr;

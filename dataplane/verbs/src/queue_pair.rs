@@ -28,7 +28,7 @@ pub struct Depths {
     pub sends: u32,
     /// Work requests in the receive queue.
     pub receives: u32,
-    /// Bytes of a request with inline data; a device that has less refuses, and one that has more says so in
+    /// Bytes of a request with inline data. A device that has less refuses, and one that has more reports so in
     /// [`QueuePair::depths`].
     pub inline_bytes: u32,
 }

@@ -1,4 +1,5 @@
-//! Attachments over RDMA on the fake fabric: what travels, who may do what, and what a breach or a loss costs whom.
+//! Attachments over RDMA on the fake fabric. The tests cover what travels, who may do what, and what a breach or a loss
+//! costs whom.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::session::{Offer, PairEnd, Registered};

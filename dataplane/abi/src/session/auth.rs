@@ -1,4 +1,5 @@
-//! How a process that reaches the agent over TCP proves whose it is, and the agent that it is the provider's.
+//! How a process that reaches the agent over TCP proves which tenant's it is. The agent proves that it is the
+//! provider's.
 //!
 //! ```text
 //! process                                agent

@@ -19,7 +19,8 @@ pub enum Budget {
     /// Nothing.
     #[default]
     Exact,
-    /// vNMSE = |error of the sum|^2 / sum over ranks of |x_i|^2 of each operation, at most so much: above 0, at most 1.
+    /// The vNMSE of each operation is at most this, above 0 and at most 1. Its definition is |error of the sum|^2 / sum
+    /// over ranks of |x_i|^2.
     Vnmse(f64),
     /// Whatever the codecs of these names lose, such as "bf16" or "int8".
     Codecs(#[serde(deserialize_with = "bounded::<MAX_CODECS, _, _>")] Vec<String>),

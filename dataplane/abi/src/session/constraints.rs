@@ -58,7 +58,8 @@ pub enum Priority {
     High,
 }
 
-/// What becomes of a communicator that fails: one that ends because ranks are lost, or with another error than that an operator ended it.
+/// What becomes of a communicator that fails. It fails when it ends because ranks are lost, or with another error than
+/// that an operator ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnFailure {
     /// It is over. Nothing is kept of it, and its members cannot regroup.

@@ -26,11 +26,12 @@ pub enum EventKind {
     Failure {
         /// Of the communicator.
         ranks: Vec<Rank>,
-        /// Until when the others are expected to [have gone on](super::OnFailure::Regroup), in nanoseconds since 1970, rounded down; 0
-        /// where that was not agreed on.
+        /// Until when the remaining ranks are expected to [have gone on](super::OnFailure::Regroup), in nanoseconds
+        /// since 1970. It is rounded down, and 0 where that was not agreed on.
         regroup_by_ns: u64,
     },
-    /// The hosts of these ranks, ascending, and of no others, will be taken away; of none: it is called off, or over.
+    /// The hosts of these ranks, and of no further ones, will be taken away. The ranks ascend. Without ranks, the
+    /// maintenance is called off, or over.
     Maintenance {
         /// Of the communicator.
         ranks: Vec<Rank>,
@@ -49,8 +50,9 @@ pub enum EventKind {
         /// Ascending.
         clauses: Vec<Clause>,
     },
-    /// It went on from another, and of what was agreed on for that one this cannot be had any more: nothing is promised now.
-    /// Proposed again, it is answered with what can be had. Of [`Clause::OnFailure`] alone: its members have not gone on in time.
+    /// It went on from another communicator, whose agreement ends: nothing is promised now. These clauses of that
+    /// agreement cannot be had any more. Proposed again, it is answered with what can be had. Of [`Clause::OnFailure`]
+    /// alone: its members have not gone on in time.
     AgreementEnded {
         /// Ascending.
         clauses: Vec<Clause>,

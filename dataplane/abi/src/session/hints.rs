@@ -48,8 +48,8 @@ pub struct Hints {
     /// The operations of an iteration, in order.
     #[serde(deserialize_with = "bounded::<MAX_SEQUENCE, _, _>")]
     pub sequence: Vec<Expected>,
-    /// How much this matters beside other communicators of the same tenant, and of nobody else: 0 (as it is without) to
-    /// [`MAX_TASK_PRIORITY`]. Those with less give way where they share a link.
+    /// How much this matters among communicators of the same tenant, and of nobody else. The range is 0, the default,
+    /// to [`MAX_TASK_PRIORITY`]. Those with less give way where they share a link.
     pub task_priority: u8,
 }
 

@@ -165,7 +165,8 @@ impl Knobs {
         }
     }
 
-    /// What to do where the provider cannot be asked: as little as may be, and a checkpoint once it is due.
+    /// What to do where the provider cannot be asked. It accumulates as little as may be, and saves a checkpoint once
+    /// it is due.
     pub fn fallback(&self) -> Choice {
         let checkpoint = self.checkpoint.is_some_and(|checkpoint| checkpoint.last >= checkpoint.every);
         Choice { accumulate: self.accumulate.0, checkpoint, reason: ChoiceReason::Unknown }

@@ -165,7 +165,7 @@ pub enum RunnerOrder {
     },
 }
 
-/// What a runner of an elastic job is to do: its workers run on when the job gets more hosts or fewer.
+/// What a runner of an elastic job is to do. The workers of such a job run on when it gets more hosts or fewer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ElasticOrder {
     /// What a runner of any job may be told. An offer is a place in a generation whose workers all start.
@@ -185,7 +185,7 @@ pub enum ElasticOrder {
 }
 
 impl ElasticOrder {
-    /// The order as a runner of any other job has it: what is for elastic ones alone is nothing to do.
+    /// The order as a runner of any other job gets it. What is for elastic jobs alone is nothing to do.
     pub fn of_any_job(self) -> RunnerOrder {
         match self {
             Self::Order(order) => order,

@@ -584,7 +584,8 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Of two communicators the second is not within a quota, for these reasons; with the end of the first `all` is free.
+    /// Checks that a quota refuses the second of two communicators, for these reasons. With the end of the first one
+    /// `all` is free.
     fn refused_second(quota: Quota, all: LinkNeeds, reasons: &[&str]) {
         let (mut agent, mut told, thread, counters) = agent();
         let limits = TenantLimits::of(quota, &counters);

@@ -48,7 +48,7 @@ pub struct AggregatorConfig {
     pub mtu: u32,
     /// How long it looks for datagrams before it sleeps.
     pub spin: Duration,
-    /// What control takes it to do, packets a second in and as many out; none: it is measured at the start.
+    /// The rate that control takes it to do, in packets a second in and as many out. None: it is measured at the start.
     pub packets_per_second: Option<u64>,
     /// How it deals with an aggregator above it.
     pub parent: ParentConfig,

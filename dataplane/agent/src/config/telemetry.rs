@@ -32,8 +32,8 @@ pub struct Telemetry {
     pub uids: Vec<u32>,
     /// A gap of this length between two packets of a flow ends a burst.
     pub idle_gap: Duration,
-    /// A round trip that is longer than the least by this, and by the least, has flows looked at, at once; zero: none does. Without it: by
-    /// the rates of the links.
+    /// The excess over the least RTT from which an RTT is late. One that is longer than the least by this, and by the
+    /// least, has flows sampled at once. Zero: none does. Without it: by the rates of the links.
     pub late_rtt: Option<Duration>,
     /// Connections that are kept; the least recently used are evicted beyond.
     pub flows: u32,

@@ -1,4 +1,4 @@
-//! What the agent and control have agreed on, so that a new session can take up where the last one ended.
+//! What the agent and control have agreed on. With it a new session can go on where the last one ended.
 
 use super::{ControlAnswer, Event, Settings};
 use harmonaize_abi::{CommunicatorId, Epoch, GrantId};
@@ -257,7 +257,7 @@ impl Ledger {
         Some(join)
     }
 
-    /// Takes note of a message of the agent's, and gives it back if it goes to a control that is there.
+    /// Notes a message of the agent's. Returns the message if it goes to a control that is there.
     pub(super) fn outgoing(
         &mut self,
         now: Instant,

@@ -719,7 +719,8 @@ struct Reader {
     /// Those of requests that have not been read whole.
     descriptors: VecDeque<OwnedFd>,
     tenant: Arc<Tenant>,
-    /// Until when nothing is looked at: the tenant's processes have said much of late, or its sessions have taken much processor time.
+    /// Until when nothing is read. The tenant's processes have sent much of late, or its sessions have taken much
+    /// processor time.
     paused_until: Option<Instant>,
 }
 

@@ -1,4 +1,5 @@
-//! Sessions on their way to another process of the agent's: they stand still at the end of a request, and say what they are.
+//! Sessions that are handed over to another process of the agent's. They stand still at the end of a request, and
+//! report what they are.
 
 use super::AttachmentId;
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,8 @@ pub struct Freeze {
     sessions: mpsc::UnboundedSender<FrozenSession>,
 }
 
-/// A session that stands still: what it is, and its descriptors: the connection's, and those that came and belong to no request yet.
+/// A session that stands still: what it is, and its descriptors. These are the connection's, and those that came and
+/// belong to no request yet.
 #[derive(Debug)]
 pub struct FrozenSession {
     /// What it is.

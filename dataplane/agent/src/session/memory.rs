@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// A file's bytes from one offset up to another.
 type FileRange = (FileId, u64, u64);
 
-/// A region, its part of the tenant's quota where its memory does not give that back, and whether the engine has it.
+/// A region, and whether the engine has it. It keeps the region's part of the tenant's quota where its memory does not
+/// give that back.
 struct RegionEntry {
     place: AddedRegion,
     /// Of one that the tenant's process made.
@@ -69,7 +70,8 @@ impl AttachedMemory {
         (Self { tenant, access: Access::Mapped, next, regions }, leases)
     }
 
-    /// For another process: the first free offset and the regions; none where one is coming or leaving, or where it is not mapped.
+    /// The first free offset and the regions, for another process. None where a region is coming or leaving, or where
+    /// the attachment is not mapped.
     pub(super) fn image(&self) -> Option<(u64, Vec<RegionImage>)> {
         let stands = |held: &RegionEntry| held.stage == Stage::There;
         if self.access != Access::Mapped || !self.regions.iter().all(stands) {
@@ -127,7 +129,8 @@ impl AttachedMemory {
         Ok(())
     }
 
-    /// The engine has a region, or not: where it lies, and the descriptor for the process if the agent made it.
+    /// Notes whether the engine has a region. Returns where it lies, and the descriptor for the process if the agent
+    /// made it.
     pub(super) fn added(
         &mut self,
         base: u64,
@@ -163,7 +166,8 @@ impl AttachedMemory {
         self.tenant.region(bytes)
     }
 
-    /// Offsets for so many bytes, with a page after them that nothing has: what runs over a region's end is in none.
+    /// Offsets for so many bytes, with a page after them that nothing has. What runs over a region's end is in no
+    /// region.
     fn place(&mut self, bytes: u64) -> Result<AddedRegion, RegionRefused> {
         let base = self.next;
         self.next = after(base, bytes).ok_or(RegionRefused::Size)?;

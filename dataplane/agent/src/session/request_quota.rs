@@ -13,7 +13,8 @@ const BURST: u32 = 600;
 /// whoever would answer it.
 #[derive(Debug, Default)]
 pub(super) struct RequestQuota {
-    /// What it has had beyond what it earned, as the time in which one attachment earns it; and when that was so.
+    /// What it has had beyond what it earned, and when that was so. The debt is the time in which one attachment earns
+    /// it.
     debt: Duration,
     updated: Option<Instant>,
 }

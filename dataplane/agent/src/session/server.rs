@@ -390,8 +390,8 @@ impl SessionServer {
 /// How long accepting pauses when the agent is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves connections until `stop` becomes true (or its sender is dropped), then closes the listener that `accept` owns and
-/// waits for them. `admit` returns the future that serves a connection, or none.
+/// Serves connections until `stop` becomes true (or its sender is dropped). Then it closes the listener that `accept`
+/// owns and waits for the connections. `admit` returns the future that serves a connection, or none.
 pub(super) async fn serve_connections<S, F>(
     place: &str,
     mut accept: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<S>>,

@@ -16,7 +16,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// Over TCP, a process's host that is silent for so long is gone.
 const SILENCE: Duration = Duration::from_secs(10);
-/// After last words, how long and how much of what was already under way is taken in, so that they are not lost.
+/// How long what was already under way is taken in after last words, and how much of it. So the last words are not
+/// lost.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_LINGER: usize = 256 << 10;
 /// Bytes taken with one call.

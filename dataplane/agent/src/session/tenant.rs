@@ -241,8 +241,8 @@ impl Tenant {
         self.usage().connections
     }
 
-    /// What another process of the agent's granted: a connection, and its attachment with an arena of this size and rings of so many
-    /// entries. Whatever the quota is by now.
+    /// What another process of the agent's granted: a connection, and its attachment. The attachment has an arena of
+    /// this size in bytes and rings of so many entries. It is granted whatever the quota is by now.
     pub(super) fn inherit(self: &Arc<Self>, (arena_bytes, operations): (u64, u32)) -> (Grant, Grant) {
         let descriptors = ATTACHMENT_DESCRIPTORS;
         let part = Usage { attachments: 1, arena_bytes, operations, descriptors, ..Usage::default() };
@@ -267,7 +267,8 @@ impl Tenant {
         Grant { tenant: Arc::clone(self), part }
     }
 
-    /// Room for an attachment with an arena of this size and rings of so many entries, or why there is none.
+    /// Room for an attachment, or why there is none. The attachment has an arena of this size in bytes and rings of so
+    /// many entries.
     pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64, entries: u32) -> Result<Grant, Refused> {
         let (mut held, quota) = (self.usage(), self.rules().quota);
         if held.attachments >= quota.attachments {

@@ -95,7 +95,7 @@ impl ActiveFlows {
         self.last_read
     }
 
-    /// Looks at the flows under way that move much, or at the `whole` of them, and appends those that have changed.
+    /// Samples the flows under way that move much, or the `whole` of them. Appends those that have changed.
     pub(crate) fn sample(
         &mut self,
         source: &dyn Collector,

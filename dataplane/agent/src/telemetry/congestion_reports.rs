@@ -1,4 +1,5 @@
-//! What control hears at once: verdicts on the paths of own connections, the newest of each, no more than it wants.
+//! Congestion reports that control gets at once, on the paths of own connections. It gets the newest of each path, and
+//! no more than it wants.
 
 use crate::telemetry::analysis::Analysis;
 use crate::telemetry::cpu_budget::nanoseconds;
@@ -26,7 +27,8 @@ const BURST_DIVISOR: u64 = 10;
 /// How often a verdict is said again while own traffic is held up, and while its path is starved.
 const REPEAT: Duration = Duration::from_millis(500);
 const STARVED_REPEAT: Duration = Duration::from_millis(50);
-/// Own traffic of less than one part in so many of what the path carries says nothing of who holds it up.
+/// The least share of own traffic that shows who holds it up, as one part in so many. Less of what the path carries
+/// shows nothing of that.
 const MIN_OWN_PART: u64 = 8;
 /// How long the end of a congestion waits for own traffic that shows it.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);

@@ -164,7 +164,8 @@ impl DutyCycle {
     }
 }
 
-/// Work that comes by itself: done at once as long as its share of the time has not been used up, then in batches.
+/// Work that comes by itself. It is done at once as long as its share of the time has not been used up, then in
+/// batches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Credit {
     parts: u32,

@@ -28,7 +28,8 @@ impl CpuPressure {
         Self { processors, before: None, throttled: false }
     }
 
-    /// Whether processors had no time to spare since this was last asked; what it was before, where the kernel does not tell.
+    /// Whether processors had no time to spare since the last call. Where the kernel does not report that, it is what
+    /// it was before.
     pub(crate) fn is_throttled(&mut self) -> bool {
         let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
         parse(&text).map_or(self.throttled, |now| self.update(now))

@@ -162,7 +162,7 @@ pub(crate) fn late_rtt_limit(interfaces: &[String], rates: &BTreeMap<String, u64
     Limits::default().late_rtt_limit(bits.max().unwrap_or(0) / 8)
 }
 
-/// What the driver says that the link carries, in bits a second; with an index, of the interface that has it.
+/// What the link carries by its driver, in bits a second. With an index, it is of the interface that has the index.
 fn speed(name: &str, index: Option<u32>) -> Option<u64> {
     let folder = std::path::Path::new("/sys/class/net").join(name);
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();

@@ -114,8 +114,8 @@ impl Pipeline {
         })
     }
 
-    /// Takes marks out of the queues of the engine's threads, a bounded number of each, in the order of their times. Returns whether there
-    /// were any.
+    /// Takes marks out of the queues of the engine's threads, in the order of their times. It takes a bounded number of
+    /// each. Returns whether there were any.
     pub(crate) fn read_marks(&mut self, sources: &[MarkReader], own_flows: &mut OwnFlows) -> bool {
         self.marks.clear();
         for source in sources {

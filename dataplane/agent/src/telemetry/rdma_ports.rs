@@ -39,7 +39,8 @@ impl RdmaPorts {
         &self.ports
     }
 
-    /// Returns when they are read next for what nothing else shows, once the budget is `due`; none where there is no such port.
+    /// Returns when they are read next for what nothing else shows, once the budget is `due`. None where there is no
+    /// such port.
     pub(crate) fn next_reading(&self, due: Nanos) -> Option<Nanos> {
         let next = if self.changed { due } else { due.max(self.read_at.after(IDLE_INTERVAL)) };
         let evidence = self.ports.iter().any(|one| one.source == TelemetrySource::RdmaCounters);

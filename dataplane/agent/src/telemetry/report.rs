@@ -1,4 +1,5 @@
-//! The agent's coarse word to control: as often as control asks for it, and as soon as it may when a verdict changes.
+//! The agent's coarse report to control. It goes as often as control asks for it, and as soon as it may when a finding
+//! changes.
 
 use crate::telemetry::clock::realtime_ns;
 use crate::telemetry::finding::{Finding, Found};
@@ -97,7 +98,8 @@ struct Pending {
 }
 
 impl Pending {
-    /// Takes what was found meanwhile: whether control should hear of it at once, or none when nothing will be found any more.
+    /// Takes what was found meanwhile. Returns whether control should get it at once, or none when nothing will be
+    /// found any more.
     fn gather(&mut self, findings: &mut Receiver<Arc<Finding>>) -> Option<bool> {
         let mut at_once = false;
         loop {

@@ -104,7 +104,8 @@ pub(crate) struct Named {
 }
 
 impl Series {
-    /// A communicator begins: it has series of its own if there is room, and its tenant has not its share already.
+    /// A communicator begins. It has series of its own if there is room, and its tenant does not have its share
+    /// already.
     pub(crate) fn begun(&mut self, tenant: &str, name: &str) -> Named {
         let key = (tenant.to_owned(), name.to_owned());
         let communicator =

@@ -1,4 +1,5 @@
-//! Records as they come, written as a trace for somebody who is never waited for: a file's own thread, or a stream.
+//! Records as they come, written as a trace for a reader that is never waited for. The reader is a file's own thread,
+//! or a stream.
 
 use crate::telemetry::failed;
 use anyhow::Context;

@@ -243,7 +243,7 @@ impl Thread {
         }
     }
 
-    /// Returns when RDMA ports are read next for what the programs do not see; none where there is no such port.
+    /// Returns when RDMA ports are read next for what the programs do not see. None where there is no such port.
     fn next_ports(&self) -> Option<Nanos> {
         self.ports.next_reading(self.sampler.budget.read_ports.due())
     }

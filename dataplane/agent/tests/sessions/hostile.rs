@@ -142,7 +142,8 @@ fn requests_about_strangers_communicators_go_nowhere() {
     assert!(!log.iter().any(|line| line.contains("left") || line.contains("aborted")), "{log:?}");
 }
 
-/// A process that aborts and exits at once: the agent cannot answer what it asked before, and aborts all the same.
+/// A process aborts a communicator and exits at once. The agent cannot answer what it asked before, and aborts all the
+/// same.
 #[test]
 fn what_was_asked_before_the_end_is_done() {
     let stub = Stub::start();
@@ -275,7 +276,8 @@ fn bind(tenant: TenantRules) -> Result<SessionServer, BindError> {
     Ok(server)
 }
 
-/// Who waits for the file and connects at once is let in, never refused; and nothing is left beside the sockets.
+/// A process that waits for the file and connects at once is let in, never refused. The folder then has nothing but the
+/// sockets.
 #[test]
 fn a_socket_that_is_there_takes_connections() {
     const SOCKETS: usize = 300;

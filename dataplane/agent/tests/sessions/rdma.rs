@@ -226,7 +226,8 @@ fn over_tcp_the_queue_pair_is_at_one_of_the_tenants_addresses() {
     works(&Client::attach(&stub.path, options).unwrap());
 }
 
-/// The agent's device sends to no queue pair that another host has, unless the provider says that it is the tenant's.
+/// The agent's device sends to no queue pair that another host has. The exception is one that the provider registered
+/// as the tenant's.
 #[test]
 fn through_the_socket_the_queue_pair_is_on_this_host_or_registered() {
     const OTHER_HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 77);

@@ -581,7 +581,7 @@ fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
     });
 }
 
-/// A process of release 0.1.0 asks by an id of its own and could not read what it does not know.
+/// A process of release 0.1.0 asks for events by an id of its own. It could not read events that it does not know.
 #[test]
 fn older_processes_get_the_events_they_know() {
     let stub = Stub::start();
@@ -595,7 +595,8 @@ fn older_processes_get_the_events_they_know() {
     assert_eq!((read.events.len(), read.events[0].number, read.cursor.next), (1, 4, 6));
 }
 
-/// A process of release 0.2.0 asks by an id of its own and could not read the answer that says so by its kind.
+/// A process of release 0.2.0 asks by an id of its own. It could not read the answer whose kind states that no
+/// communicator runs.
 #[test]
 fn older_processes_read_why_no_communicator_runs() {
     let stub = Stub::start();

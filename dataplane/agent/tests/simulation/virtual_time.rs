@@ -1,4 +1,5 @@
-//! Virtual time and seeded randomness for one thread: clock, waiting and randomness of the C library are replaced in this test's process.
+//! Virtual time and seeded randomness for one thread. Clock, waiting and randomness of the C library are replaced in
+//! this test's process.
 //!
 //! What the thread and its runtime read of clocks is this clock, and it goes on only when the runtime would wait. Other threads have the
 //! system's.

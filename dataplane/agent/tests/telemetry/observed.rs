@@ -157,7 +157,8 @@ fn lines(printed: &[u8]) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What is found in the recorded traces of a run's hosts together, with the truth about it and what its times are ahead.
+/// Returns what is found in the recorded traces of a run's hosts together. The truth about it comes with it, and what
+/// its times are ahead, in nanoseconds.
 fn replayed(run: &str) -> (Vec<Value>, Truth, u64) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces").join(run);
     let truth = Truth::read(&folder.join("truth.json")).unwrap();

@@ -47,7 +47,8 @@ pub(super) fn name(called: &Called) -> &'static str {
     }
 }
 
-/// Bytes of the larger of a rank's tensors, as nccl-tests counts them, and busbw over the rate at which they go.
+/// Bytes of the larger of a rank's tensors, as nccl-tests counts them, and a factor. The factor is busbw over the rate
+/// at which the bytes go.
 pub(super) fn bytes(called: &Called, ranks: u32) -> (u64, f64) {
     match called {
         Called::Collective(signature) => {

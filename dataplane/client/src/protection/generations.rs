@@ -139,8 +139,8 @@ pub(crate) struct StateTransfer {
     pub(crate) own: bool,
 }
 
-/// Agrees on the newest step that is whole of every rank, left or lost, and on who gives whom which state. The same at all ranks that have
-/// the same reports, which are by rank.
+/// Agrees on the newest step that is whole of every rank, present or lost. It also agrees on who gives whom which
+/// state. The same at all ranks that have the same reports, which are by rank.
 pub(crate) fn agree(reports: &[Report]) -> Result<RestorePlan, ProtectionError> {
     let mut members = reports.iter().filter_map(|report| report.member);
     let first = members.next().ok_or(ProtectionError::NothingSealed)?;

@@ -99,7 +99,8 @@ pub(super) fn order_per_path(make: Maker<'_>) -> Outcome {
     Ok(())
 }
 
-/// A ring is used many times over, its last slot and its first, up to the end of the sequence numbers.
+/// A ring is used many times over, up to the end of the sequence numbers. Its last slot and its first are among those
+/// used.
 pub(super) fn ring_wraps(make: Maker<'_>) -> Outcome {
     let mut pair = Pair::new(make)?;
     let [a, b] = pair.up(1, 1)?;

@@ -23,7 +23,8 @@ fn send(pair: &mut Pair, link: LinkId, sequence: u32, bytes: u32) -> Outcome {
     pair.send(At::A, link, 0, b"header", Some(payload))
 }
 
-/// Waits for a payload of [`send`] and compares it where the transport says that it is; whether that is the posted span.
+/// Waits for a payload of [`send`] and compares it where the transport reports that it is. Returns whether that is the
+/// posted span.
 fn received(
     pair: &mut Pair,
     b: LinkId,
@@ -109,7 +110,8 @@ pub(super) fn posted_wrongly(make: Maker<'_>) -> Outcome {
     Ok(())
 }
 
-/// Posted before, while or after the payload comes: it lies where the receipt says, and a refused span is not touched.
+/// A span is posted before, while or after the payload comes. The payload lies where the receipt reports, and a refused
+/// span is not touched.
 pub(super) fn posted_at_any_time(make: Maker<'_>) -> Outcome {
     let (mut pair, [a, b], ring) = ready(make, 4)?;
     let mut random = Random(17);

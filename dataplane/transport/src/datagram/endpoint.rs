@@ -24,7 +24,8 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint over UDP from which `peer` can be reached, and nobody else where there is a way to it now.
+    /// An endpoint over UDP from which `peer` can be reached. It reaches nobody else where there is a route to `peer`
+    /// now.
     ///
     /// # Errors
     /// If the kernel refuses the socket.

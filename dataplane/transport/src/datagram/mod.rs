@@ -20,7 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use sys::{Arrival, Calls};
 
-/// Most bytes of a datagram here, the headers of IP and UDP not counted: those of a frame of 9,000 bytes.
+/// Most bytes of a datagram here, the headers of IP and UDP not counted. They are those of a frame of 9,000 bytes.
 pub const MAX_DATAGRAM: usize = 8972;
 /// Most bytes that leave as one message.
 const MESSAGE_BYTES: usize = 65_000;
@@ -95,7 +95,8 @@ struct Waiting {
     bytes: usize,
 }
 
-/// Whether an error may be what the network says of an earlier datagram: what is to be done now is to be tried again.
+/// Whether an error may be what the network reports of an earlier datagram. Then what is to be done now is to be tried
+/// again.
 fn is_deferred(error: &io::Error) -> bool {
     let known = [
         libc::ECONNREFUSED,
@@ -242,8 +243,9 @@ impl Datagrams {
         self.waiting.len() - self.done
     }
 
-    /// Has `write` write a datagram, of [`DatagramConfig::bytes`] at most, and say its length and where it goes; it waits for
-    /// [`Datagrams::flush`]. `None` of `write` leaves things as they were. False if there is no room for more, or nothing was written.
+    /// Has `write` write a datagram, and return where it goes and its length in bytes. The datagram has at most
+    /// [`DatagramConfig::bytes`], and waits for [`Datagrams::flush`]. `None` of `write` leaves things as they were.
+    /// False if there is no room for more, or nothing was written.
     pub fn push(&mut self, write: impl FnOnce(&mut [u8]) -> Option<(SocketAddr, usize)>) -> bool {
         if self.waiting.len() == self.config.batch && !self.flush() {
             return false;
@@ -325,7 +327,8 @@ impl Datagrams {
         }
     }
 
-    /// The first message that waits was refused: it is dropped, unless cutting may be the reason, which one by one will tell.
+    /// The first message that waits was refused. It is dropped, unless cutting may be the reason, which sending one by
+    /// one will show.
     fn refused(&mut self, error: &io::Error) {
         let datagrams = self.calls.datagrams(1);
         // A device without checksums cannot cut (EIO), and no piece may be longer than a frame (udp(7)).

@@ -169,7 +169,8 @@ impl Calls {
         })
     }
 
-    /// Receives messages of at most `each` bytes into `into`, one after another at multiples of that; how many came, at least one.
+    /// Receives messages of at most `each` bytes into `into`, one after another at multiples of that. Returns how many
+    /// came, at least one.
     ///
     /// # Errors
     /// If there is none, or the socket has an error to tell.

@@ -1,4 +1,4 @@
-//! A connection whose link is closed here: its last words go out, then it lingers a moment so that they are not lost.
+//! A connection whose link is closed here. Its last words go out, then it lingers a moment so that they are not lost.
 
 use super::pulse::Pulse;
 use super::sys;

@@ -69,7 +69,8 @@ mod tests {
         TcpTransport::bind(Config { protection, ..Config::new("127.0.0.1:0".parse().unwrap()) }).unwrap()
     }
 
-    /// A control that anybody may choose and that is not the host's own; `reno`, which every kernel has, where the own is another.
+    /// A control that anybody may choose and that is not the host's own. Every kernel has `reno`, so there is one where
+    /// the own is another.
     fn other(own: CongestionControl) -> CongestionControl {
         let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap();
         let mut names = allowed.split_whitespace().filter_map(|name| name.parse().ok());

@@ -12,7 +12,8 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use zerocopy::FromBytes;
 
-/// Takes a stream in, in pieces of the lengths that its first bytes say, with two rings and a span that is posted.
+/// Takes a stream in, with two rings and a span that is posted. The stream comes in pieces of the lengths that its
+/// first bytes give.
 ///
 /// # Panics
 /// Where a frame lands that no ring has room for.

@@ -1,4 +1,5 @@
-//! How a connection says which path of which link it is, and both ends prove that they know its secret, without sending it.
+//! How a connection names its link and path, and both ends prove that they know the link's secret. Neither end sends
+//! the secret.
 //!
 //! ```text
 //! initiator                              acceptor

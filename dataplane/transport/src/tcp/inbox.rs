@@ -11,7 +11,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use zerocopy::FromBytes;
 
-/// From here on payloads count as large, and little is read ahead of the next, for what is read ahead is copied.
+/// Payloads of at least so many bytes count as large. Little is read ahead of the next then, for what is read ahead is
+/// copied.
 const LARGE: u32 = 16 << 10;
 
 /// How much is read ahead behind a large payload: the next frame's head, most likely.
@@ -185,7 +186,8 @@ impl Inbox {
         Ok(true)
     }
 
-    /// Moves what the buffer has of the current payload to where it lands, and gives the frame on if that was the rest.
+    /// Moves what the buffer has of the current payload to where it lands. Gives the frame on if that was the last of
+    /// it.
     fn finish(&mut self, rings: &mut Rings, sink: &mut dyn FnMut(Event<'_>)) -> Result<bool, DownReason> {
         let Some(current) = &mut self.current else { return Ok(false) };
         let here = (self.end - self.start).min((current.bytes - current.filled) as usize);

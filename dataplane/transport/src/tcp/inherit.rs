@@ -1,4 +1,5 @@
-//! Links on their way to another process's endpoint: each path at the end of a frame, with nothing left to send.
+//! Links that are handed over to another process's endpoint. Each path is at the end of a frame, with nothing left to
+//! send.
 
 use super::link::{Link, Slot};
 use super::liveness::LivenessTimer;

@@ -24,7 +24,8 @@ impl LivenessTimer {
         since.saturating_sub(config.peer_timeout / 4)
     }
 
-    /// The next look: a tick after this one was due, or when the first peer may be gone, which is after `rest`.
+    /// Schedules the next check. It is a tick after this one was due, or when the first peer may be gone, which is
+    /// after `rest`.
     pub(super) fn schedule(&mut self, rest: Duration, config: &Config) {
         let tick = config.tick();
         // One that is late makes none of the next late; after a long pause, what came meanwhile is read first.

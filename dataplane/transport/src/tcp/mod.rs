@@ -89,9 +89,11 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// How long a peer may be silent before it counts as gone, at least 100 ms.
     pub peer_timeout: Duration,
-    /// How long a stranger may take to say who it is, and how long one waits whose link is not open here yet.
+    /// How long an unauthenticated peer may take to name itself. A connection whose link is not open here yet may wait
+    /// so long, too.
     pub handshake_timeout: Duration,
-    /// Most connections that are not authenticated yet; beyond, the oldest of the address that has most of them is cut off.
+    /// Most connections that are not authenticated yet. Beyond, the oldest of the address that has most of them is cut
+    /// off.
     pub max_incoming: u16,
     /// Most of them from one address; beyond, its oldest is cut off.
     pub max_incoming_per_peer: u16,
@@ -107,7 +109,8 @@ pub struct Config {
     pub queue_frames: usize,
     /// Bytes of a path's buffer for heads and small payloads. A protected path has two more of 64 KiB.
     pub read_buffer: usize,
-    /// From how many bytes queued on a path on a thread beside the endpoint's seals and writes them; none without such a thread.
+    /// Bytes queued on a path from which another thread than the endpoint's seals and writes them. None without such a
+    /// thread.
     pub sender_bytes: Option<usize>,
     /// The host's port, where tenants share it.
     pub uplink: Option<Arc<Uplink>>,

@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 /// Pieces per system call: up to 128 frames, or 64 with payloads.
 const PIECES: usize = 128;
 
-/// Most bytes offered in one system call, so that a path with a large socket buffer does not hold up the others.
+/// Most bytes offered in one system call. So a path with a large socket buffer does not hold up the other paths.
 const MAX_WRITE_BYTES: usize = 256 << 10;
 
 /// Frames in order; the first may be partly written.

@@ -28,7 +28,8 @@ const BACKLOG_BYTES: usize = 64 << 10;
 pub(super) struct Path {
     pub(super) pulse: Arc<Pulse>,
     inbox: Inbox,
-    /// The kernel may have input, or room; cleared when it has said that it has not, set by its next edge.
+    /// The kernel may have input, or room. It is cleared when the kernel has reported that it has not, and set by the
+    /// kernel's next edge.
     readable: bool,
     writable: bool,
     hung_up: bool,
@@ -262,7 +263,8 @@ impl Path {
         Ok(())
     }
 
-    /// A tick has passed: how long the peer has been silent while this end was there, which it was not for `away`.
+    /// A tick has passed. Returns how long the peer has been silent while this end was there, which it was not for
+    /// `away`.
     pub(super) fn tick(&mut self, now: Instant, away: Duration) -> Duration {
         self.silence.lasted(now, away)
     }

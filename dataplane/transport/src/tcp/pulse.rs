@@ -10,13 +10,13 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
-/// After so many beats without anything else to write a path is at rest: 10 s by the usual time-out of a peer.
+/// Beats without anything else to write after which a path is at rest. They take 10 s by the usual time-out of a peer.
 const IDLE_AFTER: u32 = 20;
 /// A path at rest gives a sign of life at one beat of so many. A peer is gone after a silence of eight beats or
 /// more.
 const IDLE_BEATS: u32 = 3;
-/// Signs of life between two of the longest beats from which on a peer may have a shorter time-out than this end.
-/// It gives signs of life oftener the less long it waits for ours, so no path to it is at rest.
+/// Signs of life between two of the longest beats that mark a quick peer. From so many on it may have a shorter
+/// time-out than this end. It gives signs of life oftener the less long it waits for ours, so no path to it is at rest.
 const QUICK: u32 = 3;
 
 /// A connection with the frames that are not yet with the kernel.
@@ -123,7 +123,8 @@ impl Pulses {
         pulses.len() == 1
     }
 
-    /// Has every path give a sign of life, fewer where it is at rest and may be; false if there is none any more.
+    /// Has every path give a sign of life, fewer where it is at rest and may be. Returns false if there is no path any
+    /// more.
     pub(super) fn beat(&self, may_rest: bool) -> bool {
         // Endpoints enter paths meanwhile, and do not wait for system calls.
         let mut beating = std::mem::take(&mut *self.lock());
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(bytes_of(2), 2, "a byte of what waits each time");
     }
 
-    /// One that has 1 s for its peers is to hear of them twice a second, whatever they have for it.
+    /// An end that has 1 s for its peers is to get their signs twice a second. That holds whatever they have for it.
     #[test]
     fn ends_with_different_time_outs_give_every_sign() {
         let beats = 3 * IDLE_AFTER;

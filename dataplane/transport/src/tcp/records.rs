@@ -106,7 +106,7 @@ impl Records {
         Some(Self { sealer: Sealer::new(keys(ours)?), opener: Opener::new(keys(theirs)?), salt })
     }
 
-    /// Those of another process of this end's; none where no key can be made, or its records have no room here.
+    /// The records of another process of this end's. None where no key can be made, or its records have no room here.
     pub(super) fn resume(
         protection: LinkProtection,
         initiate: bool,
@@ -273,8 +273,8 @@ impl Sealer {
         self.start == self.end
     }
 
-    /// Makes a record of at most `most` bytes, as many as `fill` puts into the room that it is given; says how many. None if there is
-    /// no room for another.
+    /// Makes a record of at most `most` bytes, and returns how many. They are as many as `fill` puts into the room that
+    /// it is given. None if there is no room for another.
     ///
     /// # Errors
     /// If it cannot be sealed.

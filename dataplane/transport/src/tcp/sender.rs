@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 const MAX_LENT: usize = 64;
 /// Most frames that wait beside the queue of a path that is lent.
 pub(super) const FRAMES: usize = 32;
-/// How long the thread looks for more to send before it gives paths back, or sleeps until a connection takes more.
+/// How long the thread polls for more to send before it gives paths back or sleeps. It sleeps until a connection takes
+/// more.
 const LINGER: Duration = Duration::from_micros(100);
 
 /// What the endpoint and the sender have for each other of one path. Locked for moments only, and after the path's queue where both are.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a link counts as one with a backlog after it had one: it may wait for others for a moment.
+/// How long a link counts as one with a backlog after it had one. It may wait for other links for a moment.
 const BACKLOG_TIME: Duration = Duration::from_millis(5);
 /// How long a link counts as one that sends.
 const ACTIVE: Duration = Duration::from_millis(100);

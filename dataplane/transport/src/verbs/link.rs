@@ -1,4 +1,4 @@
-//! A link on its way up and while it is up: what was said, what is known of the peer, and its paths.
+//! A link while it comes up and while it is up. It has what was exchanged, what is known of the peer, and its paths.
 
 use super::exchange::{Control, PathEnd, RingEnd};
 use super::path::{Fault, Outlet, Path};

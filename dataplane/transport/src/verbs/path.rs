@@ -1,4 +1,4 @@
-//! One queue pair of a link: what waits to be sent, what is under way, and what arrives in the mailbox.
+//! One queue pair of a link. It has what waits to be sent, what is under way, and what arrives in the mailbox.
 
 mod ending;
 

@@ -1,4 +1,5 @@
-//! What TCP adds to the common suite: strangers, liars and broken peers, whoever is on the way, source ports, links side by side.
+//! What TCP adds to the common suite. It covers unauthenticated, lying and broken peers, intruders on the route, source
+//! ports, and links side by side.
 
 #[cfg(test)]
 mod links;

@@ -1,4 +1,5 @@
-//! A peer made of plain blocking sockets, which can misbehave as it likes; written from the protocol, not from the code.
+//! A peer made of plain blocking sockets, which can misbehave as it likes. It is written from the protocol, not from
+//! the code.
 
 use harmonaize_transport::tcp::{Config, LinkProtection, TcpTransport};
 use harmonaize_transport::{DownReason, Event, Introduction, LinkId, Transport};

@@ -70,7 +70,7 @@ impl Scene {
         self.until(|logs| (0..2).all(|at| count(logs[at]) == before[at] + 1));
     }
 
-    /// A link of `b` to a raw peer that is authenticated, with a ring 3 of two slots of 1,000 bytes.
+    /// A link of `b` to a raw peer that is authenticated. The link has a ring 3 of two slots of 1,000 bytes.
     fn joined(&mut self, name: u8) -> (TcpStream, LinkId) {
         let link = self.b.open(introduction(name, self.a.local_address(), false)).unwrap();
         let memory = Span::new(&Memory::private(2000).unwrap(), 0, 2000).unwrap();

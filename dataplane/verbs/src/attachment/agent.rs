@@ -22,7 +22,8 @@ pub struct AgentOffer {
 }
 
 impl AgentOffer {
-    /// A queue pair in a protection domain of its own, for an arena of so many bytes and at most `entries` operations in flight.
+    /// A queue pair in a protection domain of its own. It is for an arena of so many bytes and at most `entries`
+    /// operations in flight.
     pub fn new(function: &Function, arena_bytes: u64, entries: u32) -> Result<Self, VerbsError> {
         let domain = Domain::create(&function.device)?;
         let slots = Slots { inbox: size_of::<Submission>() as u32, outbox: size_of::<Completion>() as u32 };

@@ -49,7 +49,8 @@ pub(super) struct Slots {
 }
 
 impl Waiting {
-    /// A queue pair of a domain of its own, for `entries` messages each way and `transfers` reads and writes at a time.
+    /// A queue pair of a domain of its own. It is for `entries` messages in each direction and `transfers` reads and
+    /// writes at a time.
     pub(super) fn new(
         function: &Function,
         domain: &Arc<Domain>,

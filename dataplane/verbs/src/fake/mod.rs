@@ -25,8 +25,8 @@ pub enum Fault {
     Complete(Status),
     /// The device is gone: an event says so, every call fails, everyone who sleeps on it wakes.
     DeviceLost,
-    /// The device is taken off the host, and goes on serving whoever has it open, without a word: as rxe does. Adding it anew
-    /// brings it back.
+    /// The device is taken off the host without notice. As with rxe, it goes on serving whoever has it open. Adding it
+    /// anew brings it back.
     DeviceRemoved,
     /// The port is down, and requests to and from it fail, until [`Fault::PortUp`].
     PortDown,
@@ -43,7 +43,8 @@ pub struct Recorded {
     pub call: Call,
     /// Number of the queue pair, or 0.
     pub queue_pair: u32,
-    /// Work requests of a post, bytes of a registration, entries of a completion queue, traffic class of a connection; else 0.
+    /// What the call counts, or 0. It is work requests of a post, bytes of a registration, entries of a completion
+    /// queue, or traffic class of a connection.
     pub count: u64,
     /// Whether it succeeded.
     pub succeeded: bool,
@@ -73,8 +74,8 @@ impl Fabric {
         Self::default()
     }
 
-    /// Adds a device: port 1, Ethernet, MTU 4096, GID 0 link-local of RoCE v1, GID 1 the address with RoCE v2. It fails
-    /// where the process has no descriptor left.
+    /// Adds a device with port 1, Ethernet and MTU 4096. GID 0 is link-local of RoCE v1, and GID 1 is the address with
+    /// RoCE v2. It fails where the process has no descriptor left.
     pub fn add(&self, name: &str, address: Ipv4Addr) -> Result<(), Errno> {
         self.shared.lock().devices.insert(name.to_owned(), Device::new(address.into())?);
         Ok(())

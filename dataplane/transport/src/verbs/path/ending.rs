@@ -62,7 +62,8 @@ impl Path {
         }
     }
 
-    /// Stops the queue pair and takes what it flushes, or destroys it at once: nothing of it refers to any memory any more.
+    /// Stops the queue pair and takes what it flushes, or destroys it at once. Nothing of it refers to any memory any
+    /// more.
     pub(in super::super) fn stop(&mut self) {
         if !self.flushes() {
             self.pair = Pair::Gone;
