@@ -77,7 +77,8 @@ fn main() -> Result<()> {
     loop {
         ensure!((communicator.rank(), communicator.ranks()) == (Rank(place.1), place.2), "another place");
         let all = u64::from(place.2);
-        ensure!(sum(&communicator, &tensor, u64::from(place.1))? == all * (all - 1) / 2, "a wrong sum");
+        let sum = reduced(&communicator, &tensor, u64::from(place.1), ReduceOp::Sum)?;
+        ensure!(sum == all * (all - 1) / 2, "a wrong sum");
         let mut notes = std::fs::File::options().append(true).create(true).open(folder.join("notes"))?;
         let Place(generation, rank, workers) = place;
         let note = format!("{job} {generation} {rank} {workers} {}\n", std::process::id());
@@ -85,10 +86,12 @@ fn main() -> Result<()> {
         if workers >= ranks {
             break;
         }
-        // All regroup after the same sum.
+        // All regroup after the same operation, and for the same generation.
         let next = loop {
             let next = *latest.lock().unwrap_or_else(PoisonError::into_inner);
-            if sum(&communicator, &tensor, u64::from(next != place))? == all {
+            let least = reduced(&communicator, &tensor, next.0, ReduceOp::Min)?;
+            let largest = reduced(&communicator, &tensor, next.0, ReduceOp::Max)?;
+            if is_agreed(place.0, least, largest) {
                 break next;
             }
             std::thread::sleep(PAUSE);
@@ -102,11 +105,34 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The sum of what all ranks have.
-fn sum(communicator: &Communicator, tensor: &Tensor, own: u64) -> Result<u64> {
+/// Whether all ranks have read a place of one generation, later than `now`: the `least` that one has read is the `largest`.
+fn is_agreed(now: u64, least: u64, largest: u64) -> bool {
+    least == largest && least > now
+}
+
+/// What all ranks have, as one.
+fn reduced(communicator: &Communicator, tensor: &Tensor, own: u64, by: ReduceOp) -> Result<u64> {
     tensor.write(0, &[own])?;
-    communicator.all_reduce(tensor, tensor, ReduceOp::Sum)?.wait(HANG)?;
-    let mut sum = [0];
-    tensor.read(0, &mut sum)?;
-    Ok(sum[0])
+    communicator.all_reduce(tensor, tensor, by)?.wait(HANG)?;
+    let mut all = [0];
+    tensor.read(0, &mut all)?;
+    Ok(all[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_regroup_for_one_generation_alone() {
+        let agreed = |read: [u64; 3]| {
+            let (least, largest) = (read.into_iter().min().unwrap(), read.into_iter().max().unwrap());
+            is_agreed(1, least, largest)
+        };
+        assert!(!agreed([1, 1, 1]), "nobody has read a line");
+        assert!(!agreed([1, 2, 2]), "one has read none");
+        // The job was resized twice, and one has read of the first time alone.
+        assert!(!agreed([2, 3, 3]));
+        assert!(agreed([3, 3, 3]));
+    }
 }

@@ -25,9 +25,9 @@ pub(super) struct Runner {
     pub host: usize,
     pub tenant: String,
     pub report: RunnerReport,
-    elastic: bool,
+    pub elastic: bool,
     /// How many workers it has started.
-    started: u32,
+    pub started: u32,
     /// The number of its open question.
     open: Option<u64>,
     /// It ends no worker that it is told to.
@@ -114,7 +114,7 @@ impl Play {
         self.add_one(host, (tenant, job), workers, false)
     }
 
-    fn add_one(
+    pub(super) fn add_one(
         &mut self,
         host: usize,
         (tenant, job): (&str, &str),
@@ -145,7 +145,7 @@ impl Play {
     }
 
     /// Runners of an elastic job of tenant `a`.
-    fn add_elastic(&mut self, workers: (u32, u32)) -> Vec<u64> {
+    pub(super) fn add_elastic(&mut self, workers: (u32, u32)) -> Vec<u64> {
         (0..4).map(|host| self.add_one(host, ("a", "bert"), workers, true)).collect()
     }
 

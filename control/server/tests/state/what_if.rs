@@ -1,6 +1,6 @@
 //! What would happen to jobs if: asking changes nothing, and what is answered happens once the change is made.
 
-use super::jobs::{Play, ROUND, allocating};
+use super::jobs::{Play, ROUND, Runner, allocating};
 use super::world::SECOND;
 use harmonaize_abi::Nanos;
 use harmonaize_abi::session::RunnerError;
@@ -78,7 +78,10 @@ impl Play {
                     (runner.host, &runner.tenant, &runner.report.job) == (number, &known.tenant, &known.job)
                 });
                 if !waits && may_be(&self.settings, &known.tenant, number) {
-                    self.add(number, &known.tenant, &known.job, (known.workers_min, known.workers_max));
+                    let of = (known.tenant.as_str(), known.job.as_str());
+                    let is_of = |runner: &Runner| (runner.tenant.as_str(), runner.report.job.as_str()) == of;
+                    let elastic = self.runners.values().any(|runner| is_of(runner) && runner.elastic);
+                    self.add_one(number, of, (known.workers_min, known.workers_max), elastic);
                 }
             }
         }
@@ -143,6 +146,23 @@ fn a_job_that_comes_takes_what_another_has_to_spare() {
     assert_eq!(changes(&play.what_if(&of_job(job("b", "gpt", (2, 2)))).unwrap()), changes(&reply));
     play.make(&request);
     play.check_answer(&reply, "a job with runners on all hosts");
+}
+
+#[test]
+fn an_elastic_job_shrinks_as_answered_and_its_workers_run_on() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_elastic((1, 4));
+    play.wait_seconds(5);
+    let hosts = ["h0", "h1", "h2", "h3"].map(str::to_owned).to_vec();
+    let request = of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) });
+    let reply = play.what_if(&request).unwrap();
+    assert_eq!(changes(&reply), [("bert", JobChange::Shrinks, 2), ("gpt", JobChange::Starts, 2)]);
+    play.make(&request);
+    play.check_answer(&reply, "an elastic job");
+    // It is asked of again once it is resized: nothing starts a worker twice.
+    let policy = play.what_if(&of_policy(LivePolicy::Fifo)).unwrap();
+    assert_eq!(changes(&policy), [("bert", JobChange::Stays, 2), ("gpt", JobChange::Stays, 2)]);
+    assert!(runners.iter().all(|runner| play.runners[runner].started == 1), "{:#?}", play.runners);
 }
 
 #[test]
@@ -270,8 +290,10 @@ fn drawn(rng: &mut ChaCha8Rng, policy: LivePolicy, settled: bool) -> Play {
             play.wait_seconds(rng.random_range(0..40));
         }
         let job = drawn_job(rng, &play.settings, &format!("job{number}"));
+        // Every other job is elastic.
         for host in &job.hosts {
-            play.add(number_of(host), &job.tenant, &job.job, (job.workers_min, job.workers_max));
+            let of = (job.tenant.as_str(), job.job.as_str());
+            play.add_one(number_of(host), of, (job.workers_min, job.workers_max), number % 2 == 1);
         }
         if rng.random_range(0..4) == 0 {
             play.drain(&format!("h{}", rng.random_range(0..hosts)));
