@@ -11,8 +11,8 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     ALL_EVENTS, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, ElasticOrder,
     FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, RUNNERS, Reason,
-    Refusal, RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError, TYPED_REFUSALS, decode,
-    encode, full_name, is_name, length,
+    Refusal, RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError, RunnerReport,
+    TYPED_REFUSALS, decode, encode, full_name, is_name, length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -445,32 +445,15 @@ impl AttachedSession {
                     move |hinted| Answer::Hinted { id, refused: hinted.err() },
                 )
             }
-            Request::Runner { id, report, wait_ns } => self.ask(
-                id,
-                RequestKind::Runner,
-                report.check().map_err(|error| error.to_string().into()),
-                |reply| Question::Runner {
-                    report,
-                    elastic: false,
-                    wait: Duration::from_nanos(wait_ns),
-                    reply,
-                },
-                || Err(NO_JOBS.into()),
-                move |order| Answer::Runner { id, order: order.map(ElasticOrder::of_any_job) },
-            ),
-            Request::Elastic { id, report, wait_ns } => self.ask(
-                id,
-                RequestKind::Runner,
-                report.check().map_err(|error| error.to_string().into()),
-                |reply| Question::Runner {
-                    report,
-                    elastic: true,
-                    wait: Duration::from_nanos(wait_ns),
-                    reply,
-                },
-                || Err(NO_JOBS.into()),
-                move |order| Answer::Elastic { id, order },
-            ),
+            Request::Runner { id, report, wait_ns } => {
+                self.ask_runner(id, (report, false), wait_ns, move |order| Answer::Runner {
+                    id,
+                    order: order.map(ElasticOrder::of_any_job),
+                })
+            }
+            Request::Elastic { id, report, wait_ns } => {
+                self.ask_runner(id, (report, true), wait_ns, move |order| Answer::Elastic { id, order })
+            }
             Request::Grow { id, bytes } => {
                 let made = self.memory.grow(bytes);
                 self.add_region(made, move |added| Answer::Grown { id, added })
@@ -532,6 +515,25 @@ impl AttachedSession {
             replied => answer(replied.map_err(|why| RequestError::from(why).bounded())),
         });
         Handled::PassedOn(SessionRequest::Ask { attachment: self.attachment, question: question(reply) })
+    }
+
+    /// Passes on what a runner of a job asks, which is `elastic` or not.
+    fn ask_runner(
+        &mut self,
+        id: u64,
+        (report, elastic): (RunnerReport, bool),
+        wait_ns: u64,
+        answer: impl FnOnce(Result<ElasticOrder, RequestError>) -> Answer + Send + 'static,
+    ) -> Handled {
+        let wait = Duration::from_nanos(wait_ns);
+        self.ask(
+            id,
+            RequestKind::Runner,
+            report.check().map_err(|error| error.to_string().into()),
+            |reply| Question::Runner { report, elastic, wait, reply },
+            || Err(NO_JOBS.into()),
+            answer,
+        )
     }
 
     /// Passes a join on that was checked.
