@@ -255,7 +255,7 @@ fn run(launcher: &Launcher, name: &str, command: &[String]) -> Result<Vec<String
 
 /// A command on this machine as a person would type it.
 pub(crate) fn shown(command: &[String]) -> String {
-    command.iter().map(|word| launcher::quote(word)).collect::<Vec<_>>().join(" ") + "\n"
+    launcher::quoted(command) + "\n"
 }
 
 /// What `harmonaize-perf` tells of its one size, out of place.

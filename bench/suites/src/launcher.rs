@@ -51,8 +51,7 @@ impl Launcher {
     }
 
     fn command(&self, command: &[&str]) -> Command {
-        let quoted =
-            self.quotes.then(|| command.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" "));
+        let quoted = self.quotes.then(|| quoted(command));
         let rest: Vec<&str> = match &quoted {
             Some(line) => vec![line],
             None => command.to_vec(),
@@ -67,7 +66,7 @@ impl Launcher {
     pub(crate) fn shown_command(&self, program: &[&str]) -> String {
         let command = self.command(program);
         let words = std::iter::once(command.get_program()).chain(command.get_args());
-        words.map(|word| quote(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+        quoted(&words.map(|word| word.to_string_lossy()).collect::<Vec<_>>())
     }
 
     /// Runs a shell script with arguments `$1`, `$2` ... and `input`; returns what it printed.
@@ -120,8 +119,13 @@ impl Launcher {
     }
 }
 
+/// A command as a shell reads it back.
+pub(crate) fn quoted(command: &[impl AsRef<str>]) -> String {
+    command.iter().map(|word| quote(word.as_ref())).collect::<Vec<_>>().join(" ")
+}
+
 /// A word as a shell reads it back: as it is where nothing in it means anything to a shell.
-pub(crate) fn quote(word: &str) -> String {
+fn quote(word: &str) -> String {
     let fine = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,@%+".contains(letter);
     if !word.is_empty() && word.chars().all(fine) {
         return word.to_owned();

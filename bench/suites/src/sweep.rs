@@ -185,6 +185,27 @@ struct Entry {
 }
 
 impl Entry {
+    /// One that has not run yet.
+    fn new(name: &str, library: &str, role: Role) -> Self {
+        let (name, library) = (name.to_owned(), library.to_owned());
+        Self { name, library, role, rounds: Vec::new(), failed: None }
+    }
+
+    /// Takes in what a round came to, and says so to whoever watches.
+    fn record(&mut self, taken: Result<BTreeMap<u64, f64>>) {
+        match taken {
+            Ok(times) => {
+                let shown: Vec<String> = times.values().map(|time| format!("{time:.0}")).collect();
+                eprintln!("  {}: {} us", self.name, shown.join(" "));
+                self.rounds.push(times);
+            }
+            Err(error) => {
+                eprintln!("  FAILED: {}: {error:#}", self.name);
+                self.failed = Some(format!("{error:#}"));
+            }
+        }
+    }
+
     fn times(&self, bytes: u64) -> Vec<f64> {
         self.rounds.iter().filter_map(|round| round.get(&bytes).copied()).collect()
     }
@@ -393,17 +414,7 @@ impl Contest<'_> {
             };
             // An interruption, or an agent that has ended, is nobody else's failure.
             lab.check()?;
-            match taken {
-                Ok(times) => {
-                    let shown: Vec<String> = times.values().map(|time| format!("{time:.0}")).collect();
-                    eprintln!("  {}: {} us", entry.name, shown.join(" "));
-                    entry.rounds.push(times);
-                }
-                Err(error) => {
-                    eprintln!("  FAILED: {}: {error:#}", entry.name);
-                    entry.failed = Some(format!("{error:#}"));
-                }
-            }
+            entry.record(taken);
         }
         Ok(())
     }
@@ -478,11 +489,8 @@ mod tests {
     /// Entries by name, role and the microseconds of each round at 64 KiB.
     pub(super) fn setting(site: Site, entries: &[(&str, Role, &[f64])]) -> Setting {
         let entries = entries.iter().map(|(name, role, times)| Entry {
-            name: (*name).to_owned(),
-            library: name.split(',').next().unwrap().to_owned(),
-            role: *role,
             rounds: times.iter().map(|time| BTreeMap::from([(64 * KIB, *time)])).collect(),
-            failed: None,
+            ..Entry::new(name, name.split(',').next().unwrap(), *role)
         });
         let collective = &COLLECTIVES[0];
         Setting { site, ranks: 4, collective, sizes: vec![64 * KIB], entries: entries.collect() }

@@ -60,22 +60,15 @@ impl Peers {
         site: Site,
         collective: &Collective,
     ) -> Vec<(Result<Contestant, String>, Entry)> {
-        let entry = |name: &str, library: &str, role: Role| Entry {
-            name: name.to_owned(),
-            library: library.to_owned(),
-            role,
-            rounds: Vec::new(),
-            failed: None,
-        };
-        let alone = |name: &str, role: Role| entry(name, name, role);
+        let alone = |name: &str, role: Role| Entry::new(name, name, role);
         let mut all = vec![(Ok(Contestant::Ours), alone("ours", Role::Ours))];
         for (name, library) in &self.mpi {
             let own = library.clone().map(|library| Contestant::Mpi(library, false));
-            all.push((own, entry(name, name, Role::Peer)));
+            all.push((own, Entry::new(name, name, Role::Peer)));
             if let Ok(library) = library
                 && library.can_yield()
             {
-                let yielding = entry(&format!("{name}, yielding"), name, Role::Peer);
+                let yielding = Entry::new(&format!("{name}, yielding"), name, Role::Peer);
                 all.push((Ok(Contestant::Mpi(library.clone(), true)), yielding));
             }
         }

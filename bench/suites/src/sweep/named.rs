@@ -84,14 +84,7 @@ fn setting(
 ) -> Result<Setting> {
     let peers = open_mpi.map_or(0, |mpi| 1 + usize::from(mpi.ucc));
     let taking_part = CONTESTANTS.iter().take(1 + peers);
-    let entry = |(name, role): &(&str, Role)| Entry {
-        name: (*name).to_owned(),
-        library: (*name).to_owned(),
-        role: *role,
-        rounds: Vec::new(),
-        failed: None,
-    };
-    let entries: Vec<Entry> = taking_part.map(entry).collect();
+    let entries: Vec<Entry> = taking_part.map(|(name, role)| Entry::new(name, name, *role)).collect();
     let (ranks, sizes) = (hosts.count(), budget.sizes.clone());
     let mut setting = Setting { site: Site::Hosts, ranks, collective, sizes, entries };
     eprintln!("{}", setting.title());
@@ -101,17 +94,7 @@ fn setting(
         if entry.failed.is_some() {
             return Ok(());
         }
-        match figures(hosts, open_mpi, which, collective, sizes) {
-            Ok(times) => {
-                let shown: Vec<String> = times.values().map(|time| format!("{time:.0}")).collect();
-                eprintln!("  {}: {} us", entry.name, shown.join(" "));
-                entry.rounds.push(times);
-            }
-            Err(error) => {
-                eprintln!("  FAILED: {}: {error:#}", entry.name);
-                entry.failed = Some(format!("{error:#}"));
-            }
-        }
+        entry.record(figures(hosts, open_mpi, which, collective, sizes));
         Ok(())
     })?;
     Ok(setting)
