@@ -552,16 +552,12 @@ fn usable(
 
 fn fact(ctx: &Ctx<'_>, effects: &mut Effects, (tenant, name): &JobKey, job: &Job, step: Step) {
     let (tenant, name, generation) = (tenant.clone(), name.clone(), job.generation);
+    let hosts = || job.hosts().map(|host| ctx.host_name(host)).collect();
+    let why = || job.reason.1.clone();
     effects.fact(match step {
         Step::Stopped => return,
-        Step::Started => {
-            let hosts = job.hosts().map(|host| ctx.host_name(host)).collect();
-            Fact::JobStarted { tenant, name, generation, hosts, why: job.reason.1.clone() }
-        }
-        Step::Resized => {
-            let hosts = job.hosts().map(|host| ctx.host_name(host)).collect();
-            Fact::JobResized { tenant, name, generation, hosts, why: job.reason.1.clone() }
-        }
+        Step::Started => Fact::JobStarted { tenant, name, generation, hosts: hosts(), why: why() },
+        Step::Resized => Fact::JobResized { tenant, name, generation, hosts: hosts(), why: why() },
         Step::Recalled(reason) => Fact::JobRecalled { tenant, name, generation, reason },
         Step::Over(succeeded) => Fact::JobOver { tenant, name, generation, succeeded },
     });
