@@ -578,9 +578,9 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(pair):
     assert all(pair.run(forks))
 
 
-def threads():
-    """Threads wait while others run Python: the interpreter's lock is free."""
-    job, beside = join("threads"), world()
+def beside_a_thread(job, call):
+    """Makes a call that waits for both ranks, beside a thread of rank 0 that it has to let run: the interpreter's lock is free."""
+    beside = world()
 
     def count():
         for _ in range(50):
@@ -588,14 +588,19 @@ def threads():
         beside.barrier().wait(WITHIN)
 
     if job.rank == 1:
-        # It comes once the other's thread has counted, for which that one's wait has to let it run.
+        # It comes once the other's thread has counted.
         beside.barrier().wait(WITHIN)
-        job.barrier().wait(WITHIN)
-        return True
-    operation, thread = job.barrier(), threading.Thread(target=count)
+        return call()
+    thread = threading.Thread(target=count)
     thread.start()
-    operation.wait(WITHIN)
+    answer = call()
     thread.join()
+    return answer
+
+
+def threads():
+    job = join("threads")
+    beside_a_thread(job, lambda: job.barrier().wait(WITHIN))
     return True
 
 

@@ -4,12 +4,11 @@ import json
 import os
 import signal
 import threading
-import time
 
 import harmonaize
 import numpy as np
 import pytest
-from test_core import WITHIN, client, filled, join, world
+from test_core import WITHIN, beside_a_thread, client, filled, join, world
 
 COUNT = 1000
 
@@ -106,23 +105,9 @@ def test_a_newcomer_gets_the_state_of_a_lost_rank(pair):
 
 
 def seals_beside_a_thread():
-    job, beside = join("protected-threads"), world()
+    job = join("protected-threads")
     protection = job.protect({}, domain=job.rank)
-
-    def count():
-        for _ in range(50):
-            time.sleep(0.001)
-        beside.barrier().wait(WITHIN)
-
-    if job.rank == 1:
-        # It comes once the other's thread has counted, for which that one's seal has to let it run.
-        beside.barrier().wait(WITHIN)
-        return protection.seal(1)
-    thread = threading.Thread(target=count)
-    thread.start()
-    sealed = protection.seal(1)
-    thread.join()
-    return sealed
+    return beside_a_thread(job, lambda: protection.seal(1))
 
 
 def test_sealing_leaves_the_interpreter_to_other_threads(pair):
