@@ -239,8 +239,8 @@ impl Estimates {
         self.own_traffic.get(&link).is_none_or(|crossing| crossing.connections_by_host == Some(from))
     }
 
-    /// How many own connections of other hosts cross a path's links. Each counts once a link. A link that carries others'
-    /// connections counts all of its own ones.
+    /// How many own connections of other hosts cross a path's links. Each counts once a link. On a link that
+    /// other hosts' connections cross, all connections count.
     pub fn other_connections_on(&self, from: HostId, path: &Path) -> u32 {
         let crossings = path.links().iter().filter_map(|link| self.own_traffic.get(link));
         crossings

@@ -85,7 +85,7 @@ const BUSY_HOST: Duration = Duration::from_micros(2500);
 /// What decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many are severe.
+    /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many bytes are severe.
     /// A host hands over as much at once.
     pub queue_bytes: u64,
     /// The same as a time: no queue needs to be longer to be news, and all that is known where no rate is.
