@@ -575,8 +575,8 @@ fn percent(part: u64, whole: u64) -> u128 {
     u128::from(part) * 100 / u128::from(whole.max(1))
 }
 
-/// What others take of a link that carries `own` of ours: what we do not, within what such a verdict can mean. Where ours is
-/// not known, half.
+/// What others take of a link that carries `own` of ours. It is what we do not use, within what such a congestion report can
+/// mean. Where ours is not known, half.
 fn cross_traffic_rate(rate: u64, own: u64, level: CongestionLevel) -> u64 {
     let left = rate.saturating_sub(own);
     match level {
