@@ -238,8 +238,9 @@ fn lossy(suite: &Suite) -> Result<Vec<Row>> {
 /// Of a large operation so much is done where hosts alone are slow.
 const PART: u64 = 8;
 
-/// The same, smaller, on a bad network. Each end loses one frame in twenty, has one in a hundred twice, and one in twenty is overtaken. It stands against
-/// the same where nothing does, and against the hosts alone: were they faster, the aggregator would have to be left sooner.
+/// The same, smaller, on a bad network. Each end loses one frame in twenty, has one in a hundred twice, and one in twenty is overtaken.
+/// It stands against the same where nothing does, and against the hosts alone: were they faster, the aggregator would have to be left
+/// sooner.
 fn faults(suite: &Suite) -> Result<Vec<Row>> {
     let faults = Faults { lost: 50_000, twice: 10_000, late: 50_000 };
     let (size, what) = (suite.budget.large / PART, "5% of frames lost, 1% twice, 5% late at each end");
