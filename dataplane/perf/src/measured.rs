@@ -2,7 +2,7 @@
 
 use harmonaize_client::{BlockContent, Collective, Rank};
 
-/// How many times what each other rank gets rank 0 gets in an AllToAll with counts. The popular expert of a mixture does the
+/// The factor by which rank 0 gets more than each other rank in an AllToAll with counts. The popular expert of a mixture does the
 /// same.
 pub(crate) const SKEW: u32 = 4;
 

@@ -422,7 +422,7 @@ fn garbage(random: &mut ChaCha8Rng) -> Program {
     Program { steps, slots, copying: if random.random_ratio(1, 6) { number(random) } else { 0 } }
 }
 
-/// What is right as it is sends inputs from where they lie. Where they are to be multiplied, that is refused.
+/// A program that is right otherwise sends inputs from where they lie. Where they are to be multiplied, that is refused.
 #[test]
 fn an_input_that_is_sent_before_it_is_multiplied_is_refused() {
     for (collective, algorithm) in [
