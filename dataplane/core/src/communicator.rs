@@ -201,7 +201,8 @@ impl Communicator {
         self.p2p.in_flight(&self.shared)
     }
 
-    /// Control messages to a participant that wait to be polled, and the most that there may be while the communicator is in force.
+    /// Control messages to a participant that wait to be polled, and the most that there may be. The limit holds while the
+    /// communicator is in force.
     pub fn queued(&self, to: Participant) -> (usize, usize) {
         (self.shared.queued_for(to), self.shared.queue_limit())
     }
@@ -362,8 +363,8 @@ impl Communicator {
         operation.coded.get_or_insert_default().add(step);
     }
 
-    /// From now on large operations wait for their interleave slot here, and others for what this participant would send; `None`: no
-    /// longer.
+    /// From now on large operations wait for their interleave slot here, and others for what this participant would send. `None`
+    /// ends that.
     pub fn set_interleaving(&mut self, rules: Option<Interleaving>) {
         self.admission.set_rules(rules);
     }
@@ -539,7 +540,8 @@ impl Communicator {
     }
 }
 
-/// Whether counts are those of an operation like this: there if it is uneven, of the right number, and none over the most.
+/// Whether counts are those of an operation like this. They are there if it is uneven, of the right number, and none over
+/// the most.
 fn fits(signature: &Signature, counts: Option<&[u64]>, ranks: u32) -> bool {
     let collective = signature.collective;
     match counts {

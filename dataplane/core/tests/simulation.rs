@@ -294,7 +294,8 @@ fn aggregated_death() {
     assert!(sum.aggregated > 0 && sum.failures > 0, "{sum}");
 }
 
-/// Operations wait for turns that are never given, late, or twice, beside changes of plan and aggregation; every turn that is asked for ends.
+/// Operations wait for turns that are never given, late, or twice, beside changes of plan and aggregation. Every turn that is asked for
+/// ends.
 #[test]
 fn turning() {
     let build = |seed| match seed % 5 {
@@ -387,7 +388,7 @@ fn parted(world: &World) {
     }
 }
 
-/// A new link breaks: the plan is given up, or, once it was promised, the link's ends are lost to each other.
+/// A new link breaks. The plan is given up, or, once it was promised, the link's ends are lost to each other.
 #[test]
 fn cut() {
     let sum = family("cut", 150, true, cutting, parted);
@@ -726,7 +727,8 @@ fn hostile_peer() {
     );
 }
 
-/// A peer that asks on and on while its link takes nothing costs its communicator, and no memory beyond a bound.
+/// A peer that asks on and on costs its communicator while its link takes nothing. It costs no memory beyond a
+/// bound.
 #[test]
 fn flooding_peer() {
     let build = |seed| {

@@ -1,5 +1,5 @@
-//! A communicator as the engine holds it: the state machine, its links and landing rings, staging, and the calls of its
-//! local ranks.
+//! A communicator as the engine holds it. It has the state machine, its links and landing rings, staging, and the calls
+//! of its local ranks.
 
 use crate::aggregated::AggregatorPath;
 use crate::backlog::Backlog;
@@ -283,7 +283,8 @@ impl CommunicatorState {
         self.calls.iter().filter_map(|call| Some((self.local(call.rank?)?, call.cookie)))
     }
 
-    /// How urgent its operations are: each of the communicator's as the most urgent, for which the others are in the way.
+    /// How urgent the communicator's operations are. Each counts as the most urgent of them, for which the others are in
+    /// the way.
     pub(crate) fn urgency(&self) -> Urgency {
         Urgency { class: self.most_urgent().unwrap_or(TrafficClass::Latency), ..self.special }
     }

@@ -695,7 +695,8 @@ impl Work for Engine {
     }
 }
 
-/// Gets a segment ready for a step: its staging, its mark, and before its first step what is kept of it.
+/// Gets a segment ready for a step. It prepares its staging and its mark, and before its first step what is
+/// kept of it.
 fn begin_step(
     member: &mut CommunicatorState,
     attachments: &Table<Attachment>,

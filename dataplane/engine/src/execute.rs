@@ -52,8 +52,8 @@ pub(crate) fn run(
     }
 }
 
-/// The bytes of the largest tensor of which a step writes a part, if nobody but the ranks reads it next; else 0. What goes on to a peer is
-/// better left in the caches.
+/// The bytes of the largest tensor of which a step writes a part, if only the ranks read it next. Otherwise it is 0. What goes on to a
+/// peer is better left in the caches.
 fn whole_bytes(member: &CommunicatorState, signature: &Signature) -> usize {
     let elements = signature.count.saturating_mul(signature.collective.max_blocks(member.ranks).into());
     let bytes = elements.saturating_mul(signature.dtype.size() as u64);
@@ -200,9 +200,9 @@ fn compute<'a>(
     Ok(())
 }
 
-/// Copies the blocks of a step and of those after it, if each goes as it is to a place of its own. That is so in some operations
-/// within this host. Then their order is nobody's concern, and threads that share them wait once for each other. Returns how many
-/// steps are done so; none where fewer than two can be.
+/// Copies the blocks of a step and of those after it, if each goes as it is. Each must have a destination of its own.
+/// That is so in some operations within this host. Then their order is nobody's concern, and threads that share them wait
+/// once for each other. Returns how many steps are done so; none where fewer than two can be.
 fn copy_blocks(
     context: &Context<'_>,
     passes: &mut PassSharing,

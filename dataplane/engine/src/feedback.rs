@@ -89,7 +89,8 @@ pub(crate) fn carried(
     Some(PendingTransfer { attachment, tag: tag(key, channel, UNTRACKED), store: true, offset, span })
 }
 
-/// Whether a tag's step is none of a program; if it is a fetch of what stays owed, of which local rank.
+/// Whether a tag's step is none of a program. If it is a fetch of what stays owed, it also gives the local
+/// rank.
 pub(crate) fn is_untracked(step: StepId) -> Option<Option<usize>> {
     (step.0 >= LOWEST_STEP).then(|| FETCH_RESIDUAL.checked_sub(step.0).map(|place| place as usize))
 }
@@ -184,7 +185,8 @@ pub(crate) fn begin(
     Ok(())
 }
 
-/// A part of the segment was encoded, and its residual set: what has to be stored for it goes into `pending`.
+/// Stores a part's residual, once the part of the segment was encoded. What has to be stored for it goes into
+/// `pending`.
 pub(crate) fn store_residual(
     context: &Context<'_>,
     key: Key,

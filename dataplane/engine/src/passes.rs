@@ -1,4 +1,5 @@
-//! Long passes over memory, which threads of one agent share: whose pass it is offers its pieces, who idles takes some of them.
+//! Long passes over memory, which threads of one agent share. The thread whose pass it is offers its pieces, and idle threads
+//! take some of them.
 //!
 //! A large operation within a host is passes over memory and nothing else, and one core moves less than the memory can. A pass of an
 //! operation that moves [`SHARE_FROM`] bytes or more is cut into pieces. The thread whose pass it is takes one after the other;
@@ -20,8 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Operations that read and write as many bytes share their passes: as much as the second-level cache of a core has. Two cores keep in
-/// theirs what one can't, so that an AllToAll of 4 ranks of 256 KiB takes 0.55 of the time.
+/// Operations that read and write as many bytes share their passes. It is as much as the second-level cache of a core has. Two cores
+/// keep in theirs what one can't, so that an AllToAll of 4 ranks of 256 KiB takes 0.55 of the time.
 const SHARE_FROM: usize = 2 << 20;
 /// Bytes that a piece reads and writes, about: some 5 us. It bounds how long one thread waits for another's last piece.
 const PIECE: usize = 64 << 10;
@@ -244,7 +245,8 @@ impl Place {
         Some((pass, offer.passes.get(pass)?.range(piece)))
     }
 
-    /// A piece for another thread, which has its pass already or gets it; it counts as helping until it says that it is done.
+    /// Takes a piece for another thread, which has its pass already or gets it. The thread counts as helping until it reports
+    /// that it is done.
     fn take_for_other(&self, last: Option<Shared>) -> Option<(Shared, usize)> {
         let mut offer = self.offer();
         let piece = offer.open.next_back()?;
@@ -381,8 +383,8 @@ impl PassSharing {
         helped.map_or(0, |helped| helped.swap(0, Ordering::Relaxed))
     }
 
-    /// Runs passes of which none reads what another writes: alone if they are short or nobody is quiet, else with who is. Nothing is
-    /// allocated once as many have been shared at a time.
+    /// Runs passes of which none reads what another writes. It runs alone if they are short or nobody is quiet, else with who is.
+    /// Nothing is allocated once as many have been shared at a time.
     pub(crate) fn run(&mut self, passes: &[Pass<'_, '_>]) -> Result<(), ExecuteError> {
         if passes.iter().any(|pass| !pass.is_even()) {
             return Err(ExecuteError::Kernel("its operands differ in length".to_owned()));
@@ -478,7 +480,7 @@ mod tests {
         bytes.chunks_exact(4).map(|four| f32::from_ne_bytes(four.try_into().unwrap())).collect()
     }
 
-    /// Calls `round` 20 times, and on until a thread that helps has done so many pieces: a busy machine may let it wait.
+    /// Calls `round` 20 times, and on until a thread that helps has done so many pieces. A busy machine may let it wait.
     fn beside_a_helper(least: u64, mut round: impl FnMut(&mut PassSharing)) {
         let mut parts = PassSharing::among(2);
         let helper = parts.pop().unwrap();

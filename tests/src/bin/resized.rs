@@ -1,4 +1,4 @@
-//! A worker of an elastic job: it adds up with the others, and regroups with them once each has read that it has another place.
+//! A worker of an elastic job. It adds up with the others, and regroups with them once each has read that it has another place.
 
 #![forbid(unsafe_code)]
 

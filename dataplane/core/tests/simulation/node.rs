@@ -47,7 +47,8 @@ pub(crate) struct Node {
     pub(crate) links: BTreeMap<(Epoch, u32), Epoch>,
     pub(crate) staging: Vec<Staging>,
     pub(crate) landing: HashMap<(Epoch, u32, ChannelId), Ring>,
-    /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot, and whether it is there.
+    /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot. The flag says whether it
+    /// is there.
     pub(crate) posts: BTreeMap<(Epoch, u32, ChannelId, u32), (Location, bool)>,
     /// By link's epoch, peer and channel: messages delivered.
     pub(crate) delivered: HashMap<(Epoch, u32, ChannelId), u32>,

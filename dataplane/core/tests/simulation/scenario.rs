@@ -180,7 +180,7 @@ pub(crate) fn any_reduce(rng: &mut ChaCha8Rng, dtype: Dtype) -> ReduceOp {
     }
 }
 
-/// Any operation that all ranks may call, of a size that takes no longer than it must to be of interest.
+/// Any operation that all ranks may call. Its size takes no longer than it must to be of interest.
 pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
     let ranks = plan.plan.group().ranks();
     let collective = match rng.random_range(0..4) {
@@ -293,7 +293,7 @@ impl Scenario {
         self
     }
 
-    /// Operations go by doubling, halving, a tree or racks, each collective up to any size; with every plan they and the racks change.
+    /// Operations go by doubling, halving, a tree or racks, each collective up to any size. With every plan they and the racks change.
     pub(crate) fn recursive(mut self) -> Self {
         let mut rng = generator(self.seed, 31);
         let plans = self.incidents.iter_mut().filter_map(|(_, incident)| match incident {

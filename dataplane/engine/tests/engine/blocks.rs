@@ -1,5 +1,5 @@
-//! Collectives of every type, reduction and size, however ranks are spread over engines and reached, beside a scalar reference:
-//! from printed seeds. `HARMONAIZE_SEED=x` runs one.
+//! Collectives of every type, reduction and size, beside a scalar reference. Ranks are spread over engines and reached in every
+//! way. Cases come from printed seeds. `HARMONAIZE_SEED=x` runs one.
 
 use crate::common::{ARENA, SMALL, World, call, loopback, tcp};
 use harmonaize_abi::{

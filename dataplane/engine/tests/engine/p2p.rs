@@ -139,7 +139,8 @@ fn status(world: &mut World, engine: usize) -> CommunicatorStatus {
     }
 }
 
-/// What control makes of it: an operation counts once for all ranks of a host, and a message is no operation.
+/// The status that control makes of it. An operation counts once for all ranks of a host, and a message is no
+/// operation.
 #[test]
 fn a_status_has_the_operations_and_whom_messages_wait_for() {
     let mut world = World::new(loopback(2), &[vec![0, 1], vec![2]], SMALL);
