@@ -141,7 +141,13 @@ impl<'a> SegmentTensors<'a> {
     }
 
     /// Where what comes of a segment is held: its bytes from `at` on.
-    fn staged_output(&self, channel: ChannelId, segment: &Segment, at: u64, bytes: u64) -> Option<Located<'a>> {
+    fn staged_output(
+        &self,
+        channel: ChannelId,
+        segment: &Segment,
+        at: u64,
+        bytes: u64,
+    ) -> Option<Located<'a>> {
         let size = segment.signature.dtype.size() as u64;
         let base = if segment.retains_output() {
             self.member.extra_offset(segment, size, ExtraStaging::Result)

@@ -431,6 +431,7 @@ impl Engine {
             if let Some(action) = self.execute(now, key, action, &mut slices) {
                 if let Some(member) = self.communicators.get_mut(key) {
                     member.unfinished = Some(slices.stand_by(action));
+                    member.core.handle_progress(now);
                 }
                 return (worked, true);
             }

@@ -693,10 +693,8 @@ mod tests {
         let wanted = numbers(5);
         // Of lengths that pieces don't divide, and one of nothing.
         let ends = [0, 4, 4, 3000, 9996, 10_000];
-        let blocks: Vec<[Located<'_>; 2]> = ends
-            .windows(2)
-            .map(|of| [(&from, of[0], of[1] - of[0]), (&to, of[0], of[1] - of[0])])
-            .collect();
+        let blocks: Vec<[Located<'_>; 2]> =
+            ends.windows(2).map(|of| [(&from, of[0], of[1] - of[0]), (&to, of[0], of[1] - of[0])]).collect();
         let passes: Vec<_> = blocks
             .iter()
             .map(|[from, to]| Pass {

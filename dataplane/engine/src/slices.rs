@@ -198,6 +198,10 @@ mod tests {
         assert!(slices.close(0..0, 50));
         assert_eq!(slices.open(7), Some(0..7), "the next set begins");
         assert!(slices.close(0..0, 70));
-        assert_eq!((slices.charge(Some(210)), slices.charge(Some(210))), (130, 0), "each byte is charged once");
+        assert_eq!(
+            (slices.charge(Some(210)), slices.charge(Some(210))),
+            (130, 0),
+            "each byte is charged once"
+        );
     }
 }
