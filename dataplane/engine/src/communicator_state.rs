@@ -397,7 +397,7 @@ impl CommunicatorState {
         let element = element.get(..dtype.size()).unwrap_or_default();
         // Whole elements, of any type.
         let mut row = [0_u8; ROW];
-        row.chunks_exact_mut(dtype.size()).for_each(|to| to.copy_from_slice(element));
+        row.iter_mut().zip(element.iter().cycle()).for_each(|(to, byte)| *to = *byte);
         for offset in (0..bytes).step_by(ROW) {
             let row = row.get(..ROW.min((bytes - offset) as usize)).unwrap_or_default();
             let to = staging.view_mut(at + offset, row.len() as u64)?;

@@ -237,7 +237,8 @@ fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
         };
         let Call { collective, dtype, reduce, root, count, in_place } = &asked;
         let what = format!(
-            "seed {seed}: {collective} of {count} x {dtype}, {reduce}, root {root}, {in_place:?}, {groups:?}, slices {slice:?}"
+            "seed {seed}: {collective} of {count} x {dtype}, {reduce}, root {root}, {in_place:?}, {groups:?}, \
+             slices of {slice:?}"
         );
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut world, &asked, random)));
         algorithms.insert(ran.unwrap_or_else(|_| panic!("{what}")));
