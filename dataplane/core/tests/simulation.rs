@@ -140,7 +140,7 @@ fn sliced() {
         _ => Scenario::new(seed, 2).rough().changing().messaging(),
     };
     let sum = family("sliced", 200, false, |seed| build(seed).sliced(), well);
-    assert!(sum.slices > sum.operations && sum.switches > 0 && sum.messages > 0, "{sum}");
+    assert!(sum.slices > 0 && sum.switches > 0 && sum.messages > 0, "{sum}");
 }
 
 #[test]
