@@ -356,6 +356,14 @@ impl Communicator {
         self.inquiries.note_progress(now);
     }
 
+    /// An action is under way: what an operation waits for counts from now. Whatever happens meanwhile is told as ever, and nothing is
+    /// polled. After a failure the rest of the action is left.
+    pub fn handle_progress(&mut self, now: Nanos) {
+        if !self.shared.has_failed() {
+            self.inquiries.note_progress(now);
+        }
+    }
+
     /// The totals of a step with compressed operands.
     pub fn handle_coded(&mut self, operation: OperationId, step: &CodingReport) {
         let Some(operation) = self.shared.operations.get_mut(operation) else { return };

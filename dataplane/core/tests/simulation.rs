@@ -130,6 +130,19 @@ fn p2p() {
     assert!(sum.messages > 0 && sum.pieces > sum.messages && sum.switches > 0, "{sum}");
 }
 
+/// Turns end in the midst of steps and copies, and whatever happens meanwhile is told.
+#[test]
+fn sliced() {
+    let build = |seed| match seed % 4 {
+        0 => Scenario::new(seed, 1),
+        1 => Scenario::new(seed, 1).rough(),
+        2 => Scenario::new(seed, 2).changing().carrying(),
+        _ => Scenario::new(seed, 2).rough().changing().messaging(),
+    };
+    let sum = family("sliced", 200, false, |seed| build(seed).sliced(), well);
+    assert!(sum.slices > 0 && sum.switches > 0 && sum.messages > 0, "{sum}");
+}
+
 #[test]
 fn p2p_death() {
     let build = |seed| {
@@ -692,6 +705,13 @@ fn abort() {
     };
     let sum = family("abort", 300, true, build, aborted);
     assert!(sum.failures > 0 && sum.switches > 0 && sum.aggregated > 0, "{sum}");
+}
+
+#[test]
+fn abort_in_the_midst_of_an_action() {
+    let build = |seed| Scenario::of_two_ranks(seed).rough().sometimes_changing().aborting().sliced();
+    let sum = family("abort_in_the_midst_of_an_action", 200, true, build, aborted);
+    assert!(sum.failures > 0 && sum.slices > 0, "{sum}");
 }
 
 #[test]

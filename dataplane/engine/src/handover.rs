@@ -180,6 +180,7 @@ fn copied_in(descriptor: OwnedFd, bytes: u64) -> Result<Arc<Memory>, String> {
 impl Engine {
     /// Stands still, and reports all that it has; on an error it goes on.
     pub(crate) fn handle_hand_over(&mut self, thread: usize) {
+        self.finish_actions();
         let handed = self.drain().and_then(|()| self.image());
         match handed.is_ok() {
             true => self.still = true,

@@ -5,7 +5,8 @@ use harmonaize_core::Nanos;
 use harmonaize_transport::{Scheduler, TrafficClass};
 use std::cmp::Reverse;
 
-/// Engine time after which the network and new descriptors are looked at again, with any tenant's work left.
+/// Engine time after which the network and new descriptors are looked at again, with any tenant's work left. A turn lasts that long, and
+/// until the [slice](crate::slices) of an action that is under way is done.
 pub(crate) const SLICE: Nanos = Nanos(50_000);
 
 /// Bytes to and from peers that count as much as a nanosecond. They count beside the time that they took here: the kernel moves

@@ -6,7 +6,7 @@ use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
 use harmonaize_abi::{ChannelId, Epoch, OperationId, SegmentId, StepId};
-use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
+use harmonaize_core::{Action, Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -66,6 +66,8 @@ pub(crate) struct Node {
     /// By operation.
     pub(crate) wire: HashMap<OperationId, u64>,
     pub(crate) slot_requests: SlotRequests,
+    /// What it is in the midst of; nothing is polled before that is done.
+    pub(crate) unfinished: Option<Action>,
 }
 
 /// How one call ended.
@@ -126,6 +128,7 @@ impl Node {
             aggregated: BTreeMap::new(),
             wire: HashMap::new(),
             slot_requests: SlotRequests::default(),
+            unfinished: None,
         }
     }
 

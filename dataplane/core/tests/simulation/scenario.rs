@@ -105,6 +105,8 @@ pub(crate) struct Scenario {
     pub(crate) p2p: Vec<P2pScript>,
     /// New links that break soon after they are up.
     pub(crate) cut: Vec<(Epoch, Participant, Participant)>,
+    /// Whether participants' turns end in the midst of steps and copies.
+    pub(crate) slices: bool,
 }
 
 pub(crate) fn generator(seed: u64, purpose: u64) -> ChaCha8Rng {
@@ -272,6 +274,7 @@ impl Scenario {
             silence: 10 * MICROSECOND..3 * MILLISECOND,
             p2p: Vec::new(),
             cut: Vec::new(),
+            slices: false,
             plan,
             group,
         }
@@ -321,6 +324,11 @@ impl Scenario {
             plan.plan = plan.plan.clone().with_racks(racks).unwrap();
         }
         self
+    }
+
+    /// Where turns end in the midst of steps and copies.
+    pub(crate) fn sliced(self) -> Self {
+        Self { slices: true, ..self }
     }
 
     /// Delays of any length, connections and participants that stand still.
