@@ -105,7 +105,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Whether all ranks have read a place of one generation, later than `now`: the `least` that one has read is the `largest`.
+/// Whether all ranks have read a place of one generation, later than `now`. That is so where the `least` that one has read is
+/// the `largest`.
 fn is_agreed(now: u64, least: u64, largest: u64) -> bool {
     least == largest && least > now
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How long after its notice a worker may be reported to run: then its runner ignores the recall.
 pub(super) const IGNORED: Duration = Duration::from_secs(10);
 
-/// How many generations of a job may end because a worker failed, before that is forgotten: one more, and the job is over.
+/// How many generations of a job may end because a worker failed, before that is forgotten. One more, and the job is over.
 const MOST_FAILURES: u32 = 3;
 
 /// How long after the last failure a job's failures are forgotten. Workers that fail by themselves do so sooner: at their start, or at a
