@@ -1,7 +1,8 @@
-"""Protected state as checkpoints of torch's: written after a loss and by all ranks, read by torch and into tensors, and refused."""
+"""Protected state as checkpoints of torch's: written after a loss or by all ranks, read by torch and by a rank, refused."""
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import harmonaize
 import pytest
@@ -98,8 +99,19 @@ def writes_as_one(store, backend, folder):
         protection, tensors = sealed(job, 3)
         # Each has its own, but for the last: its state is lost.
         states = [] if rank == ranks - 1 else [protection]
-        assert write_checkpoint(folder, states, shapes={"moments": SHAPE}) == 3
-        # Now who had the first's.
+        arguments = {"shapes": {"moments": SHAPE}, "process_group": dist.new_group()}
+        with ThreadPoolExecutor() as beside:
+            writing = beside.submit(write_checkpoint, folder, states, **arguments)
+            # The training goes on meanwhile.
+            tensors["layer.weights"].numpy()[:] = -1
+            dist.all_reduce(torch.ones(8))
+        assert writing.result() == 3
+        if rank == 0:
+            assert write_checkpoint(folder / "alone", states, no_dist=True) == 3
+            alone = {"layer.weights": client().tensor("float32", COUNT)}
+            assert read_checkpoint(folder / "alone", 0, alone) == 3
+            same(alone["layer.weights"].torch(), weights(0, 3))
+        # Of another rank, where there is one that has written.
         other = (rank + 1) % (ranks - 1)
         into = {"layer.weights": client().tensor("float32", COUNT + other), "moments": tensors["moments"]}
         assert read_checkpoint(folder, other, into) == 3

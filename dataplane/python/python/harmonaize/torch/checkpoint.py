@@ -21,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from .. import _core
-from .._errors import ArgumentError, Error, ProtectionError
+from .._errors import ArgumentError, ProtectionError
 
 __all__ = ["read_checkpoint", "write_checkpoint"]
 
@@ -57,7 +57,8 @@ def write_checkpoint(
     """Writes states to a new folder of ``torch.distributed.checkpoint``, and returns their step.
 
     Of a ``Protection`` it is the last sealed state of this rank, so its tensors may change meanwhile. ``shapes`` gives tensors
-    shapes by their names, where a size may be -1; others have one dimension. A copy of each state is in ``TMPDIR`` until it returns.
+    shapes by their names, where a size may be -1; others have one dimension. Until it returns, ``TMPDIR`` has a copy of each
+    state.
 
     Where torch has a process group, all its ranks call this, each with states of its own or none. With ``no_dist``, or without a
     group, this process writes alone.
@@ -73,12 +74,14 @@ def write_checkpoint(
             rank, step, tensors = _read_state(state, shapes or {})
             steps.add(step)
             ranks[f"rank-{rank}"] = tensors
-    except Error as error:
+    except Exception as error:
+        # The others wait for what this rank has.
         failed = error
-    found = [(steps, failed and str(failed))]
+    own = (steps, failed and str(failed))
+    found = [own]
     if not no_dist:
         found *= dist.get_world_size(process_group)
-        dist.all_gather_object(found, (steps, failed and str(failed)), group=process_group)
+        dist.all_gather_object(found, own, group=process_group)
     if failed is not None:
         raise failed
     for rank, (_, text) in enumerate(found):
@@ -170,7 +173,9 @@ def _view(path, key, entries, tensor):
     """A tensor as torch's, of the shape that the folder has it in."""
     entry, found = entries.get(key), tensor.torch()
     if not isinstance(entry, TensorStorageMetadata):
-        raise ArgumentError(f"{path} has no {key!r}; it has {', '.join(sorted(entries))}")
+        named = sorted(entries)
+        more = f" and {len(named) - 8} others" if len(named) > 8 else ""
+        raise ArgumentError(f"{path} has no {key!r}; it has {', '.join(named[:8])}{more}")
     stored = entry.properties.dtype
     if (stored, entry.size.numel()) != (found.dtype, found.numel()):
         raise ArgumentError(
