@@ -165,6 +165,7 @@ def keeps_each_type(folder):
     assert write_checkpoint(folder, [protection]) == 2**63
     for tensor in tensors.values():
         tensor.torch().zero_()
+    assert read_checkpoint(folder, 0, {}) == 2**63
     # Stored with one dimension, and read into two.
     assert read_checkpoint(folder, 0, tensors) == 2**63
     for name, tensor in tensors.items():

@@ -122,7 +122,9 @@ def read_checkpoint(path: str | PathLike[str], rank: int, tensors: Mapping[str, 
     if "step" not in entries:
         raise _error("Damaged", f"{path} has no step, and so no protected state")
     into = {name: _view(path, f"rank-{rank}.{name}", entries, tensor) for name, tensor in tensors.items()}
-    state: dict[str, Any] = {"step": None, f"rank-{rank}": into}
+    state: dict[str, Any] = {"step": None}
+    if into:
+        state[f"rank-{rank}"] = into
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):
             dcp.load(state, storage_reader=reader, no_dist=True)
