@@ -25,8 +25,8 @@ pub(crate) fn counts(
     signature.uneven.then(|| (0..signature.collective.counts(ranks)).map(count).collect())
 }
 
-/// What a rank says of them.
-pub(crate) fn said(counts: &[u64], signature: &Signature, rank: Rank, ranks: u32) -> Vec<u64> {
+/// Those that a rank passes with its call.
+pub(crate) fn own_counts(counts: &[u64], signature: &Signature, rank: Rank, ranks: u32) -> Vec<u64> {
     let collective = signature.collective;
     if !collective.is_pairwise() {
         return counts.to_vec();
