@@ -121,8 +121,8 @@ pub struct Agent {
     tenants: Vec<String>,
     questions: Questions,
     verified: VerifiedPlans,
-    /// Communicator and epoch of the recipe that is being checked, the latter as control gave it.
-    checking: Option<(CommunicatorId, u64)>,
+    /// Communicator and epoch of the recipe that is being checked.
+    checking: Option<(CommunicatorId, Epoch)>,
     start: Instant,
     errors: u64,
     recent: Vec<String>,
@@ -609,7 +609,7 @@ impl Agent {
                 self.send_to_control(from_agent::Message::Prepared(prepared));
             }
             Notice::PrepareFailed { communicator, epoch, reason } => {
-                self.prepare_failed(communicator, epoch.into(), reason);
+                self.prepare_failed(communicator, epoch, reason);
             }
             Notice::Switched { communicator, epoch, segment } => {
                 let epoch = u64::from(epoch);
