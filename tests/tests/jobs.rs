@@ -247,5 +247,6 @@ fn workers_of_an_elastic_job_run_on_as_it_grows() {
     assert!(!first.contains(&second[2]), "{}", scene.told());
     let job = scene.job("elastic").unwrap();
     assert_eq!((job["phase"].as_str(), job["generation"].as_u64()), (Some("running"), Some(2)), "{job}");
+    assert_eq!(job["elastic"].as_bool(), Some(true), "{job}");
     scene.finish("elastic", &mut runners);
 }

@@ -70,8 +70,18 @@ fn head(reply: &JobsReply) -> String {
 
 /// All jobs.
 pub(crate) fn jobs(reply: &JobsReply) -> String {
-    let mut rows =
-        vec![row(["job", "phase", "workers", "range", "generation", "age", "host time", "why", "hosts"])];
+    let mut rows = vec![row([
+        "job",
+        "phase",
+        "workers",
+        "range",
+        "elastic",
+        "generation",
+        "age",
+        "host time",
+        "why",
+        "hosts",
+    ])];
     rows.extend(reply.jobs.iter().map(|job| {
         let hosts: Vec<String> = job.hosts.iter().map(|host| clean(host)).collect();
         row([
@@ -79,6 +89,7 @@ pub(crate) fn jobs(reply: &JobsReply) -> String {
             &job.phase().text(),
             &job.hosts.len().to_string(),
             &range(job.workers_min, job.workers_max),
+            if job.elastic { "yes" } else { "no" },
             &job.generation.to_string(),
             &duration(job.age_ns),
             &duration(job.attained_ns),
@@ -138,11 +149,12 @@ pub(crate) fn find(reply: JobsReply, job_name: &str) -> Result<JobStatus, Failur
 pub(crate) fn why(job: &JobStatus) -> String {
     let workers = number_of(job.hosts.len(), "worker", "workers");
     let mut text = format!(
-        "{}: {}, {workers} of {}, generation {}\n",
+        "{}: {}, {workers} of {}, generation {}{}\n",
         name(job),
         job.phase().text(),
         range(job.workers_min, job.workers_max),
-        job.generation
+        job.generation,
+        if job.elastic { ", elastic" } else { "" }
     );
     text += &format!("  {}: {}\n", job.reason().text(), clean(&job.reason_text));
     if job.failures > 0 {
@@ -178,6 +190,7 @@ mod tests {
             failures: 1,
             reason: AllocationReason::NoRoom.into(),
             reason_text: "policy least-attained gives the hosts to 1 other jobs".to_owned(),
+            elastic: tenant == "a",
         }
     }
 
@@ -219,5 +232,21 @@ mod tests {
         assert!(text.starts_with("b/bert: waiting, 0 workers of 2..8, generation 3\n"), "{text}");
         assert!(text.contains("no_room: policy least-attained gives"), "{text}");
         assert!(jobs(&reply()).contains("h0,h1"));
+    }
+
+    #[test]
+    fn an_elastic_job_is_shown_as_one() {
+        let text = jobs(&reply());
+        let cells = |job: &str| -> Vec<&str> {
+            let line = text.lines().find(|line| line.trim_start().starts_with(job)).unwrap();
+            line.split_whitespace().take(5).collect()
+        };
+        assert_eq!(cells("job"), ["job", "phase", "workers", "range", "elastic"]);
+        assert_eq!(cells("a/bert"), ["a/bert", "running", "2", "2..8", "yes"]);
+        assert_eq!(cells("b/bert"), ["b/bert", "waiting", "0", "2..8", "no"]);
+        let text = why(&find(reply(), "a/bert").unwrap());
+        assert!(text.starts_with("a/bert: running, 2 workers of 2..8, generation 3, elastic\n"), "{text}");
+        let json = serde_json::to_value(find(reply(), "a/bert").unwrap()).unwrap();
+        assert_eq!(json["elastic"], true);
     }
 }

@@ -17,7 +17,9 @@ use crate::paths::Paths;
 use crate::questions::Questions;
 use crate::recipe::VerifiedPlans;
 use crate::report;
-use crate::session::{AttachmentId, Joined, LinkGrant, LinkNeeds, SessionRequest, TenantLimits};
+use crate::session::{
+    AttachmentId, Joined, LinkGrant, LinkNeeds, ProcessUsage, SessionRequest, TenantLimits,
+};
 use crate::telemetry;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
@@ -119,8 +121,8 @@ pub struct Agent {
     tenants: Vec<String>,
     questions: Questions,
     verified: VerifiedPlans,
-    /// Communicator and epoch of the recipe that is being checked, the latter as control gave it.
-    checking: Option<(CommunicatorId, u64)>,
+    /// Communicator and epoch of the recipe that is being checked.
+    checking: Option<(CommunicatorId, Epoch)>,
     start: Instant,
     errors: u64,
     recent: Vec<String>,
@@ -381,7 +383,8 @@ impl Agent {
         let rank = (join.regroup.is_none() && join.split.is_none()).then_some(Rank(join.rank));
         self.pending_joins.insert(request, PendingJoin { attachment, rank, reply });
         let usage = self.attachments.get(&attachment).map(|at| at.limits.process_usage());
-        let (tensor_bytes, ring_entries, process_descriptors) = usage.unwrap_or_default();
+        let ProcessUsage { tensor_bytes, ring_entries, descriptors: process_descriptors } =
+            usage.unwrap_or_default();
         let join = v1::Join { request, tensor_bytes, ring_entries, process_descriptors, ..join };
         self.send_to_control(from_agent::Message::Join(join));
     }
@@ -606,7 +609,7 @@ impl Agent {
                 self.send_to_control(from_agent::Message::Prepared(prepared));
             }
             Notice::PrepareFailed { communicator, epoch, reason } => {
-                self.prepare_failed(communicator, epoch.into(), reason);
+                self.prepare_failed(communicator, epoch, reason);
             }
             Notice::Switched { communicator, epoch, segment } => {
                 let epoch = u64::from(epoch);

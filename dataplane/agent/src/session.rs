@@ -19,7 +19,7 @@ mod tenant;
 
 pub use handover::{Freeze, FrozenSession, SessionImage};
 pub use server::{BindError, Inherited, SessionServer};
-pub(crate) use tenant::ATTACHMENT_DESCRIPTORS;
+pub(crate) use tenant::{ATTACHMENT_DESCRIPTORS, ProcessUsage};
 pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 
 use harmonaize_abi::Rank;

@@ -459,6 +459,7 @@ impl Jobs {
                 failures: job.failures(ctx.now),
                 reason: job.reason.0.into(),
                 reason_text: job.reason.1.clone(),
+                elastic: job.elastic,
             }
         };
         v1::JobsReply {

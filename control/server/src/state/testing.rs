@@ -16,7 +16,7 @@ use super::settings::Settings;
 use super::view::view;
 use super::world::link_state::answers::MOST_STRANGE;
 use super::world::link_state::ports::pair_of;
-use harmonaize_abi::{CommunicatorId, Nanos};
+use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 use harmonaize_api::v1;
 use harmonaize_codec::Codec;
 use harmonaize_disclose::{Fact, Feed};
@@ -73,7 +73,7 @@ pub struct MemberView {
 #[derive(Clone, Debug)]
 pub struct EpochView {
     /// The number of the epoch; the first is 1.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The participants along the ring.
     pub order: Vec<u32>,
     /// The source ports that its connections hold, by connecting host.
@@ -141,7 +141,7 @@ impl CommunicatorView {
 impl From<&EpochConfig> for EpochView {
     fn from(config: &EpochConfig) -> Self {
         Self {
-            epoch: config.epoch.into(),
+            epoch: config.epoch,
             order: config.order.clone(),
             ports: config.ports.clone(),
             links: config.links.clone(),
@@ -413,12 +413,12 @@ pub trait Testing {
     }
 
     /// Proposes an epoch with another order to a communicator's agents.
-    fn propose_order(&mut self, now: Duration, id: CommunicatorId, order: Vec<u32>) -> Option<u64> {
+    fn propose_order(&mut self, now: Duration, id: CommunicatorId, order: Vec<u32>) -> Option<Epoch> {
         let control = self.controller_mut();
         let pinned = control.communicators.get(&id)?.pinned;
         let epoch = reorder(&mut proposer!(control, now), id, order);
         control.communicators.get_mut(&id)?.pinned = pinned;
-        epoch.map(u64::from)
+        epoch
     }
 
     /// Has what was agreed on for one communicator hold for another.

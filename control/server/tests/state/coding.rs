@@ -26,7 +26,7 @@ fn listed(names: &[&str]) -> Option<v1::Budget> {
 /// The codec of the epoch in use, and its number.
 fn runs(fabric: &Fabric, id: u64) -> (&'static str, u64) {
     let known = fabric.epoch(id);
-    (known.codec.name(), known.epoch)
+    (known.codec.name(), known.epoch.into())
 }
 
 fn set_budget(fabric: &mut Fabric, id: u64, rank: u32, budget: Option<v1::Budget>) {
@@ -373,7 +373,7 @@ fn a_restart_finds_budget_and_codec_again() {
 
 /// The first agent reports operations of the epoch in use. They sent `saved` of what exact ones would less, and lost `error`.
 fn lost(fabric: &mut Fabric, id: u64, operations: u64, saved: f64, error: f64) {
-    let epoch = fabric.epoch(id).epoch;
+    let epoch = fabric.epoch(id).epoch.into();
     let bytes = 16 << 20;
     let saved_bytes = (2.0 * 7.0 / 8.0 * f64::from(bytes) * saved) as u64;
     let coded = v1::CompressedOperation { error, saved_bytes, uncompressed_chunks: saved < 0.1 };

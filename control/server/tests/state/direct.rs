@@ -98,7 +98,7 @@ fn a_small_change_of_plan_keeps_sizes() {
     fabric.run_until_quiet();
     fabric.run(SECOND * 3);
     let after = fabric.recipe_of(0, id);
-    assert!(after.epoch >= epoch && sizes(&after) == before, "{after:?}");
+    assert!(after.epoch >= u64::from(epoch) && sizes(&after) == before, "{after:?}");
     let one_shot = fabric.epoch(id).algorithm.table.choose(Collective::AllReduce, before.0);
     assert_eq!(one_shot, Algorithm::OneShot);
 }

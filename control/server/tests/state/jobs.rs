@@ -632,6 +632,11 @@ fn an_elastic_job_is_resized_while_its_workers_run() {
     play.wait_seconds(3);
     let second = play.add_all("b", "gpt", (2, 2));
     play.wait_seconds(40);
+    let jobs = play.jobs();
+    assert_eq!(
+        jobs.iter().map(|job| (job.tenant.as_str(), job.elastic)).collect::<Vec<_>>(),
+        [("a", true), ("b", false)]
+    );
     let places = |play: &Play| -> Vec<(u64, u64, u32)> {
         let places = first.iter().filter_map(|it| Some((*it, play.place(*it)?)));
         places.map(|(runner, place)| (runner, place.generation, place.workers)).collect()

@@ -60,7 +60,7 @@ impl Job {
     /// The epochs in use and under way.
     fn epochs(&self) -> (u64, Option<u64>) {
         let view = self.world.state.communicator_view(CommunicatorId(self.id)).unwrap();
-        (view.current.unwrap().epoch, view.next.map(|next| next.epoch))
+        (view.current.unwrap().epoch.into(), view.next.map(|next| next.epoch.into()))
     }
 
     fn ready(&self) -> Vec<to_agent::Message> {

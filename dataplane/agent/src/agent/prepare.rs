@@ -54,7 +54,9 @@ fn millis(since: Instant) -> u64 {
 impl Agent {
     /// Has a recipe of a communicator that forms, or changes its plan, checked.
     pub(super) fn check(&mut self, recipe: v1::Recipe, forms: bool) -> Check {
-        self.checking = Some((CommunicatorId(recipe.communicator), recipe.epoch));
+        // An epoch that control never gives counts as none: the recipe is refused, and the reason has the number.
+        let epoch = Epoch::from_wire(recipe.epoch).unwrap_or_default();
+        self.checking = Some((CommunicatorId(recipe.communicator), epoch));
         Check { recipe, forms, verified: std::mem::take(&mut self.verified) }
     }
 
@@ -73,12 +75,12 @@ impl Agent {
         match expanded {
             Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
             Ok(expanded) if forms => self.form(recipe, expanded),
-            Ok(expanded) => self.change(communicator, epoch, expanded),
+            Ok(expanded) => self.change(communicator, expanded),
         }
     }
 
     fn form(&mut self, recipe: v1::Recipe, expanded: ExpandedRecipe) {
-        let (communicator, epoch) = (CommunicatorId(recipe.communicator), recipe.epoch);
+        let (communicator, epoch) = (CommunicatorId(recipe.communicator), expanded.plan.epoch);
         let (mut members, mut tenant, mut thread) = (Vec::new(), 0, Thread::default());
         let mut limits = None;
         for local in &recipe.local_ranks {
@@ -149,19 +151,20 @@ impl Agent {
         }
     }
 
-    /// Tells control that an epoch cannot be prepared; its number is the one that control gave, however large.
-    pub(super) fn prepare_failed(&mut self, communicator: CommunicatorId, epoch: u64, reason: String) {
+    /// Tells control that an epoch cannot be prepared.
+    pub(super) fn prepare_failed(&mut self, communicator: CommunicatorId, epoch: Epoch, reason: String) {
         self.keep_one_epoch(communicator);
         let limits = self.communicators.get(&communicator).and_then(|known| known.limits.clone());
         self.note_of(limits.as_ref(), format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
         self.send_to_control(from_agent::Message::PrepareFailed(v1::PrepareFailed {
             communicator: communicator.0,
-            epoch,
+            epoch: epoch.into(),
             reason,
         }));
     }
 
-    fn change(&mut self, communicator: CommunicatorId, epoch: u64, expanded: ExpandedRecipe) {
+    fn change(&mut self, communicator: CommunicatorId, expanded: ExpandedRecipe) {
+        let epoch = expanded.plan.epoch;
         let mapped = self.communicators.get(&communicator).is_some_and(|of| self.are_mapped(&of.members));
         let Some(known) = self.communicators.get_mut(&communicator) else {
             return self.prepare_failed(communicator, epoch, "no such communicator".into());
@@ -347,6 +350,20 @@ mod tests {
         let check = agent.handle_control(Event::Form(recipe));
         agent.handle_checked(Some(check.unwrap().run()));
         answer
+    }
+
+    #[test]
+    fn an_oversized_epoch_is_refused_with_its_number() {
+        let (mut agent, mut told, thread, _) = agent();
+        let check = agent.handle_control(Event::Change(v1::Recipe { epoch: 1 << 32, ..recipe(2, 1) }));
+        agent.handle_checked(Some(check.unwrap().run()));
+        let Ok(from_agent::Message::PrepareFailed(failed)) = told.try_recv() else {
+            panic!("nothing was told");
+        };
+        assert_eq!((failed.communicator, failed.epoch), (7, 0));
+        assert!(failed.reason.contains("epoch 4294967296 out of range"), "{}", failed.reason);
+        agent.stop();
+        thread.join().unwrap();
     }
 
     #[test]

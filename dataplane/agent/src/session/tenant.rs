@@ -370,6 +370,17 @@ impl TenantLimits {
     }
 }
 
+/// What a tenant's processes on this host have now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProcessUsage {
+    /// Bytes of tensor memory.
+    pub tensor_bytes: u64,
+    /// Entries of rings, each for an operation in flight.
+    pub ring_entries: u64,
+    /// Descriptors that the agent may need for their attachments. Those of links are told beside it.
+    pub descriptors: u64,
+}
+
 /// What links to other agents take, and operations between their steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LinkNeeds {
@@ -415,11 +426,14 @@ impl TenantLimits {
         self.0.log(line);
     }
 
-    /// What the tenant's processes have now: tensor memory, in bytes, entries of rings, and descriptors beside those of links.
-    pub(crate) fn process_usage(&self) -> (u64, u64, u64) {
+    /// What the tenant's processes have now.
+    pub(crate) fn process_usage(&self) -> ProcessUsage {
         let held = self.0.usage();
-        let descriptors = u64::from(held.attachments) * u64::from(ATTACHMENT_DESCRIPTORS);
-        (held.arena_bytes, held.operations.into(), descriptors)
+        ProcessUsage {
+            tensor_bytes: held.arena_bytes,
+            ring_entries: held.operations.into(),
+            descriptors: u64::from(held.attachments) * u64::from(ATTACHMENT_DESCRIPTORS),
+        }
     }
 
     /// What another process of the agent's took for links.
@@ -512,8 +526,9 @@ mod tests {
         assert_contains(&refused.text, &["64 ring entries", "32 are left", "96", "`operations`"]);
         let second = tenant.attachment(1 << 20, 32).unwrap();
         let mut paths = limits.links(paths_of(4)).unwrap();
-        let of_processes = u64::from(2 * ATTACHMENT_DESCRIPTORS);
-        assert_eq!(limits.process_usage(), (2 << 20, 96, of_processes), "those of links are told beside it");
+        let descriptors = u64::from(2 * ATTACHMENT_DESCRIPTORS);
+        let of_processes = ProcessUsage { tensor_bytes: 2 << 20, ring_entries: 96, descriptors };
+        assert_eq!(limits.process_usage(), of_processes, "those of links are told beside it");
         let text = limits.links(paths_of(4)).unwrap_err();
         assert_contains(
             &text,
