@@ -982,7 +982,7 @@ impl Play {
             (56..59, Some(number)) => {
                 let Runner { host, tenant, report, elastic, .. } = self.runners[&number].clone();
                 self.die(number);
-                self.add_one(host, (&tenant, &report.job), report.workers, elastic);
+                self.add_one(host, (tenant.as_str(), report.job.as_str()), report.workers, elastic);
             }
             // A worker fails, and its host's agent goes before or after that is known.
             (59..61, Some(number)) => {
