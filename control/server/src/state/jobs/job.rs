@@ -11,7 +11,8 @@ use std::time::Duration;
 /// How long after its notice a worker may be reported to run: then its runner ignores the recall.
 pub(super) const IGNORED: Duration = Duration::from_secs(10);
 
-/// How long a round between two others waits for more to happen, and an elastic job that has lost a worker for others to be lost.
+/// How long a round between two others waits for more to happen. An elastic job that has lost a worker waits as long: others may be lost
+/// with it.
 pub(super) const GATHER: Duration = Duration::from_secs(1);
 
 /// How many generations of a job may end because a worker failed, before that is forgotten: one more, and the job is over.
@@ -22,13 +23,13 @@ const MOST_FAILURES: u32 = 3;
 const FAILURES_FORGOTTEN: Duration = Duration::from_secs(3600);
 
 /// How long workers wait before they start again, from the second failure on. Each further failure doubles it.
-const FIRST_WAIT: Duration = Duration::from_secs(10);
+const FIRST_BACKOFF: Duration = Duration::from_secs(10);
 
 /// How long they wait at most.
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(300);
 
 /// How long after the last failure the waits begin anew. A job that fails every other hour waits as long as it can.
-const WAITS_FORGOTTEN: Duration = Duration::from_secs(24 * 3600);
+const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(24 * 3600);
 
 /// A runner by its host and its own number.
 pub(super) type RunnerKey = (HostId, u64);
@@ -95,7 +96,7 @@ impl Runner {
 struct Failures {
     /// Those without [`FAILURES_FORGOTTEN`] between them.
     recent: u32,
-    /// Those without [`WAITS_FORGOTTEN`] between them.
+    /// Those without [`BACKOFF_FORGOTTEN`] between them.
     waited_for: u32,
     /// When the last one was.
     last: Duration,
@@ -108,17 +109,17 @@ impl Failures {
 
     fn add(&mut self, now: Duration) {
         let since = now.saturating_sub(self.last);
-        let waited_for = if since < WAITS_FORGOTTEN { self.waited_for } else { 0 };
+        let waited_for = if since < BACKOFF_FORGOTTEN { self.waited_for } else { 0 };
         let recent = self.recent(now);
         *self =
             Self { recent: recent.saturating_add(1), waited_for: waited_for.saturating_add(1), last: now };
     }
 
     /// Until when no worker starts.
-    fn wait_until(&self) -> Duration {
+    fn backoff_until(&self) -> Duration {
         let wait = |doublings| {
             let times = 2_u32.checked_pow(doublings).unwrap_or(u32::MAX);
-            FIRST_WAIT.saturating_mul(times).min(LONGEST_WAIT)
+            FIRST_BACKOFF.saturating_mul(times).min(LONGEST_BACKOFF)
         };
         self.last.saturating_add(self.waited_for.checked_sub(2).map_or(Duration::ZERO, wait))
     }
@@ -224,7 +225,7 @@ impl Job {
     /// Why it has what it has, for people.
     pub(super) fn reason_text(&self, now: Duration) -> String {
         let text = &self.reason.1;
-        let wait = self.failures.wait_until().saturating_sub(now);
+        let wait = self.failures.backoff_until().saturating_sub(now);
         if self.over.is_some() || wait.is_zero() {
             return text.clone();
         }
@@ -234,13 +235,13 @@ impl Job {
 
     /// Whether its workers may start, as far as failures go.
     pub(super) fn may_start(&self, now: Duration) -> bool {
-        self.failures.wait_until() <= now
+        self.failures.backoff_until() <= now
     }
 
     /// When it may go on though nothing has happened.
     pub(super) fn wakes(&self, now: Duration) -> Option<Duration> {
         let gathered = self.loss.map(|loss| loss.at.saturating_add(GATHER));
-        let times = [gathered, Some(self.failures.wait_until())];
+        let times = [gathered, Some(self.failures.backoff_until())];
         times.into_iter().flatten().filter(|at| *at > now && self.over.is_none()).min()
     }
 
@@ -388,7 +389,7 @@ impl Job {
             Step::Over(false)
         } else if ends.iter().all(|end| *end == Some(true)) {
             Step::Over(true)
-        } else if self.elastic && (!complete || self.resizes() || self.holds_out()) {
+        } else if self.elastic && (!complete || self.resizes() || self.awaits_replacement()) {
             return None;
         } else if failed {
             Step::Recalled(RecallReason::WorkerFailed)
@@ -472,7 +473,7 @@ impl Job {
     }
 
     /// Whether workers that run on wait for the round that decides about those that are lost.
-    fn holds_out(&self) -> bool {
+    fn awaits_replacement(&self) -> bool {
         self.awaits_round()
             && !self.ends().contains(&Some(true))
             && self.ranks.iter().flatten().any(|runner| self.keeps(*runner))
@@ -566,20 +567,20 @@ mod tests {
     fn waits_double_up_to_the_longest_and_begin_anew_after_a_day() {
         let hour = Duration::from_secs(3600);
         let (mut failures, mut now) = (Failures::default(), hour);
-        assert_eq!(failures.wait_until(), Duration::ZERO);
+        assert_eq!(failures.backoff_until(), Duration::ZERO);
         for seconds in [0, 10, 20, 40, 80, 160, 300, 300] {
             failures.add(now);
             assert_eq!((failures.recent(now), failures.recent(now + hour)), (1, 0));
-            assert_eq!(failures.wait_until(), now + Duration::from_secs(seconds));
+            assert_eq!(failures.backoff_until(), now + Duration::from_secs(seconds));
             now += 2 * hour;
         }
         now += 24 * hour;
         failures.add(now);
-        assert_eq!(failures.wait_until(), now);
+        assert_eq!(failures.backoff_until(), now);
         failures.add(now);
-        assert_eq!((failures.recent(now), failures.wait_until()), (2, now + FIRST_WAIT));
+        assert_eq!((failures.recent(now), failures.backoff_until()), (2, now + FIRST_BACKOFF));
         failures.waited_for = u32::MAX;
         failures.add(now);
-        assert_eq!(failures.wait_until(), now + LONGEST_WAIT);
+        assert_eq!(failures.backoff_until(), now + LONGEST_BACKOFF);
     }
 }
