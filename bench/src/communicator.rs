@@ -1,4 +1,4 @@
-//! How a training reaches its other workers: alone, or between threads of one process (for tests); [`crate::tenant`] has
+//! How a training reaches its other workers: alone, or between threads of one process (for tests). [`crate::tenant`] has
 //! the real one.
 
 use anyhow::{Result, anyhow, ensure};

@@ -1,4 +1,4 @@
-//! An elastic training: a stated amount of work done by however many ranks there are, that loses ranks and takes others in. With
+//! An elastic training: a stated amount of work done by however many ranks there are. It loses ranks and takes others in. With
 //! the provider's events and choices, or as plain launchers do it, which know what they see themselves.
 
 pub mod model;

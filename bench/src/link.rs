@@ -1,4 +1,4 @@
-//! One end of a link between two processes, over RDMA or TCP, without agents: what streams and ping-pongs are made of.
+//! One end of a link between two processes, over RDMA or TCP, without agents. Streams and ping-pongs are made of it.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};

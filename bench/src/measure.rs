@@ -56,13 +56,14 @@ pub struct Measured {
     pub wrong: u64,
     /// Tensor bytes that this rank's host sent in one operation, from the receipt.
     pub wire_bytes: u64,
-    /// Of all processors' time while operations were timed, the part that was spent, from 0 to 1; 0 where nobody looked.
+    /// The part of all processors' time that was spent while operations were timed. It is from 0 to 1, and 0 where
+    /// nobody measured it.
     #[serde(default)]
     pub busy: f64,
 }
 
-/// Seconds that all processors of this machine were busy since it started, over their number. 0 where it cannot be read. Source: proc(5),
-/// /proc/stat, in ticks of a hundredth: user, nice, system, then idle and waiting, then interrupts, soft ones, and what others took.
+/// Seconds that all processors of this machine were busy since it started, over their number. Source: proc(5), /proc/stat, in ticks of a
+/// hundredth: user, nice, system, then idle and waiting, then interrupts, soft ones, and what others took.
 pub fn busy() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let processors = text.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1).max(1);

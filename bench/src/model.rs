@@ -230,8 +230,8 @@ impl Model {
         }
     }
 
-    /// The mean cross entropy over the images, and its gradient by every parameter, written to `gradients` in the order of
-    /// [`Model::parameters`].
+    /// Computes the mean cross entropy over the images, and its gradient by every parameter. The gradients go to
+    /// `gradients` in the order of [`Model::parameters`].
     pub fn gradients(&self, images: &Images, gradients: &mut Vec<f32>) -> Result<f32> {
         let labels = Tensor::from_slice(&images.labels, images.len(), &self.device)?;
         let loss = loss::cross_entropy(&self.logits(images)?, &labels)?;

@@ -67,7 +67,8 @@ impl Block {
     }
 }
 
-/// Bytes of a block in a round: mostly 256 KiB, and every eighth round a size that is not a multiple of anything.
+/// Bytes of a block in a round. Most rounds have 256 KiB; every eighth has a size that is not a multiple of
+/// anything.
 pub fn block_bytes(round: u64) -> usize {
     const USUAL: usize = 256 << 10;
     const ODD: [usize; 6] = [LEAST_BYTES, 4095, 65_537, 1 << 20, 13, 300_007];

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 /// and a single worker's gradient lost in a single step exceeds it more than tenfold.
 pub const TOLERANCE: f32 = 1e-4;
 
-/// Numbers of each worker that all are to know beside the average gradients: the loss, and whether it wishes to end.
+/// Numbers of each worker that all are to know beside the average gradients. They are the loss, and whether the
+/// worker wishes to end.
 pub const RIDERS: usize = 2;
 
 /// What is trained, the same at every worker.

@@ -17,7 +17,7 @@ pub const EACH: u64 = 10;
 /// Most operations of a test.
 pub const MOST: usize = 10_000;
 
-/// Hosts on links of 1 Gbit/s, and an aggregator with a pool of that size; none, loudly, without the privilege for namespaces.
+/// Hosts on links of 1 Gbit/s, and an aggregator with a pool of that size. None, loudly, without the privilege for namespaces.
 ///
 /// # Panics
 /// If the deployment fails: a test cannot go on.
@@ -51,7 +51,7 @@ pub fn sum_within(worker: &Worker, salt: u64, elements: usize, within: Duration)
     Ok((receipt.algorithm == Algorithm::Aggregated, !receipt.fallback))
 }
 
-/// Runs rounds at all ranks, again and again in communicators of their own, until enough of them count: on a bad network hosts may do
+/// Runs rounds at all ranks, again and again in communicators of their own, until enough of them count. On a bad network hosts may do
 /// without their aggregator as long as one lasts. How many count, also where these are never enough.
 ///
 /// # Panics

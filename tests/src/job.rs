@@ -8,8 +8,8 @@ use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::workspace::{Binaries, Profile};
 use std::path::PathBuf;
 
-/// Control and agents on a fabric, with the tenants `a` and `b` of this test's own user; `None`, loudly, without the
-/// privilege for namespaces. `adjust` changes the settings.
+/// Starts control and agents on a fabric, with the tenants `a` and `b` of this test's own user. Returns `None`,
+/// loudly, without the privilege for namespaces. `adjust` changes the settings.
 ///
 /// # Panics
 /// If the deployment fails: a test cannot go on.

@@ -62,7 +62,8 @@ pub fn under_load_of(sockets: &[PathBuf], elements: usize, scenario: impl FnOnce
     under(sockets, 1, sum, scenario);
 }
 
-/// The same of any operation, of which each has a number, by so many ranks a host; how long each rank's took.
+/// The same of any operation, of which each has a number, by so many ranks a host. Returns how long each
+/// rank's took.
 ///
 /// # Panics
 /// As of [`under_load`].

@@ -1,4 +1,4 @@
-//! Recorded traces analysed as the agents do it, over one host or several, with what is found in one form for all.
+//! Recorded traces analysed as the agents do it, over one host or several. What is found has one form for all.
 
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_analysis::congestion::{self, Congestion, Path};

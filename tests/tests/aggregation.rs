@@ -24,7 +24,8 @@ fn sums_survive_an_aggregator_restart() {
     });
 }
 
-/// Small operations, which are done before all have what they come to: of sums, of what one has, and of nothing.
+/// Small operations, which are done before all have their result. They are of sums, of what one rank has, and of
+/// nothing.
 #[test]
 fn small_operations_are_right_through_the_same() {
     const RANKS: usize = 5;
@@ -71,8 +72,8 @@ fn one_operation(workers: &[Worker], salt: &AtomicU64) -> (usize, usize) {
     })
 }
 
-/// The address from which a host sends to its aggregator is taken from it, and later there is no route for a while. Its worker goes on from the
-/// address that is left, and once there is a route again.
+/// A host loses the address from which it sends to its aggregator. Later there is no route for a while. Its worker goes on from the address
+/// that is left, and once there is a route again.
 #[test]
 fn a_host_without_address_still_aggregates() {
     let Some(deployment) = star(HOSTS, "1MiB") else { return };

@@ -1,5 +1,5 @@
-//! Aggregators of two levels, end to end: racks with one each, one at the spine, and uplinks no wider than a host's link. What they do is
-//! right while they serve, on a bad network, and when the one above or a rack's is killed in the middle of operations and comes back.
+//! Aggregators of two levels, end to end. Racks have one each, one is at the spine, and uplinks are no wider than a host's link. What they
+//! do is right while they serve, on a bad network, and when the one above or a rack's is killed in the middle of operations and comes back.
 //! With three racks the one at the spine is above all others; with two racks one of those is above the other, and its own rack sends to it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 

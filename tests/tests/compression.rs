@@ -68,7 +68,8 @@ fn reduce_by(worker: &Worker, by: &Communicator, values: &[f32]) -> Result<(Vec<
     Ok((found, receipt))
 }
 
-/// An AllReduce whose result must be off by no more than the receipt says, and that by no more than the budget.
+/// An AllReduce whose result must be off by no more than the receipt says. The receipt must be within the
+/// budget.
 fn compressed(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
     let (found, receipt) = reduce(worker, &heavy_tailed(worker.rank, salt))?;
     ensure!(receipt.algorithm == Algorithm::DirectCoded, "{receipt:?}");

@@ -64,7 +64,7 @@ fn flows_between_racks_spread_over_the_spines_steadily() {
     assert_eq!(chosen, (40_000..40_032).map(next_hop).collect::<Vec<_>>(), "a flow keeps its spine");
 }
 
-/// What `ip route get` says of a connection, and with it what a traced path says, is what its packets do.
+/// A connection's packets go where `ip route get` says. They go where a traced path says, too.
 #[test]
 fn connections_cross_the_spines_that_their_ports_choose() {
     let Some(fabric) = build_fabric(&racks(2, 1, 2, "1Gbit/s")) else { return };

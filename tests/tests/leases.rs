@@ -162,7 +162,8 @@ fn new_certificates_and_authorities_disturb_no_operation() {
 /// A user that is not root, as those of tenants that control adds.
 const USER: u32 = 12_345;
 
-/// An operator adds a tenant and removes it again and again, while strangers hold connections to control open and say nothing.
+/// An operator adds a tenant and removes it again and again. Meanwhile strangers hold connections to control open and say
+/// nothing.
 #[test]
 fn tenants_come_and_go_beside_a_job() {
     let adjust = |setup: &mut Setup| {

@@ -1,4 +1,5 @@
-//! Metrics of all three programs on a fabric, and the rules and dashboards that are shipped: what these ask for is there.
+//! Metrics of all three programs on a fabric, and the rules and dashboards that are shipped. The metrics that these ask
+//! for are there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::process::Process;

@@ -86,7 +86,7 @@ fn all_to_all(worker: &Worker) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 hands out work to whoever asks for it, five times to each; who is quick asks again before others ask at all.
+/// Rank 0 hands out work to whoever asks for it, five times to each. A quick rank asks again before others ask at all.
 fn whoever_comes_first(worker: &Worker) -> Result<()> {
     const ROUNDS: u64 = 5;
     let (job, me) = (&worker.communicator, worker.rank);
@@ -128,7 +128,7 @@ fn none_of_a_group(worker: &Worker) -> Result<()> {
     as_documented(worker)
 }
 
-/// A thread calls in a group that another one ends: each call is in the group or refused, and none is lost.
+/// A thread calls in a group that another one ends. Each call is in the group or refused, and none is lost.
 fn calls_while_a_group_ends(worker: &Worker) -> Result<()> {
     let alone = worker.communicator.split(Some(worker.rank), 0, STEP)?.expect("a color was given");
     let mut late = 0;

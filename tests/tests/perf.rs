@@ -174,7 +174,8 @@ fn a_host_that_cannot_be_reached_ends_the_run_by_its_name() {
     );
 }
 
-/// What stands for ssh is killed, as ssh is, and leaves its rank alone, which would wait ten minutes for the other.
+/// What stands for ssh is killed, as ssh is, and leaves its rank alone. That rank would wait ten minutes for the
+/// other.
 #[test]
 fn a_rank_on_a_host_ends_when_another_fails() {
     let Some(mut deployment) = two_hosts() else { return };

@@ -1,4 +1,4 @@
-//! Agents and tenants' processes are killed, stopped and cut off, links are slow, agents start again, in an order that is drawn. No
+//! Agents and tenants' processes are killed, stopped and cut off, links are slow, and agents start again. The order is drawn. No
 //! operation waits for longer than its time-out and a second, nobody on other hosts hears of it, and nothing stays behind.
 //! `HARMONAIZE_SEED` chooses the faults, `HARMONAIZE_RUNS` how many there are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone

@@ -1,4 +1,5 @@
-//! What sums are, end to end: integers by an aggregator over a bad network, and floats of the same bits whoever adds them.
+//! What sums are, end to end. Integers go by an aggregator over a bad network, and floats have the same bits whoever adds
+//! them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, ensure};

@@ -64,7 +64,8 @@ fn external_training_phases_match_their_logs() {
     }
 }
 
-/// A hundred iterations, whose period, beginnings and ends are as close to the training's log as is asked for on quiet machines.
+/// A hundred iterations match the training's log. Their period, beginnings and ends are as close to it as is asked for on quiet
+/// machines.
 #[test]
 fn a_hundred_iterations_match_the_log() {
     let (folder, truth) =

@@ -1,4 +1,4 @@
-//! Turns, end to end: two tenants' periodic jobs that share one narrow link take turns on it, and every sum stays right.
+//! Turns, end to end. Two tenants' periodic jobs that share one narrow link take turns on it, and every sum stays right.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, bail, ensure};
@@ -59,7 +59,7 @@ fn slots_taken(deployment: &Deployment) -> Result<Option<Vec<u64>>> {
     (0..TENANTS.len()).map(given).collect()
 }
 
-/// Waits until each of both jobs has been given some turns: it asks for one once the one before is over.
+/// Waits until each of both jobs has been given some turns. A job asks for one once the one before is over.
 fn wait_until_interleaved(deployment: &Deployment) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut last = None;
@@ -73,7 +73,8 @@ fn wait_until_interleaved(deployment: &Deployment) -> Result<()> {
     bail!("not {SLOTS} turns of each job within {PATIENCE:?}: {last:?}")
 }
 
-/// What each thread of the engine of the agent on the first host has taken of a processor, in nanoseconds, by its name.
+/// What each engine thread of the agent on the first host has taken of a processor. It is in nanoseconds, by the
+/// thread's name.
 fn engine_times(deployment: &mut Deployment) -> Result<Vec<(String, u64)>> {
     let tasks = Path::new("/proc").join(deployment.agent(0)?.id().to_string()).join("task");
     let mut times = Vec::new();

@@ -133,7 +133,8 @@ fn by_names(suite: &str, request: &Request) -> Result<Option<(ByNames, Hosts)>> 
     Ok(Some((found, Hosts::new(&names, &request.agent, &request.programs)?)))
 }
 
-/// Prints what came of parts; an error where one failed, or where a bar was not reached and bars are held.
+/// Prints what came of parts. It is an error where one failed, or where a bar was not reached and bars are
+/// held.
 fn finished(args: &Args, outcome: Outcome) -> Result<()> {
     let report = Report::new(outcome.rows);
     print_report(args, &report)?;

@@ -1,4 +1,5 @@
-//! `cargo xtask c`: the C library with its header, and the libraries for programs of NCCL and of MPI, as they are installed.
+//! `cargo xtask c`: the C library with its header, as they are installed. Also the libraries for programs of NCCL and of
+//! MPI.
 
 use anyhow::Result;
 use harmonaize_testkit::c_library;

@@ -179,8 +179,8 @@ fn cargo(arguments: &[&str]) -> Result<()> {
     workspace::run(workspace::cargo().args(arguments))
 }
 
-/// Another task, with the programs that the tests have built: a release build takes minutes and gigabytes, and shows no
-/// more. This very program too is the one that was built with them: `cargo xtask` would build it with other features.
+/// Runs another task, with the programs that the tests have built. A release build takes minutes and gigabytes, and shows no more. This
+/// very program too is the one that was built with them: `cargo xtask` would build it with other features.
 fn task(args: &Args, words: &[&str]) -> Result<()> {
     cargo(&["build", "--quiet", "--workspace", "--bins", "--tests"])?;
     let programs = Binaries::folder_of(Profile::Dev);

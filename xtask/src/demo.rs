@@ -40,22 +40,24 @@ const HOSTS_A_RACK: usize = 2;
 const SPINES: usize = 2;
 const HOSTS: usize = RACKS * HOSTS_A_RACK;
 const WORKERS_PER_HOST: usize = 2;
-/// Rate of each link between switches, in bits a second: what two cores forward over three switches with time to spare.
+/// Rate of each link between switches, in bits a second. Two cores forward it over three switches with time to spare.
 const RATE: u64 = 250_000_000;
-/// Of each link of a host: so a spine, and not the hosts that both tenants use, decides what a job gets.
+/// The rate of each link of a host, in bits a second. So a spine, and not the hosts that both tenants use,
+/// decides what a job gets.
 const HOST_RATE: u64 = 2 * RATE;
-/// What the cross traffic takes of a spine: with less, half of it is still as good as half of the other.
+/// What the cross traffic takes of a spine. With less, half of it is still as good as half of the other.
 const CROSS_TRAFFIC: u64 = RATE / 4 * 3;
 /// The hosts of the other tenant's ranks, one a rack, and how long they rest after a round.
 const EXCHANGE: [usize; 4] = [0, 0, HOSTS_A_RACK, HOSTS_A_RACK];
 const PAUSE: Duration = Duration::from_millis(20);
-/// The hosts of the third tenant's ranks, in one rack: on host links that it shares with both others, and on no spine. And what it asks for:
-/// 99 of 100 requests answered in so many milliseconds.
+/// The hosts of the third tenant's ranks, in one rack. They are on host links that it shares with both others, and on no spine. And what it
+/// asks for: 99 of 100 requests answered in so many milliseconds.
 const REQUESTS: [usize; 2] = [0, 1];
 const P99_MS: u64 = 50;
-/// The first tenant's training that reacts: how many micro-batches, how often it loses a host, what happens to it and where. None of the
-/// others' hosts is taken away. The notice is long enough for who accumulates the most as it is given: an event comes within a second, its
-/// step may have to end first and the next carries the decision, some 1.5 s each, and the state takes 1 s to save.
+/// The first tenant's training that reacts. The constants give its micro-batches, the time between losses of a host, what happens to it
+/// and where. None of the others' hosts is taken away. The notice is long enough for who accumulates the most as it is given: an event
+/// comes within a second, its step may have to end first and the next carries the decision, some 1.5 s each, and the state takes 1 s to
+/// save.
 const WORK: u64 = 1200;
 const BETWEEN_LOSSES: Duration = Duration::from_secs(60);
 const MOMENTS: Moments = Moments {

@@ -1,4 +1,5 @@
-//! `cargo xtask dpu`: emulated offload units, each an aarch64 machine that runs the agent for a host which is another machine.
+//! `cargo xtask dpu`: emulated offload units. Each is an aarch64 machine that runs the agent for a host which is another
+//! machine.
 
 use crate::aarch64::{self, toolchain::Prepared, toolchain::Toolchain};
 use anyhow::{Context, Result, bail};

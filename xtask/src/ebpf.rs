@@ -115,7 +115,8 @@ fn build(consent: Consent) -> Result<()> {
     Ok(())
 }
 
-/// Proves that the committed objects are those of the source, as far as the archive still has what they were built with.
+/// Proves that the committed objects are those of the source. It can do so as far as the archive still has what they
+/// were built with.
 pub fn check(consent: Consent) -> Result<()> {
     formatted()?;
     let tools = match Tools::prepare(consent)? {

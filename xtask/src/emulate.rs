@@ -185,7 +185,8 @@ fn describe_tenants(deployment: &Deployment, perf: &Path) {
     }
 }
 
-/// A command that has a tenant run an AllReduce, which is checked, between two of its agents, or at its one.
+/// A command that has a tenant run an AllReduce, which is checked. It runs between two of its agents, or at
+/// its one.
 fn hello(perf: &Path, tenant: &Tenant, sockets: &[PathBuf]) -> String {
     let agents = sockets.iter().take(2).map(|socket| format!(" --agent {}", socket.display()));
     let agents = agents.collect::<String>();

@@ -28,7 +28,7 @@ pub struct Args {
     pub keep: bool,
 }
 
-/// How long each target runs in CI: the 19 of them have 285 s of processor time, five minutes with their starts.
+/// How long each target runs in CI. The 19 of them have 285 s of processor time, five minutes with their starts.
 pub(crate) const SECONDS: u64 = 15;
 
 /// Most bytes that one input may add to a kept corpus, and most inputs of it.

@@ -1,4 +1,4 @@
-//! Builds in which the compiler adds something to the project's own crates, and leaves all others as they are in every build.
+//! Builds in which the compiler adds something to the project's own crates. All others stay as they are in every build.
 
 use anyhow::Result;
 use harmonaize_testkit::workspace;

@@ -1,4 +1,5 @@
-//! `cargo xtask package`: packages with daemons, command line, manual and units, and images, all of one list of files; and their tests.
+//! `cargo xtask package`: packages with daemons, command line, manual and units, and images. All come from one list of files. Their
+//! tests are here too.
 
 mod chart;
 mod contents;

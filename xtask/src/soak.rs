@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: the simulation's tests, and two emulated offload units, for as long as asked, with new seeds each round.
+//! `cargo xtask soak`: the simulation's tests, and two emulated offload units. They run for as long as asked, with new seeds
+//! each round.
 
 use crate::{dpu, fuzz};
 use anyhow::{Context, Result, anyhow, bail};

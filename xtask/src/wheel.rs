@@ -1,5 +1,5 @@
-//! `cargo xtask wheel`: builds the Python wheel, installs it into a fresh environment, and runs its tests as ranks on an emulated fabric.
-//! That for aarch64 is imported under emulation.
+//! `cargo xtask wheel`: builds the Python wheel and installs it into a fresh environment. It runs the wheel's tests as ranks on an
+//! emulated fabric. That for aarch64 is imported under emulation.
 
 use crate::aarch64::toolchain::{Prepared, TARGET, Toolchain, folder};
 use crate::package::{self, Arch, Libraries};
@@ -14,7 +14,8 @@ use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Hosts of the fabric, and the rate of their links: slow enough for tensors to be compressed where a budget allows.
+/// Hosts of the fabric, and the rate of their links. The rate is slow enough for tensors to be compressed where a
+/// budget allows.
 const HOSTS: usize = 2;
 const RATE: &str = "100Mbit/s";
 
@@ -144,7 +145,8 @@ fn compare(name: &str, arch: Arch, library: &Libraries) -> Result<()> {
     }
 }
 
-/// The least version of glibc that a wheel's name asks for, if it is for the stable ABI of CPython 3.11.
+/// The least version of glibc that a wheel's name asks for. It applies if the wheel is for the stable ABI of
+/// CPython 3.11.
 fn least_glibc(name: &str, arch: Arch) -> Option<(u32, u32)> {
     let (_, platforms) = name.strip_suffix(".whl")?.split_once("-cp311-abi3-")?;
     platforms.split('.').find_map(|platform| {

@@ -10,7 +10,8 @@ const WIDTH: u32 = 760;
 const HEIGHT: u32 = 300;
 /// Most points drawn of a series; of longer ones every k-th stretch is drawn by its least and greatest value.
 const MOST_POINTS: usize = 1200;
-/// Colours of lines (Okabe and Ito's), each with a dash and a gap in pixels; a gap of 0 is a solid line.
+/// Colours of lines, which are Okabe and Ito's. Each has a dash and a gap in pixels; a gap of 0 is a solid
+/// line.
 const LINES: [(RGBColor, u32, u32); 10] = [
     (RGBColor(0, 114, 178), 0, 0),
     (RGBColor(213, 94, 0), 6, 4),

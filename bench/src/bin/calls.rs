@@ -1,5 +1,5 @@
-//! A rank that times what frameworks call beside collectives: groups that form by split, an abort, a rank that comes
-//! late; and recorded traffic.
+//! A rank that times what frameworks call beside collectives. These are groups that form by split, an abort, a rank
+//! that comes late, and recorded traffic.
 
 #![forbid(unsafe_code)]
 
@@ -151,7 +151,8 @@ impl Member {
         Ok(seconds(aborted, freed))
     }
 
-    /// Seconds from when all were there to rank 0's sum, and those from the last rank's call to the last one's sum.
+    /// Times a sum to which the last rank comes late, in seconds. The first figure is from when all were there to
+    /// rank 0's sum, the second from the last rank's call to its own sum.
     fn late(&self, delay: Duration) -> Result<(f64, f64)> {
         let (rank, ranks) = (self.job.rank().0, self.job.ranks());
         let late = rank + 1 == ranks;

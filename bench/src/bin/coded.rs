@@ -59,14 +59,15 @@ struct Figures {
 /// Makes a tensor.
 type Shape = fn(&mut SplitMix64, usize) -> Vec<f32>;
 
-/// A step's tensors: most of like elements, some of which each block has a large one, and one with heavy tails.
+/// The kinds of a step's tensors. Most have like elements. In some, each block has a large one; one has heavy
+/// tails.
 const LAYERS: &[Shape] = &[even, spiked, even, heavy, even, spiked, even, spiked];
 
 fn uniform(stream: &mut SplitMix64) -> f32 {
     (stream.next_u64() >> 40) as f32 / (1u64 << 24) as f32
 }
 
-/// Values with heavy tails: a uniform number over another, so that one in a thousand is some hundred times the usual.
+/// Values with heavy tails: a uniform number over another. So one in a thousand is some hundred times the usual.
 fn heavy(stream: &mut SplitMix64, elements: usize) -> Vec<f32> {
     let mut one = || 1e-3 * (uniform(stream) - 0.5) / (uniform(stream) + 2e-3).sqrt();
     (0..elements).map(|_| one()).collect()

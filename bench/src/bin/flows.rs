@@ -1,4 +1,4 @@
-//! Many connections from one host to another, each of which speaks now and then: what telemetry has to keep up with.
+//! Many connections from one host to another, each of which speaks now and then. Telemetry has to keep up with them.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};

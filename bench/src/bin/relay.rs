@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-/// How often a flag is looked at before its processor is left to others, where there is one for each thread.
+/// How often a flag is polled before its processor is left to others. This holds where there is one for each
+/// thread.
 const SPINS: u32 = 1000;
 /// Operations before those that are timed.
 const WARM_UP: usize = 20;

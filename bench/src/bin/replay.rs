@@ -1,4 +1,4 @@
-//! Analyses recorded traces, one a host, as the agents do it, and prints what is found as lines of JSON; or cuts a trace.
+//! Analyses recorded traces, one a host, as the agents do it. It prints what is found as lines of JSON, or cuts a trace.
 
 #![forbid(unsafe_code)]
 

@@ -98,7 +98,8 @@ fn main() -> Result<()> {
     member.barrier()
 }
 
-/// The part of each bucket that an iteration writes, and the bucket's last element, by which ranks agree on their end.
+/// The part of each bucket that an iteration writes. The bucket's last element is the one by which ranks agree on
+/// their end.
 struct Window {
     number: u64,
     elements: usize,

@@ -204,7 +204,8 @@ fn write(mut streams: Vec<TcpStream>, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sends by a ring: of each stream one message at a time is under way, as bytes of one stream keep their order.
+/// Sends by a ring, with one message at a time under way in each stream. Bytes of one stream keep their order
+/// so.
 #[expect(unsafe_code, reason = "the kernel reads buffers by their address")]
 fn ring(streams: &[TcpStream], bytes: u64, method: Method) -> Result<()> {
     let each = if method == Method::ZeroCopy { BUFFERS } else { 1 };

@@ -81,7 +81,8 @@ fn subscribe(socket: &Path) -> Result<Subscribed> {
     Ok((client, job, events))
 }
 
-/// Milliseconds from the moment at which each event of maintenance was made, which is the whole second after that in which it came up.
+/// Collects how late each event of maintenance comes, in milliseconds. The time counts from the whole second after the event's moment;
+/// it comes up in that second.
 fn listen(events: &mut harmonaize_client::Events, stop: &AtomicBool) -> Result<Vec<f64>> {
     let mut late = Vec::new();
     while !stop.load(Ordering::Relaxed) {

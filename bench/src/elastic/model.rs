@@ -63,8 +63,8 @@ impl State {
         Ok(())
     }
 
-    /// Makes a step with the sum of all ranks' gradients over the next `count` micro-batches, if it is of exactly those. Returns their mean
-    /// loss.
+    /// Makes a step with the sum of all ranks' gradients over the next `count` micro-batches. The sum must be of exactly those. Returns
+    /// their mean loss.
     ///
     /// # Errors
     /// Where a micro-batch is missing from the sum, or twice in it.

@@ -74,7 +74,8 @@ struct Figures {
     sum_loop: Vec<f64>,
 }
 
-/// The sum loop against the ceiling of sums; packets a second, in and as many out, beside those of the kernel alone.
+/// The sum loop against the ceiling of sums. Packets a second, in and as many out, stand beside those of the kernel
+/// alone.
 fn core(suite: &Suite) -> Result<Vec<Row>> {
     let (rounds, turn) = (suite.budget.rounds.to_string(), suite.budget.turn.to_string());
     let mut command = Command::new(suite.binaries.path("aggregator")?);
@@ -237,8 +238,9 @@ fn lossy(suite: &Suite) -> Result<Vec<Row>> {
 /// Of a large operation so much is done where hosts alone are slow.
 const PART: u64 = 8;
 
-/// The same, smaller, where each end loses one in twenty, has one in a hundred twice, and others overtake one in twenty. It stands against
-/// the same where nothing does, and against the hosts alone: were they faster, the aggregator would have to be left sooner.
+/// The same, smaller, on a bad network. Each end loses one frame in twenty, has one in a hundred twice, and one in twenty is overtaken.
+/// It stands against the same where nothing does, and against the hosts alone: were they faster, the aggregator would have to be left
+/// sooner.
 fn faults(suite: &Suite) -> Result<Vec<Row>> {
     let faults = Faults { lost: 50_000, twice: 10_000, late: 50_000 };
     let (size, what) = (suite.budget.large / PART, "5% of frames lost, 1% twice, 5% late at each end");
@@ -319,7 +321,8 @@ impl Suite {
         Ok((rows, by_aggregator.busy()))
     }
 
-    /// Operations of these sizes by an aggregator, against the best of the algorithms that the same hosts have without, all in turn.
+    /// Operations of these sizes by an aggregator, against the best of the algorithms that the same hosts have without. All run in
+    /// turn.
     fn against_host_algorithms(&self, star: Star, sizes: &[(u64, f64)]) -> Result<Vec<Row>> {
         let topology = star_with_aggregator(star.hosts, star.rate, star.delay);
         let aggregated = self.fabric(&topology, star, |setup| setup)?;
@@ -452,7 +455,8 @@ impl Suite {
         Ok(lab)
     }
 
-    /// Operations of contestants in turn, each a fabric and a tenant on it; an error where an aggregator that is there has summed nothing.
+    /// Operations of contestants in turn, each a fabric and a tenant on it. It is an error where an aggregator that is there has summed
+    /// nothing.
     fn interleaved(
         &self,
         labs: &mut [Lab],

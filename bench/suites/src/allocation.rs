@@ -46,7 +46,8 @@ const GAVEL_ON_HELIOS: (usize, f64, f64, f64) = (10, 2.548, 43.25, 7.408);
 const SIA: &[(&str, &str, usize, f64)] =
     &[("philly", "Philly", 8, 0.6), ("saturn", "Helios", 10, 0.7), ("newtrace", "newTrace", 10, 0.7)];
 
-/// The most rounds of 2,048 accelerators that are timed, and of 10,048: 157 times as many as a workload of our own is for.
+/// The most rounds of 2,048 accelerators that are timed, and of 10,048. The latter are 157 times as many as a workload of
+/// our own is for.
 const LARGE_ROUNDS: usize = 60;
 const HUGE: u32 = 157;
 const HUGE_ROUNDS: usize = 20;

@@ -1,4 +1,5 @@
-//! What frameworks call beside collectives, between two hosts: groups that form by split, an abort, and a rank that comes late.
+//! What frameworks call beside collectives, between two hosts. It covers groups that form by split, an abort, and a rank that
+//! comes late.
 
 use crate::lab::Lab;
 use crate::row::{Case, Row};
@@ -11,7 +12,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const HOSTS: usize = 2;
-/// Groups that form, ranks of each, and the ranks of the job of which they form: so many on all hosts together.
+/// Groups that form, ranks of each, and the ranks of the jobs of which they form. So many ranks are on all
+/// hosts together.
 const GROUPS: u64 = 64;
 const SIZE: usize = 8;
 const JOBS: [usize; 2] = [8, 64];

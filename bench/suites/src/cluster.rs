@@ -186,7 +186,8 @@ impl Ranks {
             .try_for_each(|rank| rank.line(deadline, |line| line.contains("\"begun\"")).map(drop))
     }
 
-    /// Waits until every rank, but `spared` of the last, has been told of a failure; how long after `since` the last one was.
+    /// Waits until every rank, but `spared` of the last, has learned of a failure. Returns how long after `since` the last
+    /// one did.
     pub fn lost(mut self, since: Instant, spared: usize, limit: Duration) -> Result<Duration> {
         #[derive(Deserialize)]
         struct Lost {

@@ -134,7 +134,8 @@ fn fast(suite: &Suite) -> Result<Vec<Row>> {
     chosen(suite, "10Gbit/s", suite.budget.rounds, 1.0 / 1.02)
 }
 
-/// Tensors that lose unequally, within a bound that int8 keeps for some of them: against bfloat16, which keeps it for all.
+/// Tensors that lose unequally, within a bound that int8 keeps for some of them. They stand against bfloat16, which keeps
+/// it for all.
 fn layers(suite: &Suite) -> Result<Vec<Row>> {
     const BOUND: &str = "0.001";
     let rounds = suite.budget.rounds.min(3);

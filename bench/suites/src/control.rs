@@ -1,4 +1,5 @@
-//! Suite control: from what happens on the wire to better plans for what runs, on two racks and two spines with real agents.
+//! Suite control, on two racks and two spines with real agents. It measures from what happens on the wire to better plans
+//! for what runs.
 //!
 //! Links all have one rate: four hosts a rack against two uplinks are oversubscribed twofold. On each rack hangs one host more,
 //! without an agent, whose traffic nobody announces.

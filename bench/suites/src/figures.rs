@@ -26,7 +26,8 @@ pub(super) fn magnitudes(values: &[f64]) -> Vec<f64> {
     values.iter().map(|value| value.abs()).collect()
 }
 
-/// The value that so many percent of all do not exceed, `None` of none: one of them, and nothing between two.
+/// The value that so many percent of all do not exceed; `None` if there are none. It is one of them, and
+/// nothing between two.
 pub(super) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -21,7 +21,8 @@ const PERF: &str = "harmonaize-perf";
 const CHECK: &str = r#"test -x "$1" || { echo "no program $1: install the package harmonaize there, or say --programs" >&2; exit 1; }
 test -S "$2" || { echo "no socket $2: start the agent there, add the tenant, or say --agent" >&2; exit 1; }"#;
 
-/// Prints the first active port that has a RoCEv2 GID with an IPv4 address: its folder, the GID's index, and the GID.
+/// Prints the first active port that has a RoCEv2 GID with an IPv4 address. It prints the port's folder, the GID's
+/// index, and the GID.
 const FIND_DEVICE: &str = r#"for port in /sys/class/infiniband/*/ports/*; do
   read -r state 2>/dev/null <"$port/state" || continue
   case "$state" in *ACTIVE*) ;; *) continue;; esac
@@ -35,7 +36,8 @@ done
 echo "no RDMA device with an active port and a RoCEv2 GID of an IPv4 address" >&2
 exit 1"#;
 
-/// Compiles the program of Open MPI's ranks from standard input into the folder `$1`; prints mpirun's name, and whether it has UCC.
+/// Compiles the program of Open MPI's ranks from standard input into the folder `$1`. It prints mpirun's name, and whether it has
+/// UCC.
 const SET_UP: &str = r#"mkdir -m 700 -p "$1" && test -O "$1" && ! test -L "$1" || { echo "$1 is another user's" >&2; exit 1; }
 cat >"$1/mpi.c" || exit 1
 for end in .openmpi ''; do
@@ -75,7 +77,7 @@ impl OpenMpi {
     }
 }
 
-/// The names in a value of `--hosts`; `None` where it is a file: it has a slash, or ends in `.toml`.
+/// The names in a value of `--hosts`; `None` where it is a file. A file has a slash, or ends in `.toml`.
 pub fn names(value: &str) -> Option<Vec<&str>> {
     let file = value.contains('/') || value.ends_with(".toml");
     (!file).then(|| value.split(',').collect())

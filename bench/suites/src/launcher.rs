@@ -1,4 +1,5 @@
-//! Commands on the hosts of a testbed: started by ssh or another launcher, and ended when the one who started them ends.
+//! Commands on the hosts of a testbed. They are started by ssh or another launcher, and end when the one who started
+//! them ends.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -218,7 +219,7 @@ impl Remote {
         }
     }
 
-    /// Waits for its end, which has to be a good one, and returns all that it printed and was not taken before.
+    /// Waits for its end, which has to be a good one. Returns all that it printed and was not taken before.
     pub fn finish(&mut self, deadline: Instant) -> Result<Vec<String>> {
         let mut rest = Vec::new();
         loop {

@@ -294,7 +294,8 @@ impl Mpi {
     }
 }
 
-/// The words that run the measuring program by an Open MPI that hosts have, from the first of them, a rank on each.
+/// The words that run the measuring program by an Open MPI that hosts have. They run it from the first of the
+/// hosts, a rank on each.
 ///
 /// `program` has the same path on all. `ucc`: collectives are those of UCC.
 pub(crate) fn open_mpi(

@@ -15,7 +15,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Waits until a TCP port listens: `$1` in hexadecimal; state 0A of `/proc/net/tcp` (Linux, proc_net_tcp.txt).
 const LISTENS: &str = r#"until grep -qiE ":$1 [0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6 2>/dev/null
 do sleep 0.05; done"#;
-/// Prints the index of the GID for RoCEv2 with an address: `$1` device, `$2` port, `$3` the GID as sysfs prints it.
+/// Prints the index of the GID for RoCEv2 with an address. `$1` is the device, `$2` the port, `$3` the GID as sysfs
+/// prints it.
 const FIND_GID: &str = r#"cd "/sys/class/infiniband/$1/ports/$2" || exit 1
 for file in gids/*; do
   read -r gid < "$file" || continue
@@ -147,7 +148,8 @@ impl End {
     }
 }
 
-/// Runs a measure between several pairs of hosts at once, from the first of each to the second; the least of their figures.
+/// Runs a measure between several pairs of hosts at once, from the first of each to the second. Returns the least of their
+/// figures.
 ///
 /// Of several pairs each moves as much, so that the least is what all had of a link until the last was done. A busy emulated
 /// device fails now and then, and on a busy processor perftest may not learn how fast its clock is, and prints zeros: half the

@@ -61,7 +61,7 @@ pub fn of_ideals(folder: &Path, suite: &str, rows: &[Row]) -> Result<()> {
     write_lanes(folder, &format!("{suite}-ideals"), &title, scale, &lanes)
 }
 
-/// The share of values that are at most so large: a line that rises by a step at each of them.
+/// The share of values that are at most so large. The line rises by a step at each of them.
 pub fn shares(name: &str, values: &[f64]) -> Series {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

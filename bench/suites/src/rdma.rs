@@ -124,7 +124,8 @@ enum Payload {
     Block,
 }
 
-/// The part, the case, its payload, the better direction and the bar, if one can be missed; our series, the reference's, and its name.
+/// What a row states: the part, the case, its payload, the better direction, and the bar. The bar is there if one can be missed. Then
+/// come our series, the reference's, and its name.
 type Spec = (&'static str, &'static str, Payload, Better, Option<f64>, Series, Series, &'static str);
 
 /// The rows of all parts.
@@ -475,7 +476,8 @@ impl Suite {
         Ok(())
     }
 
-    /// An agent that is killed, and a port that goes down, each while an operation runs: how long until every rank knows.
+    /// An agent that is killed, and a port that goes down, each while an operation runs. The figure is how long until
+    /// every rank knows.
     fn failures(&mut self) -> Result<()> {
         (0..self.budget.rounds).try_for_each(|_| self.failure())
     }

@@ -198,7 +198,8 @@ impl Case {
         Row { runs: ours.len(), ..row }
     }
 
-    /// A row that states figures alone, because what they would be beside is not there; `why` says what, and how to get it.
+    /// A row that states figures alone, because what they would be beside is not there. `why` says what is missing, and how
+    /// to get it.
     pub(crate) fn state_without(&self, ours: &[f64], reference_name: &str, why: &str) -> Row {
         Row { reference_name: format!("{reference_name} (missing: {why})"), ..self.state(ours) }
     }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-/// Runs all contestants once a round, each round in the other order, so that what drifts steadily is the same for all. Returns the runs of
-/// each contestant, in the order of the rounds.
+/// Runs all contestants once a round, each round in the other order. So what drifts steadily is the same for all. Returns the runs of each
+/// contestant, in the order of the rounds.
 ///
 /// # Errors
 /// Where a run fails.

@@ -51,7 +51,8 @@ impl Budget {
     }
 }
 
-/// The least that an algorithm can take, in seconds: its hops one after the other, and the bytes that each host sends.
+/// The least that an algorithm can take, in seconds. It counts its hops one after the other, and the bytes that each
+/// host sends.
 fn bound(algorithm: Algorithm, bytes: u64) -> f64 {
     let (hosts, bytes) = (RANKS as f64, bytes as f64);
     let (others, levels, whole) = (hosts - 1.0, hosts.log2(), 2.0 * (hosts - 1.0) / hosts);

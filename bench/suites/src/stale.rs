@@ -66,8 +66,8 @@ pub fn mark(
     marked
 }
 
-/// The folders that a command measures: of a suite those of its table, of `cargo ... -p CRATE` the crate's area, else
-/// all areas.
+/// The folders that a command measures. Those of a suite are in its table; `cargo ... -p CRATE` has the crate's area;
+/// all else has all areas.
 pub fn rooms(command: &str) -> Option<Vec<String>> {
     let command = command.split('`').nth(1).unwrap_or(command);
     let words: Vec<&str> = command.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! Trainings by PyTorch's DDP over the service, from the wheel, beside Gloo; and what a small call takes from C and from Python.
+//! Trainings by PyTorch's DDP over the service, from the wheel, beside Gloo. It also times a small call from C and from Python.
 
 use crate::lab::measured;
 use crate::part::{self, Outcome, Part};

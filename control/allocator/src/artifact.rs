@@ -12,7 +12,8 @@ use thiserror::Error;
 /// The inventory of its experiments: name, hosts, accelerators of each, and the most hosts of a job.
 const KINDS: [(&str, u32, u32, u32); 3] = [("aws", 6, 4, 16), ("dgx-ext", 2, 8, 2), ("rtx", 3, 8, 3)];
 
-/// Its models: name, epochs, seconds of a restart, what its policy takes those for, and how much slower than profiles trainings were.
+/// Its models, each with a name and its epochs. The numbers behind are the seconds of a restart, what its policy takes those for,
+/// and how much slower than profiles trainings were.
 const MODELS: [(&str, usize, f64, f64, f64); 6] = [
     ("cifar10", 100, 50.0, 30.0, 1.8),
     ("deepspeech2", 80, 25.0, 25.0, 1.2),

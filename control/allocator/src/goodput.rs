@@ -1,4 +1,4 @@
-//! Goodput: how fast a job comes nearer to its end, which is throughput times statistical efficiency (Qiao et al., "Pollux", OSDI
+//! Goodput: how fast a job comes nearer to its end. It is throughput times statistical efficiency (Qiao et al., "Pollux", OSDI
 //! 2021). Throughput follows from seven parameters, and efficiency from the noise of gradients.
 
 /// What a step takes, as parameters. Computation and communication overlap as a norm: with `overlap` 1 they add up, and with a

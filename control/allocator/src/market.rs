@@ -53,7 +53,8 @@ impl OperatorCost {
 pub struct Bid {
     /// The highest price by kind, in dollars an hour: the tenant's launch table.
     pub highest: BTreeMap<KindId, f64>,
-    /// Seconds between the moments at which the tenant can leave cheaply, from when it got its unit; 0 if it always can.
+    /// Seconds between the moments at which the tenant can leave cheaply. They count from when it got its unit; 0 if it can
+    /// always leave.
     pub checkpoint: f64,
 }
 

@@ -134,7 +134,7 @@ impl Model {
         (ends.0.copied().unwrap_or(1), ends.1.copied().unwrap_or(1))
     }
 
-    /// What batches may be on a kind, between a least and a most, for passes that are not larger than `local_most`.
+    /// The batches that may be on a kind, between a least and a most. Passes are not larger than `local_most`.
     pub(crate) fn range(&self, profile: &Profile, (least, most): (u32, u32), local_most: u32) -> BatchRange {
         let (initial, local_least) = (self.batches().0, profile.local_batch().0);
         BatchRange { initial, least, most, local_least, local_most }

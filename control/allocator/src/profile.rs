@@ -195,8 +195,8 @@ impl Profile {
         hole(shape, batch, self.points.keys().map(|point| point.2))
     }
 
-    /// Linear between the corners of the tetrahedron around a point, by Delaunay: the lifted points' lower hull above it, which a
-    /// linear program finds. `None` outside of the hull.
+    /// Interpolates linearly between the corners of the tetrahedron around a point. The tetrahedron is Delaunay's: the lifted
+    /// points' lower hull above the point, which a linear program finds. `None` outside of the hull.
     fn between_corners(&self, (hosts, workers, batch): (u32, u32, u32)) -> Option<StepTime> {
         if let Some(time) = self.points.get(&(hosts, workers, batch)) {
             return Some(*time);

@@ -137,8 +137,8 @@ impl Program {
         chosen
     }
 
-    /// Configurations that can be a part of a best solution: better than nothing, and than all that need no more of the kind. None for a
-    /// job that must get one.
+    /// Returns the configurations that can be a part of a best solution. Each is better than nothing, and than all that need
+    /// fewer workers of the kind. None for a job that must get one.
     fn useful(&self, job: &[Configuration]) -> Vec<Configuration> {
         let is_useful = |it: &&Configuration| {
             let beats = |other: &Configuration| {

@@ -1,5 +1,5 @@
-//! The codec of all calls: that of prost, which takes no message whose content would fill far more memory than it has bytes. Two bytes can
-//! stand for an element of a list that takes hundreds.
+//! The codec of all calls: prost's, with a limit on memory. It takes no message whose content would fill far more memory than it
+//! has bytes. Two bytes can stand for an element of a list that takes hundreds.
 
 use prost::Message;
 use prost::bytes::Buf;

@@ -165,7 +165,7 @@ impl Control {
         follower.ok_or_else(none)
     }
 
-    /// Connects to one of several controls, again and again until it leads or the time is over: then what it is at last.
+    /// Connects to one of several controls, again and again until it leads or the time is over. Returns what it is at last.
     async fn until_it_leads(
         at: ControlArguments,
         address: String,

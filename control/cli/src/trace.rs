@@ -137,8 +137,8 @@ async fn record_one(socket: Socket, seconds: u32, most: u64) -> Result<Recorded,
     Ok(recorded)
 }
 
-/// What the agents of these hosts record, or of all, with the host's name; and whether control has handed on all of it. Hosts that
-/// do not answer are named on standard error.
+/// Returns what the agents of these hosts record, or of all, with the host's name. Also returns whether control has handed on all
+/// of it. Hosts that do not answer are named on standard error.
 async fn record_through_control(
     control: &ControlArguments,
     hosts: Vec<String>,

@@ -69,7 +69,8 @@ pub enum Fact {
         /// Until when the others are expected to go on, on the clock of `now`, if that was agreed on.
         regroup_by: Option<Duration>,
     },
-    /// The hosts of these ranks, and of no others, will be taken away, or are: when each is, on the clock of `now`.
+    /// The hosts of these ranks, and of no others, will be taken away, or are. For each rank it names when that is, on the clock
+    /// of `now`.
     Maintenance {
         /// Of the communicator.
         ranks: BTreeMap<Rank, Duration>,
@@ -137,7 +138,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Once in a second, 64 of them, and 4,096 kept; one rank in ten minutes that is late by the network.
+    /// One tick a second, 64 events in it, and 4,096 kept. At most one rank that is late by the network is named in ten minutes.
     fn default() -> Self {
         Self { tick: Duration::from_secs(1), burst: 64, capacity: 4096, pause: Duration::from_mins(10) }
     }
@@ -342,7 +343,8 @@ impl Feed {
         }
     }
 
-    /// Whatever a communicator's level became: if the worst is another, or some have not heard of it, all are to be told.
+    /// Updates a communicator's level from those of its subjects. If the worst level is another, or some have not been notified
+    /// of it, all are to be notified.
     fn update_level(&mut self, kind: Kind, now: Duration) {
         let of_kind = || self.subjects.iter().filter(move |((_, of), _)| *of == kind);
         let worst = of_kind().map(|(_, subject)| subject.level).max().unwrap_or_default();

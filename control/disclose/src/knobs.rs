@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(choose(&fixed, &severe, SECOND), expected);
     }
 
-    /// A job of five minutes that saves when it is told to: what it saves when, and never later than it said.
+    /// A job of five minutes saves when it is asked to, and never later than it stated. The test compares what it saves when.
     #[test]
     fn checkpoints_are_cheap_and_never_late() {
         // From, until, what stands.

@@ -57,7 +57,8 @@ pub struct Watch {
     iterations: VecDeque<Sample>,
     /// Of the iteration that is not whole yet.
     partial_iteration: (u64, Duration),
-    /// The one that has not ended and has run longest, as far as is known: its number, and what it has taken so far.
+    /// The operation that has not ended and has run longest, as far as is known. It stands as its number, and what it has taken
+    /// so far.
     longest_open: Option<(u64, Sample)>,
     /// Whether the plan gives less than was promised.
     rate_short: bool,
@@ -219,7 +220,8 @@ fn push(kept: &mut VecDeque<Sample>, took: Sample) {
     kept.push_back(took);
 }
 
-/// Whether of times, each with the longest that it may be, more than one in a hundred and at least two are longer.
+/// Whether more than one in a hundred times, and at least two, exceed their limits. Each time comes with the longest that it may
+/// be.
 fn p99_exceeded(times: impl Iterator<Item = (Duration, Duration)>) -> bool {
     let (late, of) = times.fold((0_u64, 0_u64), |(late, of), (time, target)| {
         let counts = if time < STALL { 1 } else { periods_elapsed(target, time) };
@@ -334,7 +336,7 @@ mod tests {
         assert_eq!(watch.record().operations, 2000);
     }
 
-    /// An operation of a fabric that stalls: it breaks what was promised before it has ended, and as an outlier it was kept.
+    /// An operation of a fabric that stalls breaks what was promised before it has ended. It was kept as an outlier.
     #[test]
     fn stalled_operations_count_once_per_target() {
         let wanted =

@@ -61,7 +61,7 @@ pub(crate) struct Handshakes {
 }
 
 impl Handshakes {
-    /// Whether there is a place for one more from an address at `now`: where there was none, an idle one is ended for it.
+    /// Whether there is a place for one more from an address at `now`. Where there was none, an idle one is ended for it.
     pub(crate) fn room(&mut self, from: IpAddr, now: Instant) -> bool {
         self.pending.retain(|(.., task)| !task.is_finished());
         let own = self.pending.iter().filter(|(address, ..)| *address == from).count();

@@ -53,7 +53,8 @@ pub struct Peer {
     pub address: SocketAddr,
     /// The serial number of its certificate, in hexadecimal digits; empty where it has shown none.
     pub serial: String,
-    /// The most connections that it may have, if this is one too many: whatever is asked through it is to be refused.
+    /// The most connections that the caller may have, if this is one too many. Whatever is asked through it is to be
+    /// refused.
     pub surplus_of: Option<usize>,
 }
 

@@ -30,7 +30,7 @@ impl Watched {
         Self { files, seen: read.clone(), read }
     }
 
-    /// From now on it is about these files, which have just been read; what is known of those that stay is kept.
+    /// Watches these files from now on, which have just been read. What is known of files that stay is kept.
     pub fn watch(&mut self, files: Vec<PathBuf>) {
         let known = |file: &PathBuf, stamps: &[Stamp]| {
             let at = self.files.iter().position(|known| known == file);

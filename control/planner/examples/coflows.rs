@@ -1,4 +1,5 @@
-//! How long coflows take where the one with least left goes first, beside max-min fair sharing: on a recorded trace, or on made-up ones.
+//! How long coflows take where the one with least left goes first, beside max-min fair sharing. They come from a recorded trace,
+//! or are made up.
 //!
 //! `cargo run --release -p harmonaize-planner --example coflows [-- TRACE]`; `TRACE`: a file of the Coflow-Benchmark. Without one there are
 //! three made-up hours.

@@ -41,7 +41,7 @@ fn fabric(up: u64) -> Result<Topology, Box<dyn Error>> {
     Ok(Topology::parse(&text)?)
 }
 
-/// Communicators of 4 to 16 hosts each, every host in one at most, scattered over the racks in stretches of two.
+/// Communicators of 4 to 16 hosts each. Every host is in one at most, and they are scattered over the racks in stretches of two.
 fn jobs(rng: &mut ChaCha8Rng) -> Vec<Job> {
     let mut pairs: Vec<usize> = (0..LEAVES * HOSTS / 2).collect();
     pairs.shuffle(rng);

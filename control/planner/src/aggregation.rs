@@ -276,7 +276,8 @@ impl HostCosts {
         chain.min((count - 1.0) * (size / rate + MESSAGE_OVERHEAD) + delay)
     }
 
-    /// The faster of telling all, and of telling one more in each of as many rounds as double up to all.
+    /// The time of the faster of two barriers. One notifies all at once; the other notifies one more in each of as many rounds as
+    /// double up to all.
     fn barrier(&self) -> f64 {
         let Self { count, delay, .. } = *self;
         (delay + (count - 1.0) * MESSAGE_OVERHEAD).min(count.log2().ceil() * (delay + MESSAGE_OVERHEAD))

@@ -12,7 +12,8 @@ use harmonaize_topology::{DirectedLink, HostId, Node, Topology};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::collections::BTreeMap;
 
-/// What a message costs those who send and receive it, about, beside the way that it takes, where nobody has measured it.
+/// What a message costs those who send and receive it, about. It comes on top of the route's time and stands where nobody has
+/// measured it.
 pub(crate) const MESSAGE_OVERHEAD: f64 = 10e-6;
 
 /// What the ring must take longer for an operation to go otherwise than in one shot. It is a part of the ring's time. Where the
@@ -382,7 +383,8 @@ impl GroupCosts {
         self.best(collective, bytes).1
     }
 
-    /// The algorithm that is predicted to be the fastest at each size; as `current` has it where that is about the same already.
+    /// Returns the algorithm that is predicted to be the fastest at each size. It stays as `current` has it where that is about
+    /// the same already.
     pub fn choose(&self, current: &AlgorithmTable) -> AlgorithmTable {
         if self.hosts < 2 || self.direct_rate.0 == 0 || self.ring_rate.0 == 0 {
             return AlgorithmTable::RING;

@@ -1,4 +1,4 @@
-//! What a fabric carries where each host of a group sends as much to each other one directly, as coded AllReduces do.
+//! What a fabric carries where each host of a group sends as much directly to each other one. Compressed AllReduces do so.
 
 use crate::conditions::{Conditions, LinkUse};
 use harmonaize_topology::{DirectedLink, PathFinder};
@@ -44,8 +44,8 @@ pub(crate) fn usage(
     parts.into_iter().collect()
 }
 
-/// What each host can send in all so, where on each link `others` so many communicators take as much as this one. What passes
-/// nothing or is avoided does not count: connections go other ways.
+/// What each host can send in all in such an exchange. On each link `others` so many communicators take as much as this one. What
+/// passes nothing or is avoided does not count: connections go other ways.
 pub fn exchange_rate(
     usage: &[(DirectedLink, f64)],
     conditions: &Conditions,

@@ -30,7 +30,7 @@ pub enum Discipline {
     LeastRemaining,
 }
 
-/// What is left of a coflow: the time that it takes of the fullest link that it crosses, with that link to itself.
+/// What is left of a coflow, as time on the fullest link that it crosses. The link is taken to be the coflow's alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remaining {
     /// It is so much.

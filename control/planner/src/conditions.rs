@@ -1,4 +1,5 @@
-//! What a fabric can carry for us now: for each directed link what others leave, and whether it may be used.
+//! What a fabric can carry for us now. For each directed link that is what cross traffic leaves, and whether the link may be
+//! used.
 
 use harmonaize_topology::{DirectedLink, HostId, Link, LinkId, Node, Path, SwitchId, Topology};
 use harmonaize_units::Rate;

@@ -24,7 +24,7 @@ const FIRST_PROBE_DELAY: Duration = Duration::from_millis(250);
 /// The longest time between two looks: what has become free is back in use soon after.
 const MAX_PROBE_INTERVAL: Duration = Duration::from_millis(2000);
 
-/// After one that told nothing, for traffic of ours was in its way, the next comes this soon: that traffic has pauses.
+/// Time from an inconclusive probe, which met traffic of ours, to the next one. It is short since that traffic has pauses.
 const INCONCLUSIVE_PROBE_DELAY: Duration = Duration::from_millis(500);
 
 /// After a good probe the next comes this soon.
@@ -229,7 +229,7 @@ impl Estimates {
         path.links().iter().all(|link| self.is_exclusive_on(from, *link))
     }
 
-    /// The same of all links but the last, on which what comes to the host at its end can be counted.
+    /// Whether the same holds of all links but the last. On the last, what comes to the host at its end can be counted.
     pub fn is_exclusive_before_last(&self, from: HostId, path: &Path) -> bool {
         let inner = path.links().split_last().map_or(&[][..], |(_, inner)| inner);
         inner.iter().all(|link| self.is_exclusive_on(from, *link))
@@ -239,7 +239,8 @@ impl Estimates {
         self.own_traffic.get(&link).is_none_or(|crossing| crossing.connections_by_host == Some(from))
     }
 
-    /// How many own connections of other hosts cross a path's links: each once a link, and where a link has others', all of it.
+    /// How many own connections of other hosts cross a path's links. Each counts once a link. On a link that
+    /// other hosts' connections cross, all connections count.
     pub fn other_connections_on(&self, from: HostId, path: &Path) -> u32 {
         let crossings = path.links().iter().filter_map(|link| self.own_traffic.get(link));
         crossings
@@ -574,8 +575,8 @@ fn percent(part: u64, whole: u64) -> u128 {
     u128::from(part) * 100 / u128::from(whole.max(1))
 }
 
-/// What others take of a link that carries `own` of ours: what we do not, within what such a verdict can mean. Where ours is
-/// not known, half.
+/// What others take of a link that carries `own` of ours. It is what we do not use, within what such a congestion report can
+/// mean. Where ours is not known, half.
 fn cross_traffic_rate(rate: u64, own: u64, level: CongestionLevel) -> u64 {
     let left = rate.saturating_sub(own);
     match level {

@@ -158,7 +158,8 @@ impl GuaranteeCapacity {
         each.fold(0.0, f64::max).min(own).max(0.0)
     }
 
-    /// The same, where so many trees take communicators whole and the others are for hoses; none where the others do not fit so.
+    /// The largest promise where so many trees take communicators whole and the others are for hoses. Returns none where the
+    /// others do not fit so.
     fn max_guarantee_with(&self, whole: usize, hosts: &[HostId], others: &[Guarantee<'_>]) -> Option<f64> {
         let hose = self.hose_rate(whole);
         let mut used: BTreeMap<HostId, f64> = BTreeMap::new();
@@ -192,8 +193,9 @@ fn max_whole_trees(trees: usize) -> usize {
     if trees < 4 { trees } else { trees / 2 }
 }
 
-/// The largest part of a link that each of so many hosts can be promised on so many links, each flow whole on one. First fit finds a
-/// place as long as all is no more than `links - (links - 1) * part`. Where at least q fit on a link, it fills q of q + 1.
+/// The largest part of a link that each of so many hosts can be promised on so many links. Each flow stays whole on one link.
+/// First fit finds a place as long as all is no more than `links - (links - 1) * part`. Where at least q fit on a link, it fills
+/// q of q + 1.
 fn hose_part(links: usize, hosts: usize) -> f64 {
     let (links, hosts) = (links as f64, hosts.max(1) as f64);
     if links < 1.0 {

@@ -46,7 +46,7 @@ struct PeriodicJob {
     iteration_pattern: IterationPattern,
 }
 
-/// How long an AllReduce of so many bytes takes these hosts along a ring, if their own links are the only limit.
+/// How long an AllReduce of so many bytes takes these hosts along a ring. Their own links are taken to be the only limit.
 pub fn isolated_time(topology: &Topology, hosts: &[HostId], bytes: Bytes) -> Nanos {
     let rate = line_rate(topology, hosts).0.max(1) as f64;
     Nanos((ring_bits(bytes.0, hosts.len()) / rate * 1e9).min(1e18) as u64)
@@ -167,7 +167,7 @@ impl<'a> PhasePlan<'a> {
         slots
     }
 
-    /// The part of the period's work on contended links that finds no room at these phases: so much longer it takes.
+    /// The part of the period's work on contended links that finds no room at these phases. The period is longer by that part.
     fn excess(&self, phases: &[f64]) -> f64 {
         let slots: Vec<_> =
             phases.iter().enumerate().map(|(index, phase)| self.slots(index, *phase)).collect();

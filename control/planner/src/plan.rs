@@ -81,7 +81,7 @@ pub struct RingEdge {
 pub enum Routes<'a> {
     /// Every equal-cost path.
     All,
-    /// Those from one host to another for which a source port is known; pairs that are not named are spread by hash.
+    /// The paths from one host to another for which a source port is known. Pairs that are not named are spread by hash.
     Listed(&'a BTreeMap<(HostId, HostId), Vec<Path>>),
     /// None: all are spread by hash.
     Hashed,
@@ -164,9 +164,10 @@ pub struct Assignment {
     /// Its weighted max-min share, and no less than is promised where that can be had. It is what each host sends to the next, bits a
     /// second; 0 where stuck.
     pub share: Rate,
-    /// What each participant's links shall be held to so that shares come out as planned; none where that is not needed.
+    /// The rate limit of each participant's links, so that shares come out as planned. None where that is not needed.
     pub rate_limit: Option<Rate>,
-    /// Predicted time of the job's typical operation (of 1 MiB where it is not known), an AllReduce; the largest where stuck.
+    /// Predicted time of the job's typical operation, an AllReduce (of 1 MiB where it is not known). The largest time where it is
+    /// stuck.
     pub time: Nanos,
     /// That time relative to the job where only its hosts' own links are a limit; infinite where stuck. For a job with a rhythm it is
     /// that of operations while they run, though links may carry all that it sends on average.

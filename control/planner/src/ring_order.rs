@@ -130,7 +130,7 @@ impl Distances {
     }
 }
 
-/// The best tour from place 0: the cheapest way to have visited each set of places and to stand at each of them.
+/// The best tour from place 0. It finds the cheapest route that has visited each set of places and stands at each of them.
 fn exact(distances: &Distances) -> Vec<usize> {
     let size = distances.size;
     let mut best: BTreeMap<(u32, usize), (u64, usize)> = BTreeMap::from([((1, 0), (0, 0))]);

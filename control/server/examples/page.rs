@@ -25,7 +25,8 @@ const RANKS: usize = 8;
 /// How long anything may take that is no figure.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// With more communicators each keeps its first plan: all of them form one after another, and each would have all planned again.
+/// Most communicators for which plans are made again. With more, each keeps its first plan. All of them form one after another, and each
+/// would have all planned again.
 const MOST_PLANNED: usize = 100;
 
 /// How many events are timed.

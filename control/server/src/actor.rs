@@ -23,7 +23,7 @@ use tokio::time::Instant;
 /// Most messages that wait for one agent; one that reads slower than that loses its session.
 pub(crate) const SESSION_QUEUE: usize = 4096;
 
-/// How long changes of plans are gathered before they are written: a switch is several, and none of it waits for the disk.
+/// How long changes of plans are gathered before they are written. A switch is several changes, and none of it waits for the disk.
 const GATHER: Duration = Duration::from_millis(20);
 
 /// Most commands that are served before a tenant's request that waits.
@@ -136,7 +136,7 @@ impl Plans {
         }
     }
 
-    /// What has this number of the keeper's is over: where these plans could not be written, they are to be once more.
+    /// Ends the keeper's job of this number. Plans that could not be written are to be written once more.
     fn written(&mut self, number: u64, well: bool) {
         let Some((_, plans)) = self.writing.take_if(|(writing, _)| *writing == number) else { return };
         if !well {

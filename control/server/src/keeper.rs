@@ -1,4 +1,4 @@
-//! The thread that writes to the store, so that nobody waits for the disk but who asked for something to be kept.
+//! The thread that writes to the store. Nobody waits for the disk except who asked for something to be kept.
 
 use crate::metrics::StoreWrites;
 use harmonaize_store::{Change, Store, backup};

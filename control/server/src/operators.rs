@@ -37,7 +37,8 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// Whether the state of the control that leads takes other settings, as far as what is stored shows: the hosts of communicators.
+    /// Whether the leader's state accepts other settings, as far as the store shows. What the store shows is the hosts of
+    /// communicators.
     ///
     /// # Errors
     /// Why it does not.

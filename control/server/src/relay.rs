@@ -188,7 +188,7 @@ impl Relay {
         drop(lock(&open.last).take());
     }
 
-    /// Asks those that have a session in which they were not asked; where nobody follows, those alone that have not answered.
+    /// Asks agents that have a session in which they were not asked. Where nobody follows, it asks only those that have not answered.
     fn ask_hosts(&self, open: &Open) {
         let agents = lock(&self.agents);
         for (host, standing) in lock(&open.hosts).iter_mut() {

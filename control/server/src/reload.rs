@@ -16,9 +16,9 @@ use tokio::time::MissedTickBehavior;
 /// How often the files are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Reads the configuration again at each SIGHUP and where its file or the topology's has changed, and has it be in force. One that cannot be
-/// used is refused as a whole, and the log says why. Where the topology alone is refused, operators are those of the file. `stored` is what
-/// several controls share: one that follows refuses what the leader's state does, for it may lead next.
+/// Reads the configuration again at each SIGHUP, and puts it in force. It does so too where its file or the topology's has changed. One
+/// that cannot be used is refused as a whole, and the log says why. Where the topology alone is refused, operators are those of the file.
+/// `stored` is what several controls share. One that follows refuses what the leader's state does, for it may lead next.
 pub(crate) async fn follow(
     mut source: Source,
     mut hangup: Signal,

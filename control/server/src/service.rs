@@ -67,7 +67,7 @@ const MESSAGE_BYTES: (usize, usize) = (16 << 20, 64 << 10);
 /// one for each tool that runs.
 const CONNECTIONS: (usize, usize) = (8, 64);
 
-/// Most sessions of one certificate's holder: the one that it has, and the one before that nobody knows to be dead.
+/// Most sessions of one certificate's holder. They are the one that it has, and the one before that nobody knows to be dead.
 const SESSIONS: usize = 2;
 
 /// Most streams at once of a connection of an agent's, and of an operator's.
@@ -535,7 +535,8 @@ struct Service {
 }
 
 impl Service {
-    /// Who calls, if this is operators' listener, a role of at least `least` is his and he has not called too often.
+    /// Returns who calls, if he may. This must be operators' listener. He must have a role of at least `least`, and must not have
+    /// called too often.
     fn operator<T>(&self, request: &Request<T>, least: Role, what: &'static str) -> Result<Caller, Status> {
         if self.door == Door::Agents {
             let why =
@@ -686,8 +687,8 @@ async fn watch(
 /// How many messages of one session are read in the long run, and at once. A host has far fewer unless it floods control.
 const MESSAGES: Quota = Quota { interval: Duration::from_micros(50), burst: 40_000 };
 
-/// How many KiB of one session's messages are read in the long run, and at once: a few times the largest one. What is smaller than one
-/// is bounded by [`MESSAGES`] alone.
+/// How many KiB of one session's messages are read in the long run, and at once. At once it is a few times the largest message. What is
+/// smaller than one KiB is bounded by [`MESSAGES`] alone.
 const KIBIBYTES: Quota = Quota { interval: Duration::from_micros(100), burst: 65_536 };
 
 /// What an agent may say, and where it is told what it may not.

@@ -281,7 +281,7 @@ fn unusable(path: &Path, file: (u64, u64), error: DatabaseError) -> StoreError {
     }
 }
 
-/// The process that holds a lock on a file, by `/proc/locks`, which has lines such as
+/// The process that locks a file, by `/proc/locks`. That file has lines such as
 /// `1: FLOCK  ADVISORY  WRITE 4242 00:1f:1234 0 EOF`.
 fn owner((device, inode): (u64, u64)) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{inode}", device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);

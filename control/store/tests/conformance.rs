@@ -372,7 +372,7 @@ fn newer_format_is_not_modified() {
     assert!(matches!(refusal(&path), StoreError::Format { found: 2, supported: 1, .. }));
 }
 
-/// A file that an earlier control wrote lacks what came later: nothing of that kind is there, and it can be written.
+/// A file that an earlier control wrote lacks what came later. Nothing of that kind is there, and it can be written.
 #[test]
 fn a_file_of_before_is_read_and_written() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
-//! Whether every host reaches every other: hosts do not forward, so by a direct link or through switches that hang together.
+//! Whether every host reaches every other. Hosts do not forward, so they reach each other by a direct link or through switches
+//! that hang together.
 
 use super::{HostId, Node, SwitchId, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a host reaches: groups of switches that hang together, by number, and hosts that it has a direct link to.
+/// What a host reaches. That is groups of switches that hang together, by number, and hosts that it has a direct link to.
 #[derive(Default)]
 struct Reach {
     groups: BTreeSet<usize>,

@@ -75,7 +75,7 @@ pub struct Switch {
     pub name: String,
     /// What it is for.
     pub kind: SwitchKind,
-    /// The addresses from which it answers a packet whose time to live has run out; none where they are not known.
+    /// The addresses from which it answers a packet whose time to live has run out. None where they are not known.
     pub addresses: Vec<IpAddr>,
 }
 

@@ -1,4 +1,5 @@
-//! Paths: links in the direction in which they are crossed, all equal-cost ways between two hosts, and what a trace tells.
+//! Paths: links in the direction in which they are crossed. Here are all equal-cost paths between two hosts, and what a trace
+//! shows.
 
 use crate::{HostId, LinkId, Node, SwitchId, Topology};
 use core::net::IpAddr;
@@ -129,8 +130,8 @@ impl Topology {
         Nanos(delays.fold(0, u64::saturating_add))
     }
 
-    /// All paths between two hosts with the fewest links, in the links' order, at most [`MAX_PATHS`]: those among which
-    /// switches choose by hash. None from a host to itself.
+    /// All paths between two hosts with the fewest links, in the links' order, at most [`MAX_PATHS`]. Switches choose among those
+    /// by hash. None from a host to itself.
     pub fn equal_cost_paths(&self, from: HostId, to: HostId) -> Vec<Path> {
         PathFinder::new(self).between(from, to)
     }

@@ -64,7 +64,8 @@ pub enum Agreement {
         /// The segment.
         below: SegmentId,
     },
-    /// To all, before a Resume that undoes segments: of those that may be done at once, these need not be summed again.
+    /// Goes to all before a Resume that undoes segments. Of those that may be done at once, these need not be summed
+    /// again.
     HaveSums {
         /// As it was asked.
         session: u64,
@@ -122,9 +123,10 @@ impl std::fmt::Debug for FollowerState {
 }
 
 impl Leader {
-    /// A leader of `workers` workers, which has started for the `incarnation`th time, from 1: sessions of later incarnations have
-    /// greater numbers. After a session with the aggregator failed, hosts sum for `hold`; twice as long each time, up to `most`.
-    /// It stops all at once, for they may be in a session of an earlier incarnation: send what [`Leader::restart`] returns.
+    /// Makes a leader of `workers` workers, which has started for the `incarnation`th time, from 1. Sessions of later
+    /// incarnations have greater numbers. After a session with the aggregator failed, hosts sum for `hold`; twice as long each
+    /// time, up to `most`. It stops all at once, for they may be in a session of an earlier incarnation: send what
+    /// [`Leader::restart`] returns.
     pub fn new(workers: u16, incarnation: u32, backoff: Duration, most: Duration) -> Self {
         Self {
             followers: vec![FollowerState::default(); usize::from(workers)],

@@ -1,4 +1,5 @@
-//! Packets between workers and aggregators: a header of fixed length, a payload, and a tag that only the two ends can make.
+//! Packets between workers and aggregators. Each has a header of fixed length, a payload, and a tag that only the two ends
+//! can make.
 //!
 //! A packet is believed only after its tag: until then nothing but its length, version and names is looked at. The table of fields
 //! is in `docs/protocol.md`.

@@ -148,8 +148,8 @@ impl Pool {
         self.holdings.get(&communicator).map_or(0, |holding| holding.quota)
     }
 
-    /// What a communicator has for itself now, units: more than its quota until it has emptied what is above it, less until
-    /// others have.
+    /// The units that a communicator has for itself now. It has more than its quota until it has emptied what is above it,
+    /// and less until others have.
     pub fn owned(&self, communicator: GrantId) -> u32 {
         self.holdings.get(&communicator).map_or(0, |holding| holding.owned)
     }

@@ -70,7 +70,8 @@ impl PayloadFormat {
         self.sum_bytes(elements).map_or(0, |bytes| bytes / size_of::<f32>() * usize::from(block))
     }
 
-    /// Elements of a type of which a chunk has as many as fit the sum of a chunk of `elements` elements of this form.
+    /// How many elements of `dtype` a chunk has. They are as many as fit the sum of a chunk of `elements` elements of
+    /// this form.
     pub fn elements_of_other(self, elements: usize, dtype: Dtype) -> usize {
         self.sum_bytes(elements).map_or(0, |bytes| bytes / dtype.size())
     }

@@ -303,8 +303,8 @@ impl Worker {
         }
     }
 
-    /// When the aggregator is told by a packet of its own that all sums are there; none where there is nothing to tell. Parts that follow tell it
-    /// as well, and come before where one operation follows the other.
+    /// When a packet of its own reports to the aggregator that all sums are there. None where there is nothing to report. Parts that follow
+    /// tell it as well, and come before where one operation follows the other.
     fn ack_timeout(&self) -> Option<Duration> {
         let finished = self.chunks.had() == self.chunks.next() && self.acked < self.chunks.had();
         finished.then(|| self.summed + self.sum_rtt.retry(0))

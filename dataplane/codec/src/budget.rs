@@ -100,7 +100,8 @@ impl Budget {
         }
     }
 
-    /// The same for what travels by `codec`: bfloat16 itself needs no bound to match bfloat16, and what loses nothing none at all.
+    /// The same for what travels by `codec`. Bfloat16 itself needs no bound to match bfloat16, and what loses nothing needs none
+    /// at all.
     pub fn max_error_of(&self, codec: Codec) -> Option<f64> {
         let matches = *self == Self::MatchBf16 && codec == Codec::BF16;
         self.max_error().filter(|_| !matches && !codec.is_lossless())

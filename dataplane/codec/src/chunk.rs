@@ -50,8 +50,8 @@ pub fn state(squares: Squares, measured: f32, chunk: ViewMut<'_>) -> Result<(), 
     Ok(copy(View::from(&stated[..]), &[head])?)
 }
 
-/// Reads the chunk at the start of `from` into the f32 elements of `to`, of which it must have exactly so many. Bytes behind the
-/// chunk are left alone; the header is copied before it is looked at, so that nobody can change it meanwhile.
+/// Reads the chunk at the start of `from` into the f32 elements of `to`. The chunk must have exactly as many elements. Bytes
+/// behind the chunk are left alone; the header is copied before it is looked at, so that nobody can change it meanwhile.
 ///
 /// # Errors
 /// All of [`CodecError`]; nothing is written then.

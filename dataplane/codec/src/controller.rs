@@ -63,7 +63,8 @@ const SPARSE: f64 = 0.9;
 /// The most that a finer codec may be predicted to lose, as a part of the budget. It takes what loses too much by another. Each
 /// contribution has a share alone.
 const SAFE: f64 = 0.5;
-/// Chunks went exact in such numbers that what was lost says nothing of the codec: bytes on the wire over those expected.
+/// The ratio of bytes on the wire to those expected above which chunks went exact in great numbers. What was lost then
+/// says nothing of the codec.
 const REFUSED: f64 = 1.25;
 
 /// A codec, and what its operation takes by the outlook.
@@ -157,7 +158,7 @@ impl Controller {
         ratio < SPARSE || self.has_learned(now, Codec::NonzeroBlocks)
     }
 
-    /// What is known of codecs from operations: what they lost over what was predicted, and bytes on the wire over those that were.
+    /// What is known of codecs from operations. It is the loss over what was predicted, and bytes on the wire over those that were.
     pub fn learned(&self) -> impl Iterator<Item = (Codec, f64, f64)> {
         self.learned.iter().map(|known| (known.codec, known.loss, known.bytes))
     }
@@ -308,7 +309,7 @@ impl Controller {
 }
 
 impl Outlook {
-    /// Seconds that the tenant waits with a level, or with none: sending and coding go on side by side but for one chunk.
+    /// Seconds that the tenant waits with a level, or with none. Sending and coding go on side by side but for one chunk.
     pub fn time(&self, level: Option<&Level>) -> f64 {
         let (bytes, rate, coding) = match level {
             Some(level) => (

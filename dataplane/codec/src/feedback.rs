@@ -69,14 +69,6 @@ impl<'a> ErrorFeedback<'a> {
         self.update_residual(coded, chunk, average_of.unwrap_or(1))
     }
 
-    /// Nothing was coded: what was owed still is.
-    ///
-    /// # Errors
-    /// If the views do not fit.
-    pub fn keep_residual(&self) -> Result<(), CodecError> {
-        Ok(copy(self.residual_in, &[self.residual_out])?)
-    }
-
     /// Chunks without an error leave nothing out. What is no number is told in the sum, and owed to nobody.
     fn update_residual(&self, coded: &Coded, chunk: View<'_>, times: u32) -> Result<(), CodecError> {
         let Squares { error, signal } = coded.squares;

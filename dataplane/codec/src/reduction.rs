@@ -12,8 +12,8 @@ use crate::{
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_kernels::{Isa, codes};
 
-/// Elements that share a scale in the smallest blocks: so many independent errors there are at least in a chunk that has them. Rotated
-/// blocks spread theirs over the whole block.
+/// Elements that share a scale in the smallest blocks. A chunk that has them has at least so many independent errors. Rotated blocks
+/// spread theirs over the whole block.
 const INDEPENDENT: usize = 256;
 /// The part of the budget that all contributions may use together. Where errors are independent they lose a little less than the sum does,
 /// for the owner's is not coded, and chance is allowed for. Elsewhere it is a half.
@@ -61,7 +61,8 @@ pub struct Coded {
 pub struct Sums {
     errors: f64,
     roots: f64,
-    /// The errors, each times what chance may make of it where it is independent of the others; infinite where one is not.
+    /// The errors, each times what chance may make of it where it is independent of the others. It is infinite where one
+    /// is not.
     by_chance: f64,
     signal: f64,
 }
@@ -125,8 +126,8 @@ impl Terms {
         Ok(coded)
     }
 
-    /// Encodes the sum, or with `average_of` ranks their average: exactly if the whole would pass the budget, or there is a NaN.
-    /// `to` has room as for [`Terms::contribute`]. The chunk says what was lost of the sum on the whole way.
+    /// Encodes the sum, or with `average_of` ranks their average. It goes exactly if the whole would pass the budget, or there
+    /// is a NaN. `to` has room as for [`Terms::contribute`]. The chunk says what was lost of the sum on the whole way.
     ///
     /// # Errors
     /// As [`encode`].
@@ -210,8 +211,8 @@ impl Terms {
         stated.write(to, self.codec != Codec::EXACT)
     }
 
-    /// Whether what comes back is finite, and a sum of as many as there are participants: no element is farther off than all together. False
-    /// of NaN.
+    /// Whether what comes back is finite, and so is a sum of as many as there are participants. No element is farther off than all
+    /// together. False of NaN.
     fn is_finite(&self, lost: Squares) -> bool {
         let most = f64::from(f32::MAX) / f64::from(self.participants.max(1));
         lost.signal.sqrt() + lost.error.sqrt() < most
@@ -278,7 +279,8 @@ impl Sums {
     }
 }
 
-/// How far above their mean, 1, the squares of a sum of so many independent errors at each participant may lie.
+/// How far above their mean, 1, the squares of a sum of independent errors may lie. Each participant has so
+/// many errors.
 fn chance(errors: usize) -> f64 {
     1.0 + DEVIATIONS * (2.0 / (errors as f64).max(1.0)).sqrt()
 }

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 /// Seconds that a tenant computes between two operations.
 const COMPUTING: f64 = 0.05;
-/// Seconds from a change of the rate until control plans with it, and from the choice until it is in use.
+/// Seconds from a change of the rate until control plans with it. The second figure is from the choice until
+/// it is in use.
 const CONTROL_DELAY: f64 = 0.25;
 const SWITCHED: f64 = 0.15;
 const SECONDS: usize = 600;
@@ -35,7 +36,8 @@ fn levels() -> Vec<Level> {
     .to_vec()
 }
 
-/// Bytes a second in each second: steady, in steps, in teeth, wandering, and with others' bursts, on links of 1 to 256 Gbit/s.
+/// Bytes a second in each second, on links of 1 to 256 Gbit/s. They are steady, in steps, in teeth, wandering, or with others'
+/// bursts.
 fn trace(seed: u64) -> Vec<f64> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let most = 1.25e8 * 4_f64.powi(random.random_range(0..5));
@@ -73,7 +75,8 @@ fn at(trace: &[f64], time: f64) -> f64 {
     trace[(time.max(0.0) as usize) % trace.len()]
 }
 
-/// What a tensor really loses: of blocks with a scale so many times what is thought, and the codec that it is.
+/// What a tensor really loses. Blocks with a scale lose so many times what is thought; what would lose more
+/// than `most` goes exact.
 #[derive(Clone, Copy)]
 struct Truth {
     tails: f64,
@@ -118,7 +121,8 @@ impl Truth {
     }
 }
 
-/// Seconds that `operations` take, by a codec for each segment: told the time and whether an operation has just ended, it says which.
+/// Seconds that `operations` take, by a codec for each segment. `choose` gets the time and whether an operation has just ended, and
+/// says which codec.
 fn run(
     trace: &[f64],
     operations: usize,
@@ -136,7 +140,7 @@ fn run(
     time - COMPUTING * operations as f64
 }
 
-/// A controller as control has it: it looks again where a rate has changed, and where a change weighs less than before.
+/// A controller as control has it. It plans again where a rate has changed, and where a change weighs less than before.
 struct Control {
     controller: Controller,
     levels: Vec<Level>,
@@ -329,7 +333,8 @@ fn over_many_traces_it_is_as_good_as_the_best_fixed_codec_in_hindsight() {
 /// of which each block has one large element.
 const LAYERS: [f64; 8] = [0.14, 0.14, 0.3, 0.5, 1.0, 1.0, 2.0, 4.0];
 
-/// Seconds that `operations` take, one layer after another, in the codecs that `choose` says: the first, and that of what loses too much.
+/// Seconds that `operations` take, one layer after another, in the codecs that `choose` says. These are the first, and that of what loses
+/// too much.
 fn run_layers(
     trace: &[f64],
     (operations, most): (usize, f64),

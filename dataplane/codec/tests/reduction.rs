@@ -59,7 +59,7 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
 /// the budget, of which that is little.
 const FEW: usize = 3;
 
-/// Inputs of one step after another: some lose little, some much, some all in few elements; alike at all ranks or not.
+/// Inputs of one step after another. Some lose little, some much, some all in few elements, alike at all ranks or not.
 fn changing_input(seed: u64, step: usize, elements: usize) -> (usize, impl FnMut(usize) -> Vec<f32>) {
     let mut shape = ChaCha8Rng::seed_from_u64(seed * 1000 + step as u64);
     let (alike, every) = (shape.random_bool(0.3), shape.random_range(3..300));
@@ -137,7 +137,7 @@ fn the_sum_keeps_its_budget_where_what_loses_too_much_goes_in_a_finer_codec() {
     assert!(finer_bytes * 10 < alone_bytes * 8, "{finer_bytes} {alone_bytes}");
 }
 
-/// Errors of codecs of both kinds are not added as if all were independent: a finer codec of the other kind is none.
+/// Errors of codecs of both kinds are not added as if all were independent. A finer codec of the other kind is none.
 #[test]
 fn a_finer_codec_of_the_other_kind_is_not_used() {
     let values: Vec<f32> = (0..2048).map(|index| (index as f32 * 0.37).sin()).collect();
@@ -178,7 +178,7 @@ fn sums_of_more_than_four_within_a_fiftieth_need_no_exact_chunk() {
     }
 }
 
-/// Whatever the elements are, zeros left out change no bit of a sum, and nothing is said to be lost of it.
+/// Zeros left out change no bit of a sum, whatever the elements are. Nothing is said to be lost of it.
 #[test]
 fn what_loses_nothing_sums_to_the_bits_of_exact_chunks() {
     for seed in 0..100 {
@@ -321,7 +321,8 @@ fn what_is_not_finite_goes_exactly() {
     }
 }
 
-/// What is finite stays so, without any bound too: where a code has no room for an element, or for the sum.
+/// What is finite stays so, without any bound too. This holds where a code has no room for an element, or for
+/// the sum.
 #[test]
 fn what_a_code_has_no_room_for_goes_exactly() {
     for (name, codec) in Codec::NAMED {

@@ -1,4 +1,5 @@
-//! Codes that add: what hosts say that they lose bounds what their sum lost, whether their elements are alike or not.
+//! Tests of codes that add. What hosts say that they lose bounds what their sum lost, whether their elements are
+//! alike or not.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_codec::{Code, Squares, Store, shared_spread};
@@ -48,7 +49,7 @@ fn lost(inputs: &[Vec<f32>], seed: u64) -> (f64, f64) {
     (told.relative(), error / told.signal)
 }
 
-/// As the benchmark of aggregation has them: hosts whose blocks differ in their norms, of which the greatest is the range of all.
+/// Hosts whose blocks differ in their norms, as the benchmark of aggregation has them. The greatest norm is the range of all.
 #[test]
 fn four_hosts_with_heavy_tails_keep_the_bar() {
     const SEEDS: u64 = 24;

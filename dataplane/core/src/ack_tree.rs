@@ -143,7 +143,7 @@ impl AckTree {
         }
     }
 
-    /// A peer next to this one in the tree that is gone and took acknowledgements of segments below `begun` with it. Who
+    /// A gone peer, next to this one in the tree, that took acknowledgements of segments below `begun` with it. Who
     /// leaves in good order has told all it knew, so this one did not.
     pub(crate) fn lost_neighbor(&self, begun: SegmentId, gone: impl Fn(u32) -> bool) -> Option<Participant> {
         // What it reported in the next generation holds as soon as this one is there, too.
@@ -193,7 +193,8 @@ impl AckTree {
         self.pending_peers().next().is_some()
     }
 
-    /// A peer that should hear of an acknowledgement even if no data goes its way; with `all` whoever has not heard what it could.
+    /// A peer that should hear of an acknowledgement even if no data goes there. With `all`, any peer that has not heard what it
+    /// could.
     pub(crate) fn poll_due(&mut self, now: Nanos, all: bool) -> Option<Participant> {
         if !self.has_pending() {
             self.pending_since = None;

@@ -156,7 +156,7 @@ pub enum Action {
         /// The channel.
         channel: ChannelId,
     },
-    /// Copy the sum of the segment on `channel` from staging to the local ranks' outputs; an average is divided on the way.
+    /// Copy the sum of the segment on `channel` from staging to the local ranks' outputs. The copy divides an average.
     ///
     /// Everybody has the sum, or this participant has it and keeps it ([`crate::Segment::retains_output`]).
     CopyOut {

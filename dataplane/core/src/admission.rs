@@ -17,7 +17,8 @@ pub struct Interleaving {
     pub max_wait: Duration,
     /// Operations of fewer bytes of a rank's tensor request no slot.
     pub min_bytes: u64,
-    /// A slot is over once so many operations, at least one, have ended in it but for an eighth of the last one's segments.
+    /// How many operations, at least one, make a slot over. It is over once they have ended in it but for an eighth of the
+    /// last one's segments.
     pub operations: u32,
     /// A slot is over once no operation has followed the last for so long.
     pub idle_timeout: Duration,

@@ -42,7 +42,7 @@ pub struct Segment {
 /// No input is read: the program's first steps copy the result where it is kept, and elsewhere what adds nothing to a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resume {
-    /// Whether the result is kept here: it stands for the input of the first local rank, or of a broadcast's root.
+    /// Whether the result is kept here. It stands for the input of the first local rank, or of a broadcast's root.
     pub source: bool,
     /// Whether it was done here: outputs have been written, and may belong to the tenant again.
     pub completed: bool,
@@ -185,7 +185,8 @@ impl Channel {
         }
     }
 
-    /// The first step from `post` on that is not issued yet and at most `ahead` behind the next to be issued.
+    /// The first step from `post` on that is not issued yet. It is at most `ahead` behind the next to be
+    /// issued.
     pub(crate) fn postable(&self, ahead: usize) -> Option<(usize, &Segment, &Step)> {
         let segment = self.segment.as_ref().filter(|segment| segment.aggregated.is_none())?;
         let at = self.next_post.max(self.next);

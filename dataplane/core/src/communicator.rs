@@ -201,7 +201,8 @@ impl Communicator {
         self.p2p.in_flight(&self.shared)
     }
 
-    /// Control messages to a participant that wait to be polled, and the most that there may be while the communicator is in force.
+    /// Control messages to a participant that wait to be polled, and the most that there may be. The limit holds while the
+    /// communicator is in force.
     pub fn queued(&self, to: Participant) -> (usize, usize) {
         (self.shared.queued_for(to), self.shared.queue_limit())
     }
@@ -355,6 +356,14 @@ impl Communicator {
         self.inquiries.note_progress(now);
     }
 
+    /// An action is under way: what an operation waits for counts from now. Whatever happens meanwhile is told as ever, and nothing is
+    /// polled. After a failure the rest of the action is left.
+    pub fn handle_progress(&mut self, now: Nanos) {
+        if !self.shared.has_failed() {
+            self.inquiries.note_progress(now);
+        }
+    }
+
     /// The totals of a step with compressed operands.
     pub fn handle_coded(&mut self, operation: OperationId, step: &CodingReport) {
         let Some(operation) = self.shared.operations.get_mut(operation) else { return };
@@ -362,8 +371,8 @@ impl Communicator {
         operation.coded.get_or_insert_default().add(step);
     }
 
-    /// From now on large operations wait for their interleave slot here, and others for what this participant would send; `None`: no
-    /// longer.
+    /// From now on large operations wait for their interleave slot here, and others for what this participant would send. `None`
+    /// ends that.
     pub fn set_interleaving(&mut self, rules: Option<Interleaving>) {
         self.admission.set_rules(rules);
     }
@@ -539,7 +548,8 @@ impl Communicator {
     }
 }
 
-/// Whether counts are those of an operation like this: there if it is uneven, of the right number, and none over the most.
+/// Whether counts are those of an operation like this. They are there if it is uneven, of the right number, and none over
+/// the most.
 fn fits(signature: &Signature, counts: Option<&[u64]>, ranks: u32) -> bool {
     let collective = signature.collective;
     match counts {

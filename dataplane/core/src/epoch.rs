@@ -39,7 +39,8 @@ pub(crate) struct EpochState {
     access: Vec<(Rank, Access)>,
     programs: Vec<((Request, Retention, bool), Arc<Program>)>,
     streams: Vec<Stream>,
-    /// By participant: the epoch that the link to it was made for; an earlier one than this where it was carried over.
+    /// By participant: the epoch that the link to it was made for. It is an earlier one than this where the link was
+    /// carried over.
     links: Vec<Epoch>,
     /// By participant: whether the link to it is down.
     down: Vec<bool>,
@@ -130,7 +131,7 @@ impl EpochState {
         state.is_some_and(|state| retention != Retention::CopyInputs || state.is_eager(signature))
     }
 
-    /// Whether inputs of an operation like this, which usually are copied, must be kept because it may have to be begun again.
+    /// Whether inputs of an operation like this, which are usually copied, must be kept. It may have to be begun again.
     fn needs_inputs(&self, signature: &Signature) -> bool {
         let state = self.aggregation.as_ref().filter(|state| state.supports(signature));
         state.is_some_and(|state| !state.is_eager(signature))
@@ -219,7 +220,8 @@ impl EpochState {
     }
 }
 
-/// The streams to and from a peer: one a channel, and behind them that of messages from one rank to another.
+/// The streams to and from a peer: one a channel. Behind them is the stream of messages from one rank to
+/// another.
 fn streams_of_peer(channels: u16) -> usize {
     usize::from(channels) + 1
 }

@@ -122,7 +122,8 @@ impl EpochSet {
         self.get_mut(holder)?.stream_mut(peer, channel)
     }
 
-    /// The stream to a peer on the link that was made for the epoch `link`, and an epoch that has that link.
+    /// The stream to a peer on the link that was made for the epoch `link`. It comes with an epoch that has
+    /// that link.
     pub(crate) fn stream_of_link(
         &mut self,
         peer: Participant,
@@ -213,8 +214,8 @@ impl EpochSet {
         switch.propose(&self.prepared).then(|| switch.epoch.number())
     }
 
-    /// Makes the new plan the current one once everybody has acknowledged every segment below `acknowledged`, if those are all
-    /// of the old one. Returns the old epoch.
+    /// Makes the new plan the current one once everybody has acknowledged all segments of the old one. Everybody has
+    /// acknowledged those below `acknowledged`. Returns the old epoch.
     pub(crate) fn retire(&mut self, acknowledged: SegmentId) -> Option<Epoch> {
         let over = |switch: &mut Switch| switch.committed().is_some_and(|commit| acknowledged >= commit);
         let switch = self.next.take_if(over)?;

@@ -10,7 +10,7 @@ use harmonaize_plan::{Group, Participant};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Most times that an inquiry goes back to an earlier operation: a peer that always knows an earlier one gets nowhere.
+/// Most times that an inquiry goes back to an earlier operation. A peer that always knows an earlier one gets nowhere.
 const MAX_LOWERED: u32 = 8;
 
 /// Most doublings of the time after which to ask early: 1,024 times the longest inquiry. Later ones are that far apart.

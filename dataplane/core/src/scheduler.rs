@@ -160,7 +160,8 @@ impl Scheduler {
         shared.retire_epoch();
     }
 
-    /// Begins the next segment in order, if its operation is called by all and admitted, its channel free and its plan known.
+    /// Begins the next segment in order, if it is ready. Its operation is called by all and admitted, its channel free and
+    /// its plan known.
     pub(crate) fn begin_segment(
         &mut self,
         now: Nanos,
@@ -331,7 +332,8 @@ impl Scheduler {
         None
     }
 
-    /// `Err` names a peer whose message is not the one that the plan says, and the operation that is in doubt.
+    /// Issues what the channel is ready for. `Err` names a peer whose message is not the one that the plan
+    /// says, and the operation that is in doubt.
     fn issue_on(
         &mut self,
         shared: &mut Shared,

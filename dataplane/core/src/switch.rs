@@ -1,4 +1,5 @@
-//! A plan that is about to take over: who is prepared for it, what was promised, and from which segment on it governs.
+//! A plan that is about to take over. It holds who is prepared for it, what was promised, and from which segment on it
+//! governs.
 
 use crate::epoch::EpochState;
 use harmonaize_abi::{Epoch, SegmentId};

@@ -130,6 +130,19 @@ fn p2p() {
     assert!(sum.messages > 0 && sum.pieces > sum.messages && sum.switches > 0, "{sum}");
 }
 
+/// Turns end in the midst of steps and copies, and whatever happens meanwhile is told.
+#[test]
+fn sliced() {
+    let build = |seed| match seed % 4 {
+        0 => Scenario::new(seed, 1),
+        1 => Scenario::new(seed, 1).rough(),
+        2 => Scenario::new(seed, 2).changing().carrying(),
+        _ => Scenario::new(seed, 2).rough().changing().messaging(),
+    };
+    let sum = family("sliced", 200, false, |seed| build(seed).sliced(), well);
+    assert!(sum.slices > 0 && sum.switches > 0 && sum.messages > 0, "{sum}");
+}
+
 #[test]
 fn p2p_death() {
     let build = |seed| {
@@ -294,7 +307,8 @@ fn aggregated_death() {
     assert!(sum.aggregated > 0 && sum.failures > 0, "{sum}");
 }
 
-/// Operations wait for turns that are never given, late, or twice, beside changes of plan and aggregation; every turn that is asked for ends.
+/// Operations wait for turns that are never given, late, or twice, beside changes of plan and aggregation. Every turn that is asked for
+/// ends.
 #[test]
 fn turning() {
     let build = |seed| match seed % 5 {
@@ -387,7 +401,7 @@ fn parted(world: &World) {
     }
 }
 
-/// A new link breaks: the plan is given up, or, once it was promised, the link's ends are lost to each other.
+/// A new link breaks. The plan is given up, or, once it was promised, the link's ends are lost to each other.
 #[test]
 fn cut() {
     let sum = family("cut", 150, true, cutting, parted);
@@ -694,6 +708,13 @@ fn abort() {
 }
 
 #[test]
+fn abort_in_the_midst_of_an_action() {
+    let build = |seed| Scenario::of_two_ranks(seed).rough().sometimes_changing().aborting().sliced();
+    let sum = family("abort_in_the_midst_of_an_action", 200, true, build, aborted);
+    assert!(sum.failures > 0 && sum.slices > 0, "{sum}");
+}
+
+#[test]
 fn abort_beside_death() {
     let build = |seed| rough_and_changing(seed).aborting().killing();
     let sum = family("abort_beside_death", 200, true, build, aborted);
@@ -726,7 +747,8 @@ fn hostile_peer() {
     );
 }
 
-/// A peer that asks on and on while its link takes nothing costs its communicator, and no memory beyond a bound.
+/// A peer that asks on and on costs its communicator while its link takes nothing. It costs no memory beyond a
+/// bound.
 #[test]
 fn flooding_peer() {
     let build = |seed| {

@@ -1,6 +1,6 @@
-//! What an operation between two engines over TCP costs, then an AllReduce of f32 between four in one process, exact and coded.
-//! Engines and tenants run in one thread, so that the time is the processor time of all of them. Prints the median and range of
-//! each case. `OPERATIONS_RUNS` sets how many runs.
+//! What an operation between two engines over TCP costs. After it comes an AllReduce of f32 between four in one process, exact
+//! and coded. Engines and tenants run in one thread, so that the time is the processor time of all of them. Prints the median
+//! and range of each case. `OPERATIONS_RUNS` sets how many runs.
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)] // no part of the product
 
 #[path = "../tests/engine/common.rs"]

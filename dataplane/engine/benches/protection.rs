@@ -1,4 +1,4 @@
-//! What the protection of links costs an AllReduce of u64 between two engines over TCP, sizes by protections as a table.
+//! What the protection of links costs an AllReduce of u64 between two engines over TCP. It prints sizes by protections as a table.
 //! Engines and tenants run in one thread, so that the time is the processor time of all of them, both hosts' together. Runs of the
 //! protections take turns; a run is the median of its operations. `PROTECTION_RUNS` sets how many runs.
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)] // no part of the product

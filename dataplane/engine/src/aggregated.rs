@@ -3,6 +3,9 @@
 use crate::attachment::Attachment;
 use crate::coded::mix;
 use crate::communicator_state::{CommunicatorState, ExtraStaging};
+use crate::passes::{Kernel, Pass, PassSharing};
+use crate::slices::Slices;
+use crate::step::Located;
 use crate::table::Table;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
@@ -14,6 +17,7 @@ use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes::{Code, Squares, Store, decode_part, encode_shared, ranges, signal};
 use harmonaize_plan::MAX_SOURCES;
 use harmonaize_shm::Memory;
+use std::sync::Arc;
 
 mod endpoint;
 mod path;
@@ -143,14 +147,14 @@ impl<'a> SegmentTensors<'a> {
         segment: &Segment,
         at: u64,
         bytes: u64,
-    ) -> Option<ViewMut<'a>> {
+    ) -> Option<Located<'a>> {
         let size = segment.signature.dtype.size() as u64;
         let base = if segment.retains_output() {
             self.member.extra_offset(segment, size, ExtraStaging::Result)
         } else {
             0
         };
-        self.member.staging_of(channel)?.view_mut(base + at, bytes).ok()
+        Some((self.member.staging_of(channel)?, base + at, bytes))
     }
 
     /// Where bytes of a broadcast go, from `at` of the segment on.
@@ -160,44 +164,45 @@ impl<'a> SegmentTensors<'a> {
         segment: &Segment,
         at: u64,
         bytes: u64,
-    ) -> Option<ArrayVec<ViewMut<'a>, MAX_SOURCES>> {
+    ) -> Option<ArrayVec<Located<'a>, MAX_SOURCES>> {
         if segment.stages_output() {
             return Some(ArrayVec::from_iter([self.staged_output(channel, segment, at, bytes)?]));
         }
-        let start = segment.lo * segment.signature.dtype.size() as u64;
-        let mut views = ArrayVec::new();
-        for local in &self.member.locals {
-            let (memory, tensor) = self.tensor(segment, &segment.signature, local.rank, true, 0)?;
-            views.try_push(memory.view_mut(tensor + start + at, bytes).ok()?).ok()?;
-        }
-        Some(views)
+        let mut places = self.outputs(segment, &segment.signature, segment.lo, bytes)?;
+        places.iter_mut().for_each(|(_, place, _)| *place += at);
+        Some(places)
     }
 
     /// Bytes of the root's input, from `at` of the segment on.
-    fn root_input(&self, segment: &Segment, at: u64, bytes: u64) -> Option<View<'a>> {
+    fn root_input(&self, segment: &Segment, at: u64, bytes: u64) -> Option<Located<'a>> {
         let signature = &segment.signature;
         let (memory, tensor) = self.tensor(segment, signature, signature.root, false, segment.lo)?;
-        memory.view(tensor + at, bytes).ok()
+        Some((memory, tensor + at, bytes))
     }
 
     fn load_broadcast(&self, index: SegmentIndex, at: u64, to: &mut [u8]) -> Option<()> {
         let (_, segment, _) = self.segment(index)?;
-        let from = self.root_input(segment, at, to.len() as u64)?;
-        harmonaize_kernels::copy(from, &[to.into()]).ok()
+        let (memory, from, bytes) = self.root_input(segment, at, to.len() as u64)?;
+        harmonaize_kernels::copy(memory.view(from, bytes).ok()?, &[to.into()]).ok()
     }
 
     fn store_broadcast(&self, index: SegmentIndex, at: u64, bytes: &[u8]) -> Option<()> {
         let (channel, segment, _) = self.segment(index)?;
-        let places = self.places(channel, segment, at, bytes.len() as u64)?;
+        let places = views(&self.places(channel, segment, at, bytes.len() as u64)?)?;
         harmonaize_kernels::copy(bytes.into(), &places).ok()
     }
 
-    /// What a root broadcasts, to its own ranks.
-    pub(crate) fn copy_root_output(&self, channel: ChannelId) -> Option<()> {
+    /// What a root broadcasts, to its own ranks. Returns whether all is done.
+    pub(crate) fn copy_root_output(
+        &self,
+        channel: ChannelId,
+        (passes, slices): (&mut PassSharing, &mut Slices),
+    ) -> Option<bool> {
         let segment = self.member.core.segment(channel)?;
         let bytes = (segment.hi - segment.lo) * segment.signature.dtype.size() as u64;
-        let places = self.places(channel, segment, 0, bytes)?;
-        harmonaize_kernels::copy(self.root_input(segment, 0, bytes)?, &places).ok()
+        let destinations = &self.places(channel, segment, 0, bytes)?;
+        let sources = &[self.root_input(segment, 0, bytes)?];
+        passes.run(&[Pass { kernel: &Kernel::Copy, whole: 0, sources, destinations }], slices).ok()
     }
 
     /// A rank's memory and where in it the tensor's bytes from element `at` on lie.
@@ -208,7 +213,7 @@ impl<'a> SegmentTensors<'a> {
         rank: Rank,
         output: bool,
         at: u64,
-    ) -> Option<(&'a Memory, u64)> {
+    ) -> Option<(&'a Arc<Memory>, u64)> {
         let local = self.member.local(rank)?;
         let call = self.member.pending(segment.operation, rank)?;
         let region = if output { &call.output } else { &call.input };
@@ -223,13 +228,13 @@ impl<'a> SegmentTensors<'a> {
         signature: &Signature,
         at: u64,
         bytes: u64,
-    ) -> Option<ArrayVec<ViewMut<'a>, MAX_SOURCES>> {
-        let mut views = ArrayVec::new();
+    ) -> Option<ArrayVec<Located<'a>, MAX_SOURCES>> {
+        let mut places = ArrayVec::new();
         for local in &self.member.locals {
             let (memory, offset) = self.tensor(segment, signature, local.rank, true, at)?;
-            views.try_push(memory.view_mut(offset, bytes).ok()?).ok()?;
+            places.try_push((memory, offset, bytes)).ok()?;
         }
-        Some(views)
+        Some(places)
     }
 
     fn inputs(
@@ -337,6 +342,7 @@ impl<'a> SegmentTensors<'a> {
         } else {
             self.outputs(segment, &signature, segment.lo + offset, bytes)?
         };
+        let outputs = views(&outputs)?;
         let (first, others) = outputs.split_first()?;
         let coder = self.coder?;
         // What is held is divided when it goes to the outputs.
@@ -362,19 +368,32 @@ impl<'a> SegmentTensors<'a> {
         if others.is_empty() { Some(()) } else { harmonaize_kernels::copy(first.as_view(), others).ok() }
     }
 
-    /// Copies a sum that was held to where it belongs.
-    pub(crate) fn copy_out(&self, channel: ChannelId) -> Option<()> {
+    /// Copies a sum that was held to where it belongs. Returns whether all is done.
+    ///
+    /// It stays held, and goes on to be copied, if hosts begin its segment again between two slices.
+    pub(crate) fn copy_out(
+        &self,
+        channel: ChannelId,
+        (passes, slices): (&mut PassSharing, &mut Slices),
+    ) -> Option<bool> {
         let segment = self.member.core.segment(channel)?;
         let signature = segment.signature;
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;
-        let held = self.staged_output(channel, segment, 0, bytes)?.as_view();
-        let outputs = self.outputs(segment, &signature, segment.lo, bytes)?;
-        if signature.reduce == ReduceOp::Average {
-            let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
-            return harmonaize_kernels::reduce(op, dtype, &[held], &outputs, of).ok();
-        }
-        harmonaize_kernels::copy(held, &outputs).ok()
+        let sources = &[self.staged_output(channel, segment, 0, bytes)?];
+        let destinations = &self.outputs(segment, &signature, segment.lo, bytes)?;
+        let kernel = &match signature.reduce {
+            op @ ReduceOp::Average => {
+                Kernel::Reduce { op, dtype: signature.dtype, divide: Some(self.member.ranks) }
+            }
+            _ => Kernel::Copy,
+        };
+        passes.run(&[Pass { kernel, whole: 0, sources, destinations }], slices).ok()
     }
+}
+
+/// Views of what lies there.
+fn views<'a>(places: &[Located<'a>]) -> Option<ArrayVec<ViewMut<'a>, MAX_SOURCES>> {
+    places.iter().map(|(memory, at, bytes)| memory.view_mut(*at, *bytes).ok()).collect()
 }
 
 /// Cost: a pass over each local rank's part of the chunk, and a search among the channels.

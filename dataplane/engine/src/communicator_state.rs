@@ -1,10 +1,11 @@
-//! A communicator as the engine holds it: the state machine, its links and landing rings, staging, and the calls of its
-//! local ranks.
+//! A communicator as the engine holds it. It has the state machine, its links and landing rings, staging, and the calls
+//! of its local ranks.
 
 use crate::aggregated::AggregatorPath;
 use crate::backlog::Backlog;
 use crate::command::CommunicatorStatus;
 use crate::p2p::P2pState;
+use crate::slices::Unfinished;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Urgency};
@@ -23,6 +24,9 @@ use std::sync::Arc;
 
 /// Staging slots start at multiples of this many bytes.
 const ALIGNMENT: u64 = 64;
+
+/// Bytes of what adds nothing that are written at once.
+const ROW: usize = 4096;
 
 /// A rank that this agent drives.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
@@ -122,6 +126,9 @@ pub(crate) struct CommunicatorState {
     /// By channel: the segment, and the first of its steps whose blocks are not copied yet. Where it is forgotten they are copied again.
     #[serde(skip)]
     copied: Vec<Option<(SegmentId, Epoch, StepId)>>,
+    /// What it is in the midst of, and does nothing else before. At a hand-over there is nothing.
+    #[serde(skip)]
+    pub(crate) unfinished: Option<Unfinished>,
     /// Whether something has happened to it since it last had nothing to do.
     #[serde(skip)]
     pub(crate) pending: bool,
@@ -179,9 +186,16 @@ impl CommunicatorState {
             ended: false,
             begun: vec![None; usize::from(parts.channels)],
             copied: vec![None; usize::from(parts.channels)],
+            unfinished: None,
             pending: true,
             resting: None,
         }
+    }
+
+    /// What it is in the midst of. Of one that has failed the rest is dropped: its memory may be the tenant's again.
+    pub(crate) fn take_unfinished(&mut self) -> Option<Unfinished> {
+        self.unfinished.as_ref()?;
+        self.unfinished.take().filter(|_| self.core.failure().is_none())
     }
 
     /// Something has happened to it: it has turns again. Until when it would have rested, if it did.
@@ -283,7 +297,8 @@ impl CommunicatorState {
         self.calls.iter().filter_map(|call| Some((self.local(call.rank?)?, call.cookie)))
     }
 
-    /// How urgent its operations are: each of the communicator's as the most urgent, for which the others are in the way.
+    /// How urgent the communicator's operations are. Each counts as the most urgent of them, for which the others are in
+    /// the way.
     pub(crate) fn urgency(&self) -> Urgency {
         Urgency { class: self.most_urgent().unwrap_or(TrafficClass::Latency), ..self.special }
     }
@@ -381,10 +396,14 @@ impl CommunicatorState {
             element.iter_mut().skip(bytes - 1).step_by(bytes).for_each(|sign| *sign = 0x80);
         }
         let element = element.get(..dtype.size()).unwrap_or_default();
-        for offset in (0..bytes).step_by(dtype.size()) {
-            let to = staging.view_mut(at + offset, element.len() as u64)?;
+        // Whole elements, of any type.
+        let mut row = [0_u8; ROW];
+        row.iter_mut().zip(element.iter().cycle()).for_each(|(to, byte)| *to = *byte);
+        for offset in (0..bytes).step_by(ROW) {
+            let row = row.get(..ROW.min((bytes - offset) as usize)).unwrap_or_default();
+            let to = staging.view_mut(at + offset, row.len() as u64)?;
             // Of one length.
-            let _ = harmonaize_kernels::copy(element.into(), &[to]);
+            let _ = harmonaize_kernels::copy(row.into(), &[to]);
         }
         Ok(())
     }

@@ -38,7 +38,8 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// Whether a communicator may have something to do after it: not after a look at it, nor after its turn, which says so itself.
+    /// Whether a communicator may have something to do after the task. A look at it gives none, nor does its turn,
+    /// which reports that itself.
     fn wakes(self) -> bool {
         match self {
             Self::Call | Self::Command | Self::Frame | Self::Links | Self::Transfer => true,

@@ -19,6 +19,7 @@ use crate::p2p;
 use crate::passes::PassSharing;
 use crate::reaper::Reaper;
 use crate::sharing::Sharing;
+use crate::slices::{Progress, Slices, Slicing, Unfinished};
 use crate::step::{CodedStep, ExecuteError, StepResult};
 use crate::table::{Key, Table};
 use crate::transfer::{COUNTS, PendingTransfer, tag, untag};
@@ -56,6 +57,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often timers are looked at while there is work.
 const TIMER_INTERVAL: Duration = Duration::from_millis(1);
 
+/// What a step consumes, or sends.
+type Messages = ArrayVec<PeerMessage, MAX_STEP_PEERS>;
+
 /// See the crate's documentation. The transport is the agent's way to others.
 pub struct Engine {
     pub(crate) transport: Box<dyn Transport + Send>,
@@ -87,6 +91,7 @@ pub struct Engine {
     pub(crate) marks: MarkWriter,
     /// With which other threads it shares long passes.
     pub(crate) passes: PassSharing,
+    pub(crate) slicing: Slicing,
     pub(crate) start: Instant,
     pub(crate) timers: Nanos,
     pub(crate) stopping: bool,
@@ -130,6 +135,7 @@ impl Engine {
             wake,
             marks: MarkWriter::default(),
             passes: PassSharing::default(),
+            slicing: Slicing::default(),
             start: Instant::now(),
             timers: Nanos(0),
             stopping: false,
@@ -145,6 +151,12 @@ impl Engine {
     /// From now on long passes over memory are shared with the other threads of the agent.
     pub fn share_passes(&mut self, passes: PassSharing) {
         self.passes = passes;
+    }
+
+    /// Has each action give up its turn after so many bytes that it reads and writes, whatever the time. At least it does 64 of each
+    /// operand before. Tests call this, before the first operation: an action then ends in the midst as often as it can.
+    pub fn slice_actions(&mut self, bytes: usize) {
+        self.slicing = Slicing::each(bytes);
     }
 
     /// From now on packets to aggregators over UDP carry the code point of their operations' class; none: they stay unmarked.
@@ -394,7 +406,15 @@ impl Engine {
             if !member.backlog.is_empty() {
                 break;
             }
-            let Some(action) = member.core.poll(now) else {
+            let mut progress = Progress::default();
+            let action = match member.take_unfinished() {
+                Some(unfinished) => {
+                    progress = unfinished.progress;
+                    Some(unfinished.action)
+                }
+                None => member.core.poll(now),
+            };
+            let Some(action) = action else {
                 if member.core.finished() || member.core.failure().is_some() {
                     let status = member.core.failure().map_or(Code::Destroyed, status_of);
                     let (communicator, ended) = (member.id, member.ended);
@@ -407,7 +427,14 @@ impl Engine {
             };
             worked += 1;
             let long = is_long(&action);
-            self.execute(now, key, action);
+            let mut slices = self.slicing.begin(self.start, until, progress);
+            if let Some(action) = self.execute(now, key, action, &mut slices) {
+                if let Some(member) = self.communicators.get_mut(key) {
+                    member.unfinished = Some(slices.stand_by(action));
+                    member.core.handle_progress(now);
+                }
+                return (worked, true);
+            }
             let over = match until {
                 None => worked >= QUANTUM,
                 Some(until) => (long || worked.is_multiple_of(QUANTUM)) && self.now() >= until,
@@ -419,21 +446,41 @@ impl Engine {
         (worked, false)
     }
 
-    fn execute(&mut self, now: Nanos, key: Key, action: Action) {
-        let Some(member) = self.communicators.get_mut(key) else { return };
+    /// Finishes what communicators are in the midst of, however long that takes.
+    pub(crate) fn finish_actions(&mut self) {
+        for place in 0..self.communicators.places() {
+            let Some(key) = self.communicators.key_at(place) else { continue };
+            if self.communicators.get(key).is_none_or(|member| member.unfinished.is_none()) {
+                continue;
+            }
+            self.contain((key, Task::Turn), |engine| {
+                let (now, slicing) = (engine.now(), engine.slicing.unending());
+                let taken = engine.communicators.get_mut(key).and_then(CommunicatorState::take_unfinished);
+                let Some(Unfinished { action, progress }) = taken else { return };
+                let left = engine.execute(now, key, action, &mut slicing.begin(engine.start, None, progress));
+                debug_assert!(left.is_none(), "nothing ends a turn, and yet it is over");
+            });
+        }
+    }
+
+    /// Executes an action, or goes on with it. Returns it if its turn is over in its midst.
+    fn execute(&mut self, now: Nanos, key: Key, action: Action, slices: &mut Slices) -> Option<Action> {
+        let member = self.communicators.get_mut(key)?;
         let communicator = member.id;
         match action {
             Action::Step { channel, step, sources, sends } => {
-                self.step(now, key, (channel, step), &sources, sends)
+                return self.step(now, key, (channel, step), (sources, sends), slices);
             }
             Action::P2pSend { rank, token, offset, step, message } => {
                 self.p2p_send(key, (rank, token), (offset, step), message)
             }
             Action::P2pReceive { rank, token, offset, step, message } => {
-                self.p2p_receive(now, key, (rank, token), (offset, step), message)
+                let done = self.p2p_receive(now, key, (rank, token), (offset, step), message, slices);
+                return (!done).then_some(Action::P2pReceive { rank, token, offset, step, message });
             }
             Action::P2pCopy { from, to, offset, bytes, step } => {
-                self.p2p_copy(now, key, (from, to), (offset, bytes), step)
+                let done = self.p2p_copy(now, key, (from, to), (offset, bytes), step, slices);
+                return (!done).then_some(Action::P2pCopy { from, to, offset, bytes, step });
             }
             Action::P2pComplete { rank, token, receipt } => self.p2p_complete(key, rank, token, &receipt),
             Action::Post { channel, step, peer, sequence } => self.post(key, (channel, step), peer, sequence),
@@ -444,8 +491,14 @@ impl Engine {
                     path.worker.stop();
                 }
             }
-            Action::Aggregate { channel } => self.aggregate(now, key, channel),
-            Action::CopyOut { channel } => self.copy_out(key, channel),
+            Action::Aggregate { channel } => {
+                let done = self.aggregate(now, key, channel, slices);
+                return (!done).then_some(Action::Aggregate { channel });
+            }
+            Action::CopyOut { channel } => {
+                let done = self.copy_out(key, channel, slices);
+                return (!done).then_some(Action::CopyOut { channel });
+            }
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
@@ -472,31 +525,43 @@ impl Engine {
                 self.drop_links(communicator, retired);
             }
         }
+        None
     }
 
-    /// Executes a step of the segment on a channel: its memory operands, then its sends.
+    /// Executes a step of the segment on a channel: its memory operands, then its sends. Or goes on with that. Returns the action if
+    /// the turn is over in its midst.
     fn step(
         &mut self,
         now: Nanos,
         key: Key,
         (channel, step): (ChannelId, StepId),
-        sources: &ArrayVec<PeerMessage, MAX_STEP_PEERS>,
-        mut sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
-    ) {
-        let Some(member) = self.communicators.get_mut(key) else { return };
-        if let Err(error) = begin_step(member, &self.attachments, &self.marks, channel, step) {
-            return member.fail_internal(&error.to_string());
+        (sources, mut sends): (Messages, Messages),
+        slices: &mut Slices,
+    ) -> Option<Action> {
+        let member = self.communicators.get_mut(key)?;
+        if !slices.is_resumed()
+            && let Err(error) = begin_step(member, &self.attachments, &self.marks, channel, step)
+        {
+            member.fail_internal(&error.to_string());
+            return None;
+        }
+        // It was counted with the step that copied its blocks.
+        if member.is_copied(channel, step) {
+            return None;
         }
         let tag = tag(key, channel, step);
-        member.bytes_touched += touched(member, channel, step);
-        if member.is_copied(channel, step) {
-            return;
-        }
-        let context = Context { member, attachments: &self.attachments, channel, sources };
-        let result = run_step(&context, &mut self.passes, key, (step, tag), &mut self.pending_transfers);
+        let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
+        let (by, asked) = ((&mut self.passes, &mut *slices), &mut self.pending_transfers);
+        let result = run_step(&context, by, key, (step, tag), asked);
         for pending in self.pending_transfers.drain(..) {
             transfer(&mut self.attachments, &mut self.broken, pending);
         }
+        let whole = match &result {
+            Ok(StepResult::Unfinished) => None,
+            Ok(StepResult::Copied { steps }) => Some(touched(member, channel, step, *steps)),
+            _ => Some(touched(member, channel, step, 1)),
+        };
+        member.bytes_touched += slices.charge(whole);
         let from = match result {
             Ok(StepResult::Sends(from)) => from,
             Ok(StepResult::Coded(outcome)) => {
@@ -505,14 +570,23 @@ impl Engine {
                 sends.iter_mut().for_each(|message| message.bytes = bytes);
                 outcome.from
             }
-            Ok(StepResult::Copied { steps }) => return member.set_copied(channel, step, steps),
+            Ok(StepResult::Unfinished) => return Some(Action::Step { channel, step, sources, sends }),
+            Ok(StepResult::Copied { steps }) => {
+                member.set_copied(channel, step, steps);
+                return None;
+            }
             Ok(StepResult::Transfer(pending)) if pending.span.bytes() == 0 => {
-                return member.core.handle_completion(now, channel, step);
+                member.core.handle_completion(now, channel, step);
+                return None;
             }
             Ok(StepResult::Transfer(pending)) => {
-                return transfer(&mut self.attachments, &mut self.broken, pending);
+                transfer(&mut self.attachments, &mut self.broken, pending);
+                return None;
             }
-            Err(error) => return member.blame(&error),
+            Err(error) => {
+                member.blame(&error);
+                return None;
+            }
         };
         crate::containment::strike(Task::Step);
         member.bytes_received += sources.iter().map(|message| u64::from(message.bytes)).sum::<u64>();
@@ -521,6 +595,7 @@ impl Engine {
             self.marks.write(MarkKind::Sent, || of_message(member, sent.peer, &sent.header, sent.bytes));
         }
         (0..empty).for_each(|_| member.core.handle_completion(now, channel, step));
+        None
     }
 
     /// Offers the transport where a payload to come may land.
@@ -695,7 +770,8 @@ impl Work for Engine {
     }
 }
 
-/// Gets a segment ready for a step: its staging, its mark, and before its first step what is kept of it.
+/// Gets a segment ready for a step. It prepares its staging and its mark, and before its first step what is
+/// kept of it.
 fn begin_step(
     member: &mut CommunicatorState,
     attachments: &Table<Attachment>,
@@ -717,18 +793,18 @@ fn begin_step(
     feedback::reserve(member, channel, attachments)
 }
 
-/// Executes a step's memory operands. The transfers of error feedback that it needs go into `pending`.
+/// Executes a step's memory operands, or goes on with them. The transfers of error feedback that it needs go into `pending`.
 fn run_step(
     context: &Context<'_>,
-    passes: &mut PassSharing,
+    (passes, slices): (&mut PassSharing, &mut Slices),
     key: Key,
     (step, tag): (StepId, u64),
     pending: &mut Vec<PendingTransfer>,
 ) -> Result<StepResult, ExecuteError> {
-    if step == StepId(0) {
-        feedback::begin(context, key, pending)?;
+    if step == StepId(0) && !feedback::begin(context, (&mut *passes, &mut *slices), key, pending)? {
+        return Ok(StepResult::Unfinished);
     }
-    let result = run(context, passes, step, tag)?;
+    let result = run(context, (passes, slices), step, tag)?;
     if let StepResult::Coded(CodedStep { residual_part: Some(part), .. }) = &result {
         feedback::store_residual(context, key, *part, pending)?;
     }

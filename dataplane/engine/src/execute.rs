@@ -4,6 +4,7 @@ use crate::coded;
 use crate::communicator_state::CommunicatorState;
 use crate::context::Context;
 use crate::passes::{Kernel, Pass, PassSharing};
+use crate::slices::Slices;
 use crate::step::{
     ExecuteError, Located, MAX_DESTINATIONS, StepResult, is_coded, is_peer_operand, tensor_range,
 };
@@ -19,10 +20,10 @@ use zerocopy::IntoBytes;
 /// Steps whose blocks are copied at once, at most: an AllToAll of four ranks has as many.
 const MAX_BLOCKS: usize = 16;
 
-/// Executes a step's memory operands. Cost: one pass over each source and destination; no allocation.
+/// Executes a step's memory operands, or goes on with them. Cost: one pass over each source and destination; no allocation.
 pub(crate) fn run(
     context: &Context<'_>,
-    passes: &mut PassSharing,
+    (passes, slices): (&mut PassSharing, &mut Slices),
     step: StepId,
     tag: u64,
 ) -> Result<StepResult, ExecuteError> {
@@ -37,23 +38,27 @@ pub(crate) fn run(
     match step.kind {
         StepKind::Fetch | StepKind::Store => transfer(context, step, tag, &place),
         StepKind::Move | StepKind::Reduce { .. } => {
-            let steps = copy_blocks(context, passes, (segment, size), number)?;
-            if steps > 0 {
-                return Ok(StepResult::Copied { steps });
+            let by = (&mut *passes, &mut *slices);
+            match copy_blocks(context, by, (segment, size), number)? {
+                Some(0) => {}
+                Some(steps) => return Ok(StepResult::Copied { steps }),
+                None => return Ok(StepResult::Unfinished),
             }
             let posted = context.sources.iter().any(|message| message.posted);
             let aliased = |operand: &Operand| context.is_aliased(segment, operand);
             let factors = factors(context, segment, step)?;
             let whole = whole_bytes(context.member, &signature);
-            let by = (passes, whole, context.member.ranks);
-            compute(by, step, &signature, (&place, &aliased), posted, factors)?;
-            Ok(StepResult::Sends(send_from(step, &place)?))
+            let by = (passes, slices, whole, context.member.ranks);
+            match compute(by, step, &signature, (&place, &aliased), posted, factors)? {
+                true => Ok(StepResult::Sends(send_from(step, &place)?)),
+                false => Ok(StepResult::Unfinished),
+            }
         }
     }
 }
 
-/// The bytes of the largest tensor of which a step writes a part, if nobody but the ranks reads it next; else 0. What goes on to a peer is
-/// better left in the caches.
+/// The bytes of the largest tensor of which a step writes a part, if only the ranks read it next. Otherwise it is 0. What goes on to a
+/// peer is better left in the caches.
 fn whole_bytes(member: &CommunicatorState, signature: &Signature) -> usize {
     let elements = signature.count.saturating_mul(signature.collective.max_blocks(member.ranks).into());
     let bytes = elements.saturating_mul(signature.dtype.size() as u64);
@@ -127,11 +132,12 @@ pub(crate) fn post(
     Ok(())
 }
 
-/// Bytes of memory that a step reads and writes here.
-pub(crate) fn touched(member: &CommunicatorState, channel: ChannelId, step: StepId) -> u64 {
+/// Bytes of memory that so many steps from this one on read and write here.
+pub(crate) fn touched(member: &CommunicatorState, channel: ChannelId, step: StepId, steps: u32) -> u64 {
     let Some((segment, size)) = member.segment_and_size(channel) else { return 0 };
-    let Some(step) = segment.program.steps.get(step.0 as usize) else { return 0 };
-    let here = step.sources.iter().chain(&step.destinations).filter(|operand| !is_peer_operand(operand));
+    let steps = segment.program.steps.iter().skip(step.0 as usize).take(steps as usize);
+    let operands = steps.flat_map(|step| step.sources.iter().chain(&step.destinations));
+    let here = operands.filter(|operand| !is_peer_operand(operand));
     here.map(|operand| tensor_range(segment, size, operand).1).sum()
 }
 
@@ -153,22 +159,22 @@ fn send_from<'a>(
 type Places<'a, 'b> =
     (&'b dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>, &'b dyn Fn(&Operand) -> bool);
 
-/// `by`: with whom passes are shared, what [`whole_bytes`] says, and how many ranks there are. `posted`: the only source lies in the first
-/// memory destination already. `factors`: what sources are multiplied by.
+/// `by`: with whom passes are shared, and their slices; what [`whole_bytes`] says, and how many ranks there are. `posted`: the only
+/// source lies in the first memory destination already. `factors`: what sources are multiplied by. Returns whether all is done.
 fn compute<'a>(
-    (passes, whole, ranks): (&mut PassSharing, usize, u32),
+    (passes, slices, whole, ranks): (&mut PassSharing, &mut Slices, usize, u32),
     step: &Step,
     signature: &Signature,
     (place, aliased): Places<'a, '_>,
     posted: bool,
     factors: Option<ArrayVec<f64, MAX_SOURCES>>,
-) -> Result<(), ExecuteError> {
+) -> Result<bool, ExecuteError> {
     let mut sources = ArrayVec::<Located<'_>, MAX_SOURCES>::new();
     for operand in &step.sources {
         sources.try_push(place(operand)?).map_err(|_| ExecuteError::Operand(*operand))?;
     }
     if sources.first().is_none_or(|(.., bytes)| *bytes == 0) {
-        return Ok(());
+        return Ok(true);
     }
     let (op, dtype) = (signature.reduce, signature.dtype);
     let mut kernel = match (factors, &step.kind) {
@@ -191,28 +197,32 @@ fn compute<'a>(
         for operand in remaining.by_ref().take(MAX_DESTINATIONS) {
             destinations.push(place(operand)?);
         }
-        passes.run(&[Pass { kernel: &kernel, whole, sources: &sources, destinations: &destinations }])?;
+        let pass = Pass { kernel: &kernel, whole, sources: &sources, destinations: &destinations };
+        if !passes.run(&[pass], slices)? {
+            return Ok(false);
+        }
         if let (false, Some(first)) = (result, destinations.first()) {
             sources = ArrayVec::from_iter([*first]);
             (kernel, result) = (Kernel::Copy, true);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
-/// Copies the blocks of a step and of those after it, if each goes as it is to a place of its own. That is so in some operations
-/// within this host. Then their order is nobody's concern, and threads that share them wait once for each other. Returns how many
-/// steps are done so; none where fewer than two can be.
+/// Copies the blocks of a step and of those after it, if each goes as it is. Each must have a destination of its own.
+/// That is so in some operations within this host. Then their order is nobody's concern, and threads that share them wait
+/// once for each other. Returns how many steps are done so; none where fewer than two can be, and `None` while some of them
+/// is left.
 fn copy_blocks(
     context: &Context<'_>,
-    passes: &mut PassSharing,
+    (passes, slices): (&mut PassSharing, &mut Slices),
     (segment, size): (&Segment, u64),
     first: usize,
-) -> Result<u32, ExecuteError> {
+) -> Result<Option<u32>, ExecuteError> {
     let traits = segment.signature.collective.traits();
     let blocks = matches!(traits.pattern, Pattern::Gather | Pattern::Pairwise) && !traits.reduces;
     if !blocks || context.member.participants != 1 || segment.resume.is_some() {
-        return Ok(0);
+        return Ok(Some(0));
     }
     let place = |operand: &Operand| match operand.buffer {
         Buffer::Input(_) | Buffer::Output(_) => context.place(segment, size, operand).ok(),
@@ -231,7 +241,7 @@ fn copy_blocks(
         blocks.push((source, destinations));
     }
     if blocks.len() < 2 {
-        return Ok(0);
+        return Ok(Some(0));
     }
     let whole = whole_bytes(context.member, &segment.signature);
     let copies: ArrayVec<_, MAX_BLOCKS> = blocks
@@ -243,8 +253,8 @@ fn copy_blocks(
             destinations,
         })
         .collect();
-    passes.run(&copies)?;
-    Ok(copies.len() as u32)
+    let done = passes.run(&copies, slices)?;
+    Ok(done.then_some(copies.len() as u32))
 }
 
 fn transfer<'a>(

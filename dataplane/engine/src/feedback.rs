@@ -7,6 +7,8 @@
 use crate::attachment::Attachment;
 use crate::communicator_state::{CommunicatorState, Pending};
 use crate::context::Context;
+use crate::passes::{Kernel, Pass, PassSharing};
+use crate::slices::Slices;
 use crate::step::{ExecuteError, is_coded, tensor_range};
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
@@ -89,7 +91,8 @@ pub(crate) fn carried(
     Some(PendingTransfer { attachment, tag: tag(key, channel, UNTRACKED), store: true, offset, span })
 }
 
-/// Whether a tag's step is none of a program; if it is a fetch of what stays owed, of which local rank.
+/// Whether a tag's step is none of a program. If it is a fetch of what stays owed, it also gives the local
+/// rank.
 pub(crate) fn is_untracked(step: StepId) -> Option<Option<usize>> {
     (step.0 >= LOWEST_STEP).then(|| FETCH_RESIDUAL.checked_sub(step.0).map(|place| place as usize))
 }
@@ -150,19 +153,23 @@ impl<'a> ResidualPair<'a> {
 
 /// A segment begins, perhaps once more, by another plan: what its program does not settle stays owed. Without feedback it costs a
 /// look at each local rank's call; with it a copy of the segment where that is not coded. What has to be fetched for it goes into `pending`, for
-/// before anything else of the segment is.
+/// before anything else of the segment is. Returns whether all is done; if not, it is to be called again.
 pub(crate) fn begin(
     context: &Context<'_>,
+    (passes, slices): (&mut PassSharing, &mut Slices),
     key: Key,
     pending: &mut Vec<PendingTransfer>,
-) -> Result<(), ExecuteError> {
+) -> Result<bool, ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let coded = segment.aggregated.is_none() && segment.program.steps.iter().any(is_coded);
+    let mut done = true;
     for (index, halves) in halves(context, segment, Part::whole(0)).enumerate() {
         let (place, halves) = halves?;
         let settled = coded && index == 0;
         match halves.remote {
             _ if halves.bytes == 0 => {}
+            // It was asked for in the first turn.
+            Some(_) if slices.is_resumed() => {}
             Some((attachment, [offset, _])) => {
                 let step = if settled {
                     UNTRACKED
@@ -176,15 +183,19 @@ pub(crate) fn begin(
             }
             None if settled => {}
             None => {
-                let carried = halves.account()?.keep_residual();
-                carried.map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+                let [(from, start), (to, at)] = [halves.residual_in, halves.residual_out];
+                let (sources, destinations) = ([(from, start, halves.bytes)], [(to, at, halves.bytes)]);
+                let (kernel, whole) = (&Kernel::Copy, 0);
+                let pass = Pass { kernel, whole, sources: &sources, destinations: &destinations };
+                done = done && passes.run(&[pass], slices)?;
             }
         }
     }
-    Ok(())
+    Ok(done)
 }
 
-/// A part of the segment was encoded, and its residual set: what has to be stored for it goes into `pending`.
+/// Stores a part's residual, once the part of the segment was encoded. What has to be stored for it goes into
+/// `pending`.
 pub(crate) fn store_residual(
     context: &Context<'_>,
     key: Key,

@@ -1,4 +1,5 @@
-//! Handing everything that an engine has to the engine of another process, between two of its rounds, and taking it over there.
+//! Hands everything that an engine has to the engine of another process, between two of its rounds. That engine takes it over
+//! there.
 //!
 //! Nothing ends by it: operations go on where they stand. What is in memory that tenants map goes as descriptors; staging and landing
 //! slots, which are this process's alone, are copied. Sessions with aggregators end: hosts repeat what was under way in them, and the
@@ -107,7 +108,8 @@ struct AggregatedImage<S> {
     communicator: Key,
     epoch: Epoch,
     state: S,
-    /// How the aggregator is reached, and the number of the last packet to it; none where there is no way from here.
+    /// How the aggregator is reached, and the number of the last packet to it. None where it cannot be reached from
+    /// here.
     aggregator: Option<(Aggregator, u64)>,
 }
 
@@ -178,6 +180,7 @@ fn copied_in(descriptor: OwnedFd, bytes: u64) -> Result<Arc<Memory>, String> {
 impl Engine {
     /// Stands still, and reports all that it has; on an error it goes on.
     pub(crate) fn handle_hand_over(&mut self, thread: usize) {
+        self.finish_actions();
         let handed = self.drain().and_then(|()| self.image());
         match handed.is_ok() {
             true => self.still = true,

@@ -35,6 +35,7 @@ mod passes;
 mod reaper;
 mod run;
 mod sharing;
+mod slices;
 mod step;
 mod table;
 mod transfer;

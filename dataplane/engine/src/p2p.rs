@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::engine::{refusal, transfer};
 use crate::execute::send_all;
 use crate::passes::{Kernel, Pass, PassSharing, located};
+use crate::slices::Slices;
 use crate::step::ExecuteError;
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
@@ -85,14 +86,30 @@ fn end_of(
     })
 }
 
+/// What is to be done of a piece after its memory here was.
+enum Rest {
+    /// Nothing.
+    Done,
+    /// The copy, for the turn is over in its midst.
+    Copy,
+    /// A fetch or a store.
+    Transfer(PendingTransfer),
+}
+
 /// Copies a piece of a message of `whole` bytes.
-fn copy(passes: &mut PassSharing, whole: u64, from: &Span, to: &Span) -> Result<(), ExecuteError> {
-    passes.run(&[Pass {
+fn copy(
+    (passes, slices): (&mut PassSharing, &mut Slices),
+    whole: u64,
+    from: &Span,
+    to: &Span,
+) -> Result<Rest, ExecuteError> {
+    let pass = Pass {
         kernel: &Kernel::Copy,
         whole: usize::try_from(whole).unwrap_or(usize::MAX),
         sources: &[located(from)],
         destinations: &[located(to)],
-    }])
+    };
+    Ok(if passes.run(&[pass], slices)? { Rest::Done } else { Rest::Copy })
 }
 
 impl Engine {
@@ -121,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Stores a piece that has landed.
+    /// Stores a piece that has landed, or goes on with it. Returns whether its memory here is done with.
     pub(crate) fn p2p_receive(
         &mut self,
         now: Nanos,
@@ -129,10 +146,13 @@ impl Engine {
         to: (Rank, Token),
         (offset, step): (u64, StepId),
         message: PeerMessage,
-    ) {
-        let Some(member) = self.communicators.get_mut(key) else { return };
+        slices: &mut Slices,
+    ) -> bool {
+        let Some(member) = self.communicators.get_mut(key) else { return true };
         let bytes = u64::from(message.bytes);
-        member.bytes_received += bytes;
+        if !slices.is_resumed() {
+            member.bytes_received += bytes;
+        }
         let channel = member.core.p2p_channel();
         let mut sources = ArrayVec::<PeerMessage, MAX_STEP_PEERS>::new();
         sources.push(message);
@@ -143,21 +163,23 @@ impl Engine {
             .and_then(|(memory, at, bytes)| Span::new(memory, at, bytes).map_err(ExecuteError::from));
         let stored = landed.and_then(|from| {
             match end_of(member, &self.attachments, to, (offset, bytes), Direction::Receive)? {
-                End::Mapped(to) => copy(&mut self.passes, 0, &from, &to).map(|()| None),
+                End::Mapped(to) => copy((&mut self.passes, slices), 0, &from, &to),
                 End::Remote { attachment, offset } => {
                     let tag = tag(key, channel, step);
-                    Ok(Some(PendingTransfer { attachment, tag, store: true, offset, span: from }))
+                    Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: true, offset, span: from }))
                 }
             }
         });
         match stored {
-            Ok(None) => member.core.handle_completion(now, channel, step),
-            Ok(Some(store)) => transfer(&mut self.attachments, &mut self.broken, store),
+            Ok(Rest::Done) => member.core.handle_completion(now, channel, step),
+            Ok(Rest::Copy) => return false,
+            Ok(Rest::Transfer(store)) => transfer(&mut self.attachments, &mut self.broken, store),
             Err(error) => member.fail_internal(&error.to_string()),
         }
+        true
     }
 
-    /// Copies from one local rank's tensor to another's.
+    /// Copies from one local rank's tensor to another's, or goes on with it. Returns whether its memory here is done with.
     pub(crate) fn p2p_copy(
         &mut self,
         now: Nanos,
@@ -165,8 +187,9 @@ impl Engine {
         (from, to): ((Rank, Token), (Rank, Token)),
         range: (u64, u64),
         step: StepId,
-    ) {
-        let Some(member) = self.communicators.get_mut(key) else { return };
+        slices: &mut Slices,
+    ) -> bool {
+        let Some(member) = self.communicators.get_mut(key) else { return true };
         let channel = member.core.p2p_channel();
         let tag = tag(key, channel, step);
         let attachments = &self.attachments;
@@ -174,12 +197,12 @@ impl Engine {
         let ends = end_of(member, attachments, from, range, Direction::Send)
             .and_then(|from| Ok((from, end_of(member, attachments, to, range, Direction::Receive)?)));
         let first = ends.and_then(|ends| match ends {
-            (End::Mapped(from), End::Mapped(to)) => copy(&mut self.passes, whole, &from, &to).map(|()| None),
+            (End::Mapped(from), End::Mapped(to)) => copy((&mut self.passes, slices), whole, &from, &to),
             (End::Mapped(span), End::Remote { attachment, offset }) => {
-                Ok(Some(PendingTransfer { attachment, tag, store: true, offset, span }))
+                Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: true, offset, span }))
             }
             (End::Remote { attachment, offset }, End::Mapped(span)) => {
-                Ok(Some(PendingTransfer { attachment, tag, store: false, offset, span }))
+                Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: false, offset, span }))
             }
             (End::Remote { attachment, offset }, End::Remote { attachment: theirs, offset: there }) => {
                 let span = member.p2p.reserve(range.1)?;
@@ -191,14 +214,16 @@ impl Engine {
                     span: span.clone(),
                 };
                 member.p2p.fetched.push((step, span.clone(), Next::Store(store)));
-                Ok(Some(PendingTransfer { attachment, tag, store: false, offset, span }))
+                Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: false, offset, span }))
             }
         });
         match first {
-            Ok(None) => member.core.handle_completion(now, channel, step),
-            Ok(Some(first)) => transfer(&mut self.attachments, &mut self.broken, first),
+            Ok(Rest::Done) => member.core.handle_completion(now, channel, step),
+            Ok(Rest::Copy) => return false,
+            Ok(Rest::Transfer(first)) => transfer(&mut self.attachments, &mut self.broken, first),
             Err(error) => member.fail_internal(&error.to_string()),
         }
+        true
     }
 
     /// Reports a send or a receive that has ended well.

@@ -1,4 +1,5 @@
-//! Long passes over memory, which threads of one agent share: whose pass it is offers its pieces, who idles takes some of them.
+//! Long passes over memory, which threads of one agent share. The thread whose pass it is offers its pieces, and idle threads
+//! take some of them.
 //!
 //! A large operation within a host is passes over memory and nothing else, and one core moves less than the memory can. A pass of an
 //! operation that moves [`SHARE_FROM`] bytes or more is cut into pieces. The thread whose pass it is takes one after the other;
@@ -6,7 +7,10 @@
 //!
 //! A thread that serves a tenant's small operations is never quiet, so that nobody's large tensors hold those up. One that helps looks
 //! for work of its own after [`LONGEST`]. Spans keep the memory mapped until the last piece is done, whatever becomes of the tenant.
+//!
+//! Where the owner's turn is over in its midst, a pass is closed with pieces left: see [`crate::slices`]. Nobody works on it until it is taken up.
 
+use crate::slices::Slices;
 use crate::step::{ExecuteError, Located, MAX_DESTINATIONS};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
@@ -20,8 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Operations that read and write as many bytes share their passes: as much as the second-level cache of a core has. Two cores keep in
-/// theirs what one can't, so that an AllToAll of 4 ranks of 256 KiB takes 0.55 of the time.
+/// Operations that read and write as many bytes share their passes. It is as much as the second-level cache of a core has. Two cores
+/// keep in theirs what one can't, so that an AllToAll of 4 ranks of 256 KiB takes 0.55 of the time.
 const SHARE_FROM: usize = 2 << 20;
 /// Bytes that a piece reads and writes, about: some 5 us. It bounds how long one thread waits for another's last piece.
 const PIECE: usize = 64 << 10;
@@ -101,6 +105,18 @@ impl Pass<'_, '_> {
         self.bytes().saturating_mul(self.operands())
     }
 
+    /// Bytes that a piece has of each operand, where slices have so many.
+    fn piece(&self, slice: usize) -> usize {
+        // Small ones are what tests ask for; 64 bytes are whole elements, too.
+        let grain = slice.min(GRAIN).next_power_of_two().max(64);
+        (PIECE.min(slice) / self.operands()).max(1).next_multiple_of(grain)
+    }
+
+    /// How many pieces it has.
+    fn pieces(&self, slice: usize) -> usize {
+        self.bytes().div_ceil(self.piece(slice))
+    }
+
     /// A part of it, of so many bytes from an offset.
     fn run(&self, offset: u64, bytes: u64) -> Result<(), ExecuteError> {
         let mut sources = ArrayVec::<View<'_>, MAX_SOURCES>::new();
@@ -139,14 +155,14 @@ struct Shared {
 }
 
 impl Shared {
-    /// A pass by its number, and that of its first piece.
-    fn new(pass: &Pass<'_, '_>, number: u64, first: usize) -> Result<Self, MemoryError> {
+    /// A pass by its number, that of its first piece, and the bytes of a piece.
+    fn new(pass: &Pass<'_, '_>, number: u64, first: usize, piece: usize) -> Result<Self, MemoryError> {
         let mut shared = Self {
             number,
             kernel: pass.kernel.clone(),
             whole: pass.whole,
             bytes: pass.bytes(),
-            piece: (PIECE / pass.operands()).next_multiple_of(GRAIN),
+            piece,
             first,
             sources: ArrayVec::new(),
             destinations: ArrayVec::new(),
@@ -244,7 +260,8 @@ impl Place {
         Some((pass, offer.passes.get(pass)?.range(piece)))
     }
 
-    /// A piece for another thread, which has its pass already or gets it; it counts as helping until it says that it is done.
+    /// Takes a piece for another thread, which has its pass already or gets it. The thread counts as helping until it reports
+    /// that it is done.
     fn take_for_other(&self, last: Option<Shared>) -> Option<(Shared, usize)> {
         let mut offer = self.offer();
         let piece = offer.open.next_back()?;
@@ -381,20 +398,34 @@ impl PassSharing {
         helped.map_or(0, |helped| helped.swap(0, Ordering::Relaxed))
     }
 
-    /// Runs passes of which none reads what another writes: alone if they are short or nobody is quiet, else with who is. Nothing is
-    /// allocated once as many have been shared at a time.
-    pub(crate) fn run(&mut self, passes: &[Pass<'_, '_>]) -> Result<(), ExecuteError> {
+    /// Runs passes of which none reads what another writes. It runs alone if they are short or nobody is quiet, else with who is.
+    /// Nothing is allocated once as many have been shared at a time. Returns whether all is done, which it is not where the turn
+    /// is over; what was done in an earlier turn is skipped.
+    pub(crate) fn run(&mut self, passes: &[Pass<'_, '_>], slices: &mut Slices) -> Result<bool, ExecuteError> {
         if passes.iter().any(|pass| !pass.is_even()) {
             return Err(ExecuteError::Kernel("its operands differ in length".to_owned()));
         }
+        let pieces: usize = passes.iter().map(|pass| pass.pieces(slices.bytes())).sum();
+        let Some(open) = slices.open(pieces) else { return Ok(true) };
         let touched: usize = passes.iter().map(Pass::touched).sum();
         let whole = passes.iter().map(|pass| pass.whole).max().unwrap_or(0);
         // They may be one block of many: four ranks read and write the eightfold of what each has.
         let long = touched.max(whole.saturating_mul(8)) >= SHARE_FROM && touched >= 2 * PIECE;
-        if !long || !self.wake_one() {
-            return passes.iter().try_for_each(|pass| pass.run(0, pass.bytes() as u64));
-        }
-        self.share(passes)
+        let left = open.len();
+        let rest = if long && self.wake_one() {
+            self.share(passes, slices, open)?
+        } else if touched > slices.bytes() || left < pieces {
+            // A short set may have been shared and closed. Nothing that is done is done again: it may be a sum in place.
+            run_alone(passes, slices, open)?
+        } else if slices.ends_before(touched) {
+            open
+        } else {
+            passes.iter().try_for_each(|pass| pass.run(0, pass.bytes() as u64))?;
+            0..0
+        };
+        // Pieces are about as long as each other.
+        let done = left.saturating_sub(rest.len());
+        Ok(slices.close(rest, touched.saturating_mul(done) / pieces.max(1)))
     }
 
     /// Whether a thread is there that helps; one that sleeps is woken if all that help do.
@@ -420,7 +451,13 @@ impl PassSharing {
         true
     }
 
-    fn share(&mut self, passes: &[Pass<'_, '_>]) -> Result<(), ExecuteError> {
+    /// Offers these pieces of passes to all. Returns those that are left, which nobody works on.
+    fn share(
+        &mut self,
+        passes: &[Pass<'_, '_>],
+        slices: &mut Slices,
+        open: Range<usize>,
+    ) -> Result<Range<usize>, ExecuteError> {
         let Some(own) = self.places.get(self.number) else { return Err(ExecuteError::NoSource) };
         own.failed.store(false, Ordering::Relaxed);
         let closing = Closing(own);
@@ -429,27 +466,65 @@ impl PassSharing {
         let mut first = 0;
         for pass in passes {
             self.passes += 1;
-            let shared = Shared::new(pass, self.passes, first)?;
-            first += shared.bytes.div_ceil(shared.piece);
+            let shared = Shared::new(pass, self.passes, first, pass.piece(slices.bytes()))?;
+            first += pass.pieces(slices.bytes());
             offer.passes.push(shared);
         }
-        offer.open = 0..first;
+        offer.open = open;
         drop(offer);
         own.offered.store(true, Ordering::SeqCst);
-        while let Some((number, (from, bytes))) = own.take() {
+        let piece = passes.first().map_or(PIECE, |pass| pass.piece(slices.bytes()) * pass.operands());
+        let mut rest = 0..0;
+        loop {
+            // Others take from the back, so what is left is in one row.
+            if slices.ends_before(piece) {
+                rest = std::mem::take(&mut own.offer().open);
+                break;
+            }
+            let Some((number, (from, bytes))) = own.take() else { break };
             passes.get(number).map_or(Err(ExecuteError::NoSource), |pass| pass.run(from, bytes))?;
         }
         drop(closing);
         match own.failed.load(Ordering::Relaxed) {
             true => Err(ExecuteError::Kernel("a piece of it failed on another thread".to_owned())),
-            false => Ok(()),
+            false => Ok(rest),
         }
     }
+}
+
+/// Runs these pieces of passes on this thread, as many at once as a slice has room for. Returns those that are left.
+fn run_alone(
+    passes: &[Pass<'_, '_>],
+    slices: &mut Slices,
+    open: Range<usize>,
+) -> Result<Range<usize>, ExecuteError> {
+    let (mut at, mut first) = (open.start, 0);
+    for pass in passes {
+        let bytes = pass.piece(slices.bytes());
+        let touched = bytes.saturating_mul(pass.operands());
+        let end = first + pass.pieces(slices.bytes());
+        while at < end.min(open.end) {
+            if slices.ends_before(touched) {
+                return Ok(at..open.end);
+            }
+            let more = (slices.room() / touched).min(end.min(open.end) - at - 1);
+            slices.count(more * touched);
+            let from = (at - first) * bytes;
+            let length = ((more + 1) * bytes).min(pass.bytes().saturating_sub(from));
+            pass.run(from as u64, length as u64)?;
+            at += more + 1;
+        }
+        first = end;
+    }
+    Ok(0..0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slices::{Progress, Slicing};
+    use harmonaize_abi::ChannelId;
+    use harmonaize_core::Action;
     use harmonaize_shm::Memory;
     use std::panic::resume_unwind;
     use std::sync::atomic::AtomicBool;
@@ -478,7 +553,27 @@ mod tests {
         bytes.chunks_exact(4).map(|four| f32::from_ne_bytes(four.try_into().unwrap())).collect()
     }
 
-    /// Calls `round` 20 times, and on until a thread that helps has done so many pieces: a busy machine may let it wait.
+    /// Of an action whose turn nothing ends.
+    fn unsliced() -> Slices {
+        Slicing::default().begin(Instant::now(), None, Progress::default())
+    }
+
+    /// Runs passes in slices of so many bytes, each in a turn of its own. Returns how many turns that took.
+    fn run_sliced(owner: &mut PassSharing, passes: &[Pass<'_, '_>], bytes: usize) -> usize {
+        let mut progress = Progress::default();
+        for turns in 1.. {
+            let mut slices = Slicing::each(bytes).begin(Instant::now(), None, progress);
+            if owner.run(passes, &mut slices).unwrap() {
+                return turns;
+            }
+            let left = owner.own().map_or(0, |own| own.offer().open.len());
+            assert_eq!(left, 0, "nothing can be taken between two turns");
+            progress = slices.stand_by(Action::CopyOut { channel: ChannelId(0) }).progress;
+        }
+        unreachable!("there are turns enough");
+    }
+
+    /// Calls `round` 20 times, and on until a thread that helps has done so many pieces. A busy machine may let it wait.
     fn beside_a_helper(least: u64, mut round: impl FnMut(&mut PassSharing)) {
         let mut parts = PassSharing::among(2);
         let helper = parts.pop().unwrap();
@@ -524,7 +619,7 @@ mod tests {
         beside_a_helper(1, |owner| {
             outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
             let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-            owner.run(&[pass]).unwrap();
+            owner.run(&[pass], &mut unsliced()).unwrap();
             assert!(contents(&outputs[0]) == expected && contents(&outputs[1]) == expected);
             helped += owner.take_helped();
             assert_eq!(owner.take_helped(), 0, "it is taken once");
@@ -558,7 +653,7 @@ mod tests {
             .collect();
         beside_a_helper(1, |owner| {
             outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
-            owner.run(&passes).unwrap();
+            owner.run(&passes, &mut unsliced()).unwrap();
             for (to, output) in outputs.iter().enumerate() {
                 let written = contents(output);
                 for from in (0..3).filter(|from| (*from, to) != (1, 2)) {
@@ -571,6 +666,80 @@ mod tests {
     }
 
     #[test]
+    fn slices_sum_as_one_pass_does_with_helpers_and_without() {
+        let tensors: Vec<_> = (0..3).map(|seed| memory(&numbers(seed))).collect();
+        let expected: Vec<f32> =
+            (0..BYTES / 4).map(|index| (0..3).map(|seed| numbers_at(seed, index)).sum()).collect();
+        let kernel = Kernel::Reduce { op: ReduceOp::Sum, dtype: Dtype::F32, divide: None };
+        let outputs: Vec<_> = (0..2).map(|_| Memory::private(BYTES).unwrap()).collect();
+        let whole = |memory| (memory, 0, BYTES as u64);
+        let sources: Vec<Located<'_>> = tensors.iter().map(whole).collect();
+        let destinations: Vec<Located<'_>> = outputs.iter().map(whole).collect();
+        let pass = || Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
+        let clear = || outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
+        let right = || contents(&outputs[0]) == expected && contents(&outputs[1]) == expected;
+        for bytes in [100_000, 256 << 10] {
+            clear();
+            let turns = run_sliced(&mut PassSharing::default(), &[pass()], bytes);
+            assert!(right() && turns >= 5 * BYTES / bytes, "{turns} turns of {bytes} bytes");
+        }
+        beside_a_helper(1, |owner| {
+            clear();
+            run_sliced(owner, &[pass()], 256 << 10);
+            assert!(right());
+        });
+    }
+
+    /// A set that is one slice long is closed with pieces left where it was shared. Then nobody helps any more.
+    #[test]
+    fn what_is_left_of_a_short_set_is_not_summed_twice() {
+        let (to, other) = (memory(&numbers(1)), memory(&numbers(2)));
+        let bytes = 80_000;
+        let (sources, destinations) = ([(&to, 0, bytes), (&other, 0, bytes)], [(&to, 0, bytes)]);
+        let kernel = Kernel::Reduce { op: ReduceOp::Sum, dtype: Dtype::F32, divide: None };
+        let pass = Pass { kernel: &kernel, whole: BYTES, sources: &sources, destinations: &destinations };
+        let mut slices = unsliced();
+        let (pieces, done) = (pass.pieces(slices.bytes()), pass.piece(slices.bytes()) / 4);
+        assert!(pieces > 1 && pass.touched() <= slices.bytes());
+        assert_eq!(slices.open(pieces), Some(0..pieces));
+        assert!(!slices.close(1..pieces, 0));
+        let progress = slices.stand_by(Action::CopyOut { channel: ChannelId(0) }).progress;
+        let mut slices = Slicing::default().begin(Instant::now(), None, progress);
+        assert!(PassSharing::default().run(&[pass], &mut slices).unwrap());
+        let sum: Vec<f32> = numbers(1).iter().zip(numbers(2)).map(|(one, two)| one + two).collect();
+        let (left, end) = (contents(&to), bytes as usize / 4);
+        assert!(left[..done] == numbers(1)[..done], "a piece that was done is done again");
+        assert!(left[done..end] == sum[done..end], "a piece that was left is not done");
+    }
+
+    #[test]
+    fn blocks_in_tiny_slices_are_all_copied() {
+        let (from, to) = (memory(&numbers(5)), Memory::private(BYTES).unwrap());
+        let wanted = numbers(5);
+        // Of lengths that pieces don't divide, and one of nothing.
+        let ends = [0, 4, 4, 3000, 9996, 10_000];
+        let blocks: Vec<[Located<'_>; 2]> =
+            ends.windows(2).map(|of| [(&from, of[0], of[1] - of[0]), (&to, of[0], of[1] - of[0])]).collect();
+        let passes: Vec<_> = blocks
+            .iter()
+            .map(|[from, to]| Pass {
+                kernel: &Kernel::Copy,
+                whole: BYTES,
+                sources: std::slice::from_ref(from),
+                destinations: std::slice::from_ref(to),
+            })
+            .collect();
+        for bytes in [1, 64, 65, 1000, 7000] {
+            to.write(0, &vec![0xff; BYTES]).unwrap();
+            let turns = run_sliced(&mut PassSharing::default(), &passes, bytes);
+            assert!(turns > 1 && contents(&to)[..2500] == wanted[..2500], "{turns} turns of {bytes} bytes");
+            let mut behind = [0; 4];
+            to.read(10_000, &mut behind).unwrap();
+            assert_eq!(behind, [0xff; 4], "nothing is written behind the last");
+        }
+    }
+
+    #[test]
     fn what_a_kernel_refuses_is_an_error_of_the_owner() {
         let (from, to) = (memory(&numbers(1)), memory(&numbers(2)));
         let kernel = Kernel::SumScaled { dtype: Dtype::F32, factors: ArrayVec::from_iter([1.0, 2.0]) };
@@ -578,10 +747,10 @@ mod tests {
         beside_a_helper(0, |owner| {
             let (sources, destinations) = ([(&from, 0, bytes)], [(&to, 0, bytes)]);
             let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-            assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
+            assert!(matches!(owner.run(&[pass], &mut unsliced()), Err(ExecuteError::Kernel(_))));
             let short = [(&to, 0, bytes - 4)];
             let pass = Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &short };
-            assert!(matches!(owner.run(&[pass]), Err(ExecuteError::Kernel(_))));
+            assert!(matches!(owner.run(&[pass], &mut unsliced()), Err(ExecuteError::Kernel(_))));
             let left = owner.own().map(|own| own.offer().passes.len());
             assert_eq!(left, Some(0), "nothing is left open");
         });
@@ -602,9 +771,8 @@ mod tests {
         let (from, to) = (memory(&numbers(1)), memory(&numbers(2)));
         let bytes = BYTES as u64;
         let (sources, destinations) = ([(&from, 0, bytes)], [(&to, 0, bytes)]);
-        owner
-            .run(&[Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &destinations }])
-            .unwrap();
+        let pass = Pass { kernel: &Kernel::Copy, whole: 0, sources: &sources, destinations: &destinations };
+        owner.run(&[pass], &mut unsliced()).unwrap();
         assert!(owner.passes == 0 && contents(&to) == numbers(1), "alone");
     }
 }

@@ -1,4 +1,5 @@
-//! The thread that drives an engine: works while there is work, spins for a moment, then sleeps on everything that can wake it.
+//! The thread that drives an engine. It works while there is work, spins for a moment, then sleeps on everything that can wake
+//! it.
 
 use crate::wake::Woken;
 use crate::{Command, Engine};

@@ -33,7 +33,8 @@ impl Sharing {
         }
     }
 
-    /// Of how many parts of the tenant's window a way of this class has one; all parts together are no more than the window.
+    /// The number of parts of the tenant's window of which a path of this class has one. All parts together are no more than
+    /// the window.
     pub(crate) fn of(&self, tenant: u32, class: TrafficClass) -> u16 {
         let Some(sum) = self.0.get(tenant as usize) else { return 1 };
         u16::try_from(sum.div_ceil(weight(class))).unwrap_or(u16::MAX)

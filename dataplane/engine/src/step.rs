@@ -44,6 +44,8 @@ pub(crate) enum StepResult {
     Copied { steps: u32 },
     /// A fetch or store to start.
     Transfer(PendingTransfer),
+    /// Nothing yet: the turn is over in its midst.
+    Unfinished,
 }
 
 /// The outcome of a compressed step.

@@ -1,4 +1,4 @@
-//! Fetches and stores of a tenant's memory that is not mapped, and the tags by which what has ended is known.
+//! Fetches and stores of a tenant's memory that is not mapped. Their tags identify what has ended.
 
 use crate::table::Key;
 use harmonaize_abi::{ChannelId, StepId};

@@ -5,23 +5,25 @@ use harmonaize_core::Nanos;
 use harmonaize_transport::{Scheduler, TrafficClass};
 use std::cmp::Reverse;
 
-/// Engine time after which the network and new descriptors are looked at again, with any tenant's work left.
+/// Engine time after which the network and new descriptors are looked at again, with any tenant's work left. A turn lasts that long, and
+/// until the [slice](crate::slices) of an action that is under way is done.
 pub(crate) const SLICE: Nanos = Nanos(50_000);
 
 /// Bytes to and from peers that count as much as a nanosecond. They count beside the time that they took here: the kernel moves
 /// them in the network's turn.
 const CARRIED_PER_NANOSECOND: u64 = 4;
 
-/// Bytes of memory read and written that count as a nanosecond, where that is more than the time that they took. No memory is as slow, so
-/// tenants share by bytes, whosever tensors are in the cache; who makes bytes slower than that is charged for the time.
+/// Bytes of memory read and written that count as a nanosecond. They count where that is more than the time that they took. No memory is
+/// as slow, so tenants share by bytes, whosever tensors are in the cache; who makes bytes slower than that is charged for the time.
 const TOUCHED_PER_NANOSECOND: u64 = 8;
 
-/// The classes' weights within a tenant: an urgent operation has the next turn, and many of them leave something to the others.
+/// The classes' weights within a tenant. An urgent operation has the next turn, and many of them leave something to the others.
 const CLASS_WEIGHTS: [u32; CLASSES] = [64, 8, 1];
 
 pub(crate) const CLASSES: usize = TrafficClass::ALL.len();
 
-/// Operations up to this size are of the class latency, and above the other of the class bulk, where they name none.
+/// Sizes of operations that name no class, in bytes. Up to the first they are of the class latency, and above the
+/// other of the class bulk.
 const SMALL: u64 = 64 << 10;
 const LARGE: u64 = 1 << 20;
 
@@ -32,7 +34,8 @@ pub(crate) struct Urgency {
     pub(crate) priority: Reverse<u8>,
     /// When it is to end; the last of all times where it does not say.
     pub(crate) deadline: Nanos,
-    /// The step of the tenant's job that it belongs to; the last of all where it does not say, and after a hand-over.
+    /// The step of the tenant's job that it belongs to. It is the last of all where the operation does not say, and
+    /// after a hand-over.
     #[serde(skip, default = "no_iteration")]
     pub(crate) iteration: u64,
 }
@@ -151,7 +154,8 @@ pub(crate) trait Work {
     fn alone(&self) -> bool;
     /// How urgent a communicator is; none if it is gone.
     fn urgency(&self, key: Key) -> Option<Urgency>;
-    /// Runs a communicator until it has no more to do, or the time has come; none: after a bounded number of actions.
+    /// Runs a communicator until it has no more to do, or the time has come. Without a time it ends after a bounded
+    /// number of actions.
     fn run(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> Turn;
 }
 

@@ -106,7 +106,8 @@ pub(crate) fn read_counts(memory: &Regions, region: Region) -> Result<Arc<[u64]>
     Ok(counts.into())
 }
 
-/// Checks a rank's descriptor, and the counts that came with it, against the attachment's memory and the communicator's number of ranks.
+/// Checks a rank's descriptor, and the counts that came with it. It checks them against the attachment's memory and the communicator's
+/// number of ranks.
 pub(crate) fn check(
     submission: &Submission,
     memory: impl Extent,

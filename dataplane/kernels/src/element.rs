@@ -1,4 +1,5 @@
-//! Arithmetic on what a pass holds in registers: the rules of each element type, one lane at a time, and the reductions.
+//! Arithmetic on what a pass holds in registers. It has the rules of each element type, one lane at a time, and the
+//! reductions.
 
 use half::{bf16, f16};
 use harmonaize_abi::{Bool, Complex64, Complex128, F8E4M3, F8E5M2};
@@ -55,7 +56,8 @@ folds! {
     Max maximum false;
 }
 
-/// The number of ranks that an average divides by, 1 at least, and what stands in for it where no divider is.
+/// The number of ranks that an average divides by, 1 at least. The other fields stand in for it where no
+/// divider is.
 pub(crate) struct Divisor {
     pub(crate) ranks: u32,
     pub(crate) single: f32,

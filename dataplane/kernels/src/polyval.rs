@@ -13,7 +13,8 @@ pub const BLOCK: usize = 16;
 #[cfg(target_arch = "x86_64")]
 pub(crate) const GROUP: usize = 32;
 
-/// The powers of a key, from that of a whole group down to the first; then zeros, for what is read behind them.
+/// The powers of a key, from that of a whole group down to the first. Zeros follow, for what is read behind
+/// them.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone)]
 #[repr(C, align(64))]

@@ -107,7 +107,7 @@ pub(crate) trait Format {
     type Lanes<S: Simd>: Lane;
     /// As many rows as have 8 registers of lanes.
     type Block<S: Simd>: Block;
-    /// Whether conversion is most of the work, and most of the code: such elements have one loop in vectors, that of sums.
+    /// Whether conversion is most of the work, and most of the code. Such elements have one loop in vectors, that of sums.
     const CONVERTS: bool = false;
 
     fn unpack<S: Simd>(simd: S, row: S::Ints) -> Self::Lanes<S>;

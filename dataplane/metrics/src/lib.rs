@@ -1,4 +1,5 @@
-//! What programs show Prometheus: a page of metrics in the text of OpenMetrics, and the listener that answers scrapes with it.
+//! What programs show Prometheus. It is a page of metrics in the text of OpenMetrics, and the listener that answers scrapes
+//! with it.
 #![forbid(unsafe_code)]
 
 mod http;

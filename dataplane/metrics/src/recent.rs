@@ -1,4 +1,5 @@
-//! Who has series of their own: all that live, while there is room, and of those that are over the ones used last.
+//! Who has series of their own. All that live have them, while there is room, and of those that are over the ones
+//! used last.
 
 use std::collections::BTreeMap;
 

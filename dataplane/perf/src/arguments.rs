@@ -21,7 +21,7 @@ const EXAMPLES: &str = "Examples:
       ranks by a launcher's variables: RANK and WORLD_SIZE, or those of Open MPI, PMI and Slurm
   harmonaize-perf reduce_scatter --agent A.sock --ranks 2 -d all -o all --csv rows.csv --html report.html";
 
-/// What runs a command on a host where nothing else is given: it asks nobody, and gives an unreachable host up.
+/// What runs a command on a host where nothing else is given. It asks nobody, and gives an unreachable host up.
 const RSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
 
 /// Measures a collective, or messages around the ranks, through the provider's agents, over sizes, as nccl-tests does
@@ -275,7 +275,8 @@ impl Arguments {
     }
 }
 
-/// Whether it is a name or an address, behind a user's name or not, and no option of the command that reaches it.
+/// Whether it is a name or an address, behind a user's name or not. It must be no option of the command that
+/// reaches it.
 fn is_host(text: &str) -> bool {
     let fine = |letter: char| letter.is_ascii_alphanumeric() || ".:-_%[]".contains(letter);
     let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && name.chars().all(fine);

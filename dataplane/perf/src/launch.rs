@@ -15,7 +15,8 @@ const NAME: &str = "HARMONAIZE_NAME";
 /// Where the agent's socket is, if no option says so.
 const SOCKET: &str = "HARMONAIZE_SOCKET";
 
-/// Set where the process that started this rank keeps its standard input open, for as long as it is there itself.
+/// Set where the process that started this rank keeps the rank's standard input open. It does so for as long as
+/// it is there itself.
 const WATCH_INPUT: &str = "HARMONAIZE_WATCH_INPUT";
 
 /// How often the ranks are looked at.
@@ -136,7 +137,7 @@ fn shown(command: &Command) -> String {
     arguments.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Has a rank on another host end with the process that started it: whatever reaches the host may leave the rank alone there.
+/// Has a rank on another host end with the process that started it. What reaches the host may leave the rank alone there.
 pub(crate) fn end_with_launcher() -> Result<()> {
     if std::env::var_os(WATCH_INPUT).is_none() {
         return Ok(());
@@ -164,7 +165,7 @@ fn wait_for_end(mut input: impl Read) -> bool {
     }
 }
 
-/// A word as a shell takes it for one: as it is where nothing in it means anything to a shell.
+/// A word as a shell takes it for one. It stays as it is where nothing in it means anything to a shell.
 fn quoted(word: &str) -> String {
     let fine = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,@%+".contains(letter);
     if !word.is_empty() && word.chars().all(fine) {

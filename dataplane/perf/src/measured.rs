@@ -2,7 +2,8 @@
 
 use harmonaize_client::{BlockContent, Collective, Rank};
 
-/// In an AllToAll with counts, rank 0 gets so many times what each other rank gets: as the popular expert of a mixture does.
+/// The factor by which rank 0 gets more than each other rank in an AllToAll with counts. The popular expert of a mixture does the
+/// same.
 pub(crate) const SKEW: u32 = 4;
 
 /// What there is a program for.
@@ -90,7 +91,8 @@ pub(crate) fn before(rank: Rank, ranks: u32) -> Rank {
     Rank((rank.0 + ranks.saturating_sub(1)) % ranks.max(1))
 }
 
-/// Elements that a rank sends to each in an AllToAll with counts whose blocks have so many, and that it gets from each.
+/// Elements that a rank sends to each in an AllToAll with counts, and that it gets from each. The blocks have `count`
+/// elements.
 pub(crate) fn skewed_counts(rank: Rank, ranks: u32, count: u64) -> [Vec<u64>; 2] {
     let to = |other: u32| if other == 0 { count.saturating_mul(SKEW.into()) } else { count };
     [(0..ranks).map(to).collect(), (0..ranks).map(|_| to(rank.0)).collect()]

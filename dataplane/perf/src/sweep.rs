@@ -1,4 +1,5 @@
-//! One rank's part: each size out of place and in place, timed as nccl-tests does, checked, and told to rank 0.
+//! One rank's part. Each size runs out of place and in place, timed as nccl-tests does. It is checked, and
+//! reported to rank 0.
 
 use crate::arguments::Arguments;
 use crate::launch::Seat;

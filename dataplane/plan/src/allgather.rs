@@ -105,7 +105,8 @@ impl<'a> Gather<'a> {
         Ok(Self { builder, ranks, local, copies, feeder, stores, encoded, retained: held })
     }
 
-    /// Sends the block of the local rank of this pass, if there is one, and brings it to the local outputs.
+    /// Sends the block of the local rank of this pass, if there is one. It also brings the block to the local
+    /// outputs.
     fn own(&mut self, pass: usize, peers: &[Participant]) -> Result<(), PlanError> {
         let Some(rank) = self.ranks.get(pass).copied() else { return Ok(()) };
         let block = Part::whole(rank.0);

@@ -1,5 +1,5 @@
-//! Barrier by dissemination: in round k everybody tells the one 2^k places on, and waits for the one 2^k places back.
-//! Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
+//! Barrier by dissemination. In round k everybody notifies the one 2^k places on, and waits for the one 2^k places
+//! back. Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
 
 use crate::builder::{Builder, peer};
 use crate::plan::{Plan, PlanError};

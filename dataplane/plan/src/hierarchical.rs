@@ -111,7 +111,8 @@ impl Place {
         Self { index: (self.index + 1) % self.hosts, ..self }
     }
 
-    /// The part that it sends on in a round in which parts go to their owners; its own in the last.
+    /// The part that it sends on in a round in which parts go to their owners. In the last round it is its
+    /// own.
     pub(crate) fn scattered(self, round: u32) -> u32 {
         back(self.index, round + 1, self.hosts)
     }

@@ -1,5 +1,5 @@
-//! Collective algorithms as pure step programs, one per participant, and the symbolic checker that a program must pass
-//! before it may run.
+//! Collective algorithms as pure step programs, one per participant. The symbolic checker must pass a program before
+//! it may run.
 //!
 //! Architecture invariant: no clock, socket, thread, file or async runtime; an algorithm is data.
 #![forbid(unsafe_code)]

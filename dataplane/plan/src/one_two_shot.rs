@@ -1,4 +1,5 @@
-//! Small AllReduces and Barriers by direct exchange, for sizes at which the number of hops counts and not the number of bytes.
+//! Small AllReduces and Barriers by direct exchange. It is for sizes at which the number of hops counts and not the number of
+//! bytes.
 //!
 //! One shot: everybody sends its whole contribution to everybody, and each adds all of them up. Two: each adds up the part of
 //! the segment that it owns, and sends the sum to all; over `n` participants 2(n-1)/n segments are sent by each, as in a ring, but
@@ -18,7 +19,8 @@ use crate::program::{
 };
 use harmonaize_abi::Rank;
 
-/// An AllReduce in one shot, or a Reduce to a root alone: the program of the participant at `position`, of several.
+/// The program of an AllReduce in one shot, or of a Reduce to a root alone. It is that of the participant at
+/// `position`, of several.
 pub(crate) fn one_shot(
     plan: &Plan,
     root: Option<Rank>,

@@ -46,7 +46,8 @@ impl Request {
         self.coded && self.collective.traits().compressible
     }
 
-    /// Where data moves pairwise: which block of the one's input is which block of the other's output; nothing if none is.
+    /// Where data moves pairwise. It gives which block of the one's input is which block of the other's output; nothing if
+    /// none is.
     pub(crate) fn pair(&self, from: Rank, to: Rank) -> Option<[u32; 2]> {
         let traits = self.collective.traits();
         let moves = traits.input_of.include(from, self.root) && traits.output_of.include(to, self.root);

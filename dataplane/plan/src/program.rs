@@ -35,15 +35,16 @@ pub enum Access {
     Remote,
 }
 
-/// What keeps a segment's inputs alive until every participant has acknowledged it, so that it can be run again another way.
+/// What keeps a segment's inputs alive until every participant has acknowledged it. So the segment can be run again in
+/// another form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Retention {
     /// Output differs from input: nothing to do, but the operation completes only after the last acknowledgement.
     KeepInputs,
     /// In place: results wait in staging, and `committed` steps write them out after the acknowledgement.
     HoldOutputs,
-    /// The first steps ([`Program::copying`]) copy (or reduce) the inputs into staging that is kept until the
-    /// acknowledgement; the operation completes at once. The rule for small operations.
+    /// The first steps ([`Program::copying`]) copy (or reduce) the inputs into staging. It is kept until the
+    /// acknowledgement, and the operation completes at once. The rule for small operations.
     CopyInputs,
 }
 
@@ -87,7 +88,8 @@ pub struct Part {
 pub enum Encoding {
     /// As the tensor's element type.
     Exact,
-    /// As a chunk of the epoch's codec, in as many bytes as it takes, at most those of the exact elements and [`CODED_ROOM`].
+    /// As a chunk of the epoch's codec, in as many bytes as it takes. They are at most those of the exact elements and
+    /// [`CODED_ROOM`].
     Coded(Stage),
 }
 
@@ -123,7 +125,7 @@ pub enum StepKind {
     /// One source, copied to every destination. No source and no destination but peers: an empty message; no destination
     /// but a peer source: wait for a message.
     Move,
-    /// One to [`MAX_SOURCES`] sources reduced element by element, in the order in which they stand, into at least one
+    /// Reduces one to [`MAX_SOURCES`] sources element by element, in their order. The result goes into at least one
     /// memory destination. `last` marks the step that completes the reduction of its range: an Average is divided there,
     /// by the number of ranks.
     Reduce {
@@ -156,7 +158,7 @@ pub struct Step {
 pub struct Program {
     /// Steps in issue order.
     pub steps: Vec<Step>,
-    /// Staging slots: slot `i` holds a part of `slots[i]`, at most `ceil(segment elements of a block / slots[i])` elements, exact or coded.
+    /// Staging slots. Slot `i` holds a part of `slots[i]`, at most `ceil(segment elements of a block / slots[i])` elements, exact or coded.
     /// What is coded is such a part whole.
     pub slots: Vec<u32>,
     /// How many of the first steps secure the inputs under [`Retention::CopyInputs`], else 0. They talk to no peer; later
@@ -242,7 +244,8 @@ impl Part {
         Self { block, index: 0, of: 1 }
     }
 
-    /// The part that a slot of this divisor holds where this is in it; nothing where it would lie across two.
+    /// The part that a slot of this divisor holds where this is in it. There is none where it would lie
+    /// across two.
     pub const fn enclosing(self, divisor: u32) -> Option<Self> {
         match (divisor, self.of) {
             (0, _) | (_, 0) => None,

@@ -1,4 +1,5 @@
-//! AllReduce in as many exchanges as participants have binary digits, each with a partner twice as far along the plan's order.
+//! AllReduce in as many exchanges as participants have binary digits. Each is with a partner twice as far along the plan's
+//! order.
 //!
 //! Recursive doubling: partners exchange all that they have, so every participant adds up everything. Recursive halving and doubling:
 //! of what is left each exchange halves, either partner adds up one half; then they double what is complete, in the reverse order. It sends
@@ -74,7 +75,8 @@ impl Folding {
         }
     }
 
-    /// Positions of all whose contributions so many partners have together, from a first one on: where they begin, and how many.
+    /// Positions of all whose contributions so many partners have together, from a first one on. Returns where they begin, and
+    /// how many.
     pub(crate) fn span(self, first: u32, partners: u32) -> (u32, u32) {
         let start = self.position(first);
         (start, self.position(first + partners) - start)

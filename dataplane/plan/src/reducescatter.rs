@@ -136,7 +136,8 @@ impl<'a> Scatter<'a> {
         }
     }
 
-    /// Adds to what has arrived of a block, if anything should have, and sends it on or, complete, brings it to its output.
+    /// Adds to what has arrived of a block, if anything should have. It sends the block on or, if complete, brings it to
+    /// its output.
     fn relay(
         &mut self,
         rank: Rank,

@@ -14,7 +14,7 @@ pub struct Tuning {
     pub chunk_bytes: u32,
     /// Size of a segment to aim at, over all blocks of all ranks of a participant.
     pub segment_bytes: u32,
-    /// Smallest message of an operation of many blocks that is cut to keep to `segment_bytes`; below it, the segment grows instead.
+    /// Smallest message of an operation of many blocks that is cut to keep to `segment_bytes`. Below it, the segment grows instead.
     pub message_bytes: u32,
     /// Operations up to this many bytes a rank copy their inputs ([`Retention::CopyInputs`]).
     pub copy_bytes: u64,

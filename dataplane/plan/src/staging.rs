@@ -5,7 +5,8 @@ use crate::program::{CODED_ROOM, Program};
 /// The share of a slot that holds the whole of a block's segment.
 const WHOLE: u64 = 1 << 20;
 
-/// Bytes of a slot beside its part: an element that the cut goes through, what coding may add, and an aligned start.
+/// Bytes of a slot beside its part. They are for an element that the cut goes through, what coding may add, and an
+/// aligned start.
 const SLOT_ROOM: u64 = 16 + CODED_ROOM as u64 + 64;
 
 /// What the staging slots of a program come to, whatever the size of a segment.

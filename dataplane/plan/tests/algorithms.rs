@@ -10,7 +10,8 @@ use harmonaize_plan::{
     StepKind, algorithm_code, edges, program,
 };
 
-/// All ways up to sixteen ranks; of more, each number of them in every fourth way, for the checker's time grows with their square.
+/// Runs all ways up to sixteen ranks. Of more ranks it runs each number in every fourth way, for the checker's time grows with
+/// their square.
 fn sweep(collective: Collective, coded: bool, shots: Algorithm) {
     sweep_where(collective, coded, shots, |ranks, way| ranks <= 16 || (way + ranks).is_multiple_of(4));
 }
@@ -467,7 +468,8 @@ fn every_scatter_is_right() {
     sweep(Collective::Scatter, false, Algorithm::Ring);
 }
 
-/// Of 8 hosts of 2 ranks: each block goes once, straight to the root or from it, but those of the root's own host.
+/// Of 8 hosts of 2 ranks each block goes once, straight to the root or from it. Those of the root's own host do
+/// not go.
 #[test]
 fn gathers_and_scatters_send_each_block_once() {
     for collective in [Collective::Gather, Collective::Scatter] {

@@ -110,7 +110,7 @@ fn an_input_in_place_stays_until_the_acknowledgement() {
     assert_eq!(refused, fault(0, 0, Fault::Copying));
 }
 
-/// In place a ReduceScatter's result lies where another attempt reads; a block that is gathered lies where it is, unless it is coded.
+/// In place a ReduceScatter's result lies where another attempt reads. A block that is gathered lies where it is, unless it is coded.
 #[test]
 fn in_place_the_own_block_alone_is_shared() {
     let case = |collective, coded, retention| {
@@ -180,7 +180,7 @@ fn blocks_that_change_places_are_found() {
     assert!(matches!(refused, Err(CheckError::Step { fault: Fault::Part(_), .. })), "{refused:?}");
 }
 
-/// Ranks' counts may differ: the operands of a step, and both ends of a message, have the length of the same one.
+/// Ranks' counts may differ. The operands of a step, and both ends of a message, have the length of the same one.
 #[test]
 fn lengths_follow_from_the_same_count_at_both_ends() {
     let uneven = Collective::ALL.iter().copied().filter(|one| one.can_be_uneven());
@@ -422,7 +422,7 @@ fn garbage(random: &mut ChaCha8Rng) -> Program {
     Program { steps, slots, copying: if random.random_ratio(1, 6) { number(random) } else { 0 } }
 }
 
-/// What is right as it is sends inputs from where they lie: where they are to be multiplied, that is refused.
+/// A program that is right otherwise sends inputs from where they lie. Where they are to be multiplied, that is refused.
 #[test]
 fn an_input_that_is_sent_before_it_is_multiplied_is_refused() {
     for (collective, algorithm) in [

@@ -1,4 +1,4 @@
-//! The checker against an oracle: right programs run right under any schedule, and of damaged ones the checker refuses
+//! The checker against an oracle. Right programs run right under any schedule, and of damaged ones the checker refuses
 //! each that can go wrong. `HARMONAIZE_SEED` chooses another seed, `HARMONAIZE_RUNS` how many programs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 

@@ -1,4 +1,5 @@
-//! What all programs have alike: their version with its build, their manual, a daemon's log, and what it reports to systemd.
+//! What all programs have alike. That is their version with its build, their manual, a daemon's log, and what it reports to
+//! systemd.
 #![forbid(unsafe_code)]
 
 mod log;

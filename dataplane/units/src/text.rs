@@ -22,7 +22,7 @@ impl Position {
     }
 }
 
-/// A text whose positions are asked for many times: they take a search instead of a walk through all of it.
+/// A text whose positions are asked for many times. They take a search instead of a walk through all of it.
 /// Finds positions by line starts.
 pub struct Lines<'a> {
     text: &'a str,

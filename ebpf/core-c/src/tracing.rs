@@ -31,7 +31,8 @@ const TCP: [(&str, &str); 3] = [
 ];
 /// Of those, the ones that every segment runs.
 const SEGMENTS: [&str; 2] = ["segment_typed", "segment_untyped"];
-/// What is followed of queue pairs: a program, the kernel's function that it waits for, and whether all is void without it.
+/// What is followed of queue pairs. Each entry is a program, the kernel's function that it waits for, and whether all is void
+/// without it.
 const RDMA: [(&str, &str, bool); 5] = [
     ("pair_created", "ib_create_qp_user", true),
     ("kernels_pair_created", "ib_create_qp_kernel", false),

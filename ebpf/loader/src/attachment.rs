@@ -167,7 +167,8 @@ impl Programs {
         Ok(attachment)
     }
 
-    /// Attaches the program on XDP: in the device's driver, or where that cannot, in the stack's own path before all else.
+    /// Attaches the program on XDP, in the device's driver. Where that cannot, it attaches it in the stack's own path before all
+    /// else.
     fn attach_xdp_program(&mut self, name: &str, index: u32) -> Result<OwnedFd, Error> {
         let program = self.xdp_program()?;
         sys::attach_xdp(program, index, false)
@@ -203,7 +204,8 @@ impl Drop for Programs {
     }
 }
 
-/// Claims an interface of this network namespace: a socket bound to a name that the kernel lets one process have, while it lives.
+/// Claims an interface of this network namespace, with a socket bound to a name. The kernel lets one process have that name,
+/// while it lives.
 fn claim(name: &str, index: u32) -> Result<OwnedFd, Error> {
     let failed = |reason: String| Error::Attach { name: name.to_owned(), reason };
     let call = |error: rustix::io::Errno| match error {

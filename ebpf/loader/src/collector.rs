@@ -73,15 +73,15 @@ pub trait Collector: Send {
     /// A record is not an event of this version.
     fn read_events(&mut self, limit: usize, with: &mut dyn FnMut(&Event)) -> Result<usize, Error>;
 
-    /// Reads what the kernel itself knows of the flows' ends, sockets and queue pairs, into `into`: empty where there is no such
-    /// source.
+    /// Reads what the kernel itself knows of the flows' ends, sockets and queue pairs, into `into`. `into` is empty where there
+    /// is no such source.
     ///
     /// # Errors
     /// A call on a table fails.
     fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error>;
 
-    /// Begins or ends following sockets at each of their segments: what [`Collector::read_endpoints`] reads is else as of the
-    /// last change of their state. True if that changes anything.
+    /// Begins or ends following sockets at each of their segments. Without that, what [`Collector::read_endpoints`] reads is as
+    /// of the last change of their state. True if that changes anything.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -117,7 +117,8 @@ pub trait Collector: Send {
     /// The kernel does not tell.
     fn cost(&self) -> Result<Cost, Error>;
 
-    /// Ready to be read when there are events other than late round trips, for poll and epoll; none where that cannot be waited for.
+    /// Ready to be read when there are events other than late round trips, for poll and epoll. None where that cannot be waited
+    /// for.
     fn event_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// The same for late round trips.

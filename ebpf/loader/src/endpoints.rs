@@ -55,7 +55,8 @@ impl QueuePairs {
         self.all.is_empty()
     }
 
-    /// Those that live and have this number of their own (`ingress`), or whose peers have it: what a packet names is where it goes.
+    /// The queue pairs that live and have this number of their own (`ingress`), or whose peers have it. A packet names where it
+    /// goes.
     fn named(&self, number: u32, ingress: bool) -> impl Iterator<Item = (&QueuePairKey, &QueuePair)> {
         let index = if ingress { &self.by_number } else { &self.by_peer };
         index.get(&number).into_iter().flatten().filter_map(|key| self.all.get_key_value(key))

@@ -33,7 +33,8 @@ const SEGMENTS_AT: usize = 164;
 const SEGMENT_SIZE_AT: usize = 176;
 
 impl Trial<'_> {
-    /// Runs any classifier program on the packet, as if it crossed the loopback interface, and returns the mean time of a run.
+    /// Runs any classifier program on the packet, and returns the mean time of a run. The packet goes as if it crossed the
+    /// loopback interface.
     ///
     /// # Errors
     /// The kernel does not take the packet (too short), or the program did not let it pass.

@@ -187,10 +187,11 @@ fn judged(found: impl Iterator<Item = (bool, bool)>) -> (f64, f64) {
     (right / told, right / true_ones)
 }
 
-/// Held by the test that has the hosts' links: on clsact a collector that is attached takes off what it finds of another.
+/// Locked by the test that has the hosts' links. On clsact a collector that is attached takes off what it finds of another.
 static LINKS: Mutex<()> = Mutex::new(());
 
-/// The collector on all hosts' links, which is dropped before another test may have one; none, loudly, elsewhere than in the guest.
+/// Returns the collector on all hosts' links, which is dropped before another test may have one. Elsewhere than in the guest it
+/// returns none and prints why.
 fn collector() -> Option<(MutexGuard<'static, ()>, Programs)> {
     collector_with(Options { endpoints: Some(EndpointOptions::default()), ..Options::default() })
 }

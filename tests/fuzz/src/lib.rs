@@ -1,4 +1,4 @@
-//! Fuzz targets: each takes any bytes to one decoder, or to the state machine behind it, and checks what must hold.
+//! Fuzz targets. Each takes any bytes to one decoder, or to the state machine behind it, and checks what must hold.
 //!
 //! `cargo xtask fuzz` runs them under libFuzzer. Their corpora lie in `corpora`, a folder a target, and every run of the tests
 //! plays them.

@@ -1,4 +1,4 @@
-//! What a guest is to do, and the lines in which it reports: shared by the task outside and the first process inside.
+//! What a guest is to do, and the lines in which it reports. The task outside and the first process inside share it.
 
 #![forbid(unsafe_code)]
 

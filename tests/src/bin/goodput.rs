@@ -1,4 +1,5 @@
-//! What the hosts of recorded traces sent over time: one line a host, for simulations of what such traffic leaves of its link.
+//! What the hosts of recorded traces sent over time, one line a host. It serves simulations of what such traffic leaves of its
+//! link.
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +44,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Bytes on the wire of all its TCP connections, by periods of `every` nanoseconds; the last may be cut short and is left out.
+/// Bytes on the wire of all its TCP connections, by periods of `every` nanoseconds. The last period may be cut short and is
+/// left out.
 fn sent(bytes: &[u8], every: u64) -> Result<Vec<u64>> {
     let (mut before, mut sent, mut began) = (HashMap::new(), Vec::new(), None);
     replay(bytes, |record| {

@@ -1,4 +1,4 @@
-//! A rank of many jobs of many tenants that does nothing: it attaches for each, joins, meets the others once, and stays.
+//! A rank of many jobs of many tenants that does nothing. It attaches for each, joins, meets the others once, and stays.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! When recorded traces show that a path is starved: what agents' analysis makes of them, against the times at which foreign flows began.
+//! When recorded traces show that a path is starved. It compares what agents' analysis makes of them with the times at which foreign
+//! flows began.
 
 #![forbid(unsafe_code)]
 

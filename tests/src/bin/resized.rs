@@ -1,4 +1,4 @@
-//! A worker of an elastic job: it adds up with the others, and regroups with them once each has read that it has another place.
+//! A worker of an elastic job. It adds up with the others, and regroups with them once each has read that it has another place.
 
 #![forbid(unsafe_code)]
 
@@ -151,7 +151,8 @@ impl Worker {
     }
 }
 
-/// Whether all ranks have read a place of one generation, later than `now`: the `least` that one has read is the `largest`.
+/// Whether all ranks have read a place of one generation, later than `now`. That is so where the `least` that one has read is
+/// the `largest`.
 fn is_agreed(now: u64, least: u64, largest: u64) -> bool {
     least == largest && least > now
 }

@@ -1,4 +1,5 @@
-//! A tenant that adopts nothing: plain TCP of its own between two hosts without agents, some bytes every now and then.
+//! A tenant that adopts nothing. It has plain TCP of its own between two hosts without agents, some bytes every now
+//! and then.
 
 use crate::clock::realtime_ns;
 use crate::fabric::Fabric;

@@ -1,5 +1,5 @@
-//! A flow that is none of the provider's: UDP at a stated rate from one host to another, over a stated switch. The kernel's shaper
-//! keeps the rate, from a queue that the sender keeps full: a steady flow, also where processors are busy.
+//! A flow that is none of the provider's. It is UDP at a stated rate from one host to another, over a stated switch. The kernel's
+//! shaper keeps the rate, from a queue that the sender keeps full: a steady flow, also where processors are busy.
 
 use crate::clock::{monotonic_ns, realtime_ns};
 use crate::fabric::Fabric;

@@ -1,4 +1,5 @@
-//! The provider's programs on a fabric: control on the management network, an agent in each host, an aggregator on each machine for one.
+//! The provider's programs on a fabric. Control is on the management network, an agent in each host, an aggregator on each machine for
+//! one.
 
 use crate::etcd::Member;
 use crate::fabric::{Fabric, Host, make_folder};
@@ -89,7 +90,8 @@ impl Setup {
 }
 
 impl Setup {
-    /// Has the agents measure what links of `rate` carry (the driver of an emulated device knows none), and control plan by it.
+    /// Has the agents measure what links of `rate` carry, and control plan by it. The driver of an emulated device knows no
+    /// rate.
     pub fn measure(&mut self, rate: &str) {
         self.control += SOURCE_PORTS;
         self.agent += &format!(
@@ -571,8 +573,8 @@ impl Deployment {
         String::from_utf8(output.stdout).context("harmonaize printed what is no text")
     }
 
-    /// Waits until control listens, every agent is connected to it and each tenant's socket is there, for twenty
-    /// seconds at most.
+    /// Waits until all is ready, for twenty seconds at most. Control listens, every agent is connected to it and
+    /// each tenant's socket is there.
     pub fn wait_until_ready(&mut self) -> Result<()> {
         self.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
         self.wait_until("an agent has not made its sockets", |this| {

@@ -1,4 +1,5 @@
-//! Numbers drawn from a seed that is printed, for tests that do something else each time and can do it again.
+//! Numbers drawn from a seed that is printed. They are for tests that do something else each time and can do
+//! it again.
 
 use std::time::SystemTime;
 

@@ -41,7 +41,8 @@ pub enum Line {
     Notified { at_us: u64, what: String, congested: bool },
     /// It is no longer one of the ranks.
     Left { at_us: u64 },
-    /// The work is done: each of so many micro-batches is in the model exactly once, which tells so many of the test images.
+    /// The work is done, with each of so many micro-batches in the model exactly once. The model then recognises so many of
+    /// the test images.
     Finished { at_us: u64, micro_batches: u64, correct: u64, tested: u64 },
 }
 

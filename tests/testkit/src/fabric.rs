@@ -190,8 +190,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Takes a host's way to control down (or up again), as when the management network fails there; its links to
-    /// others go on.
+    /// Takes a host's link to control down (or up again), as when the management network fails there. Its links
+    /// to others go on.
     pub fn set_management(&self, host: &str, up: bool) -> Result<()> {
         let position = self.ends().position(|end| end.name == host);
         let position = position.with_context(|| format!("the fabric has no host named {host}"))?;
@@ -217,7 +217,7 @@ impl Fabric {
         self.topology.with_addresses(|switch| self.layout.addresses(switch))
     }
 
-    /// Gives a host's links another rate in each direction, as when a cable has trained down; what is queued stays queued.
+    /// Gives a host's links another rate in each direction, as when a cable has trained down. What is queued stays queued.
     /// `None` takes the shaping off. Links with delays keep their rates: an error.
     pub fn set_rate(&self, host: &str, bits_per_second: Option<u64>) -> Result<()> {
         if self.delays() {

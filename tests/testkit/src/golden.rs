@@ -3,8 +3,8 @@
 use crate::workspace;
 use clap::Command;
 
-/// Compares a text with the file of this path in the workspace, or writes the file where the environment has
-/// `HARMONAIZE_GOLDEN=write`.
+/// Compares a text with the file of this path in the workspace. It writes the file instead where the
+/// environment has `HARMONAIZE_GOLDEN=write`.
 ///
 /// # Panics
 /// If the file has another text, or cannot be written.

@@ -1,4 +1,5 @@
-//! A tenant's job on a deployment: its ranks spread over the hosts, each a confined process that reaches its agent alone.
+//! A tenant's job on a deployment. Its ranks are spread over the hosts, each a confined process that reaches its agent
+//! alone.
 
 use crate::deployment::{Deployment, Tenant, socket, tenant_folder};
 use crate::process::Process;
@@ -162,7 +163,8 @@ pub fn wait(processes: &mut [Process], limit: Duration, mut check: impl FnMut() 
     Ok(())
 }
 
-/// Programs where a tenant's user may run them: as they are, or a copy when a folder above is closed to others.
+/// Programs where a tenant's user may run them. They are as they are, or a copy when a folder above is closed
+/// to others.
 #[derive(Debug)]
 pub struct Programs {
     folder: PathBuf,
@@ -213,7 +215,8 @@ impl Drop for Programs {
     }
 }
 
-/// Runs a program outside any fabric and returns what it printed; an error carries what it said on its other stream.
+/// Runs a program outside any fabric and returns what it printed. An error carries what it wrote on its other
+/// stream.
 pub fn printed(command: &mut Command) -> Result<String> {
     let shown = crate::workspace::describe(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start `{shown}`"))?;

@@ -1,5 +1,5 @@
-//! What end-to-end tests, benchmarks and the project's tasks share: the emulated fabric, deployments on it, tenants' jobs, and
-//! what they print.
+//! What end-to-end tests, benchmarks and the project's tasks share. It has the emulated fabric, deployments on it, tenants'
+//! jobs, and what they print.
 
 #![forbid(unsafe_code)]
 

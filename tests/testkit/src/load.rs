@@ -31,7 +31,7 @@ impl Load {
         pairs.map(rate).collect()
     }
 
-    /// Bytes carried from one time to another, to a sample's precision; what was carried before the first sample is not counted.
+    /// Bytes carried from one time to another, to a sample's precision. What was carried before the first sample is not counted.
     pub fn between(&self, from_ns: u64, to_ns: u64) -> u64 {
         let first = self.samples.first();
         let until = |time: u64| {

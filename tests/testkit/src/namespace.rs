@@ -78,7 +78,7 @@ impl Namespace {
     }
 }
 
-/// Gives a batch of lines to `ip` or `tc`; an error carries what it said and the line it was about.
+/// Gives a batch of lines to `ip` or `tc`. An error carries what the program said and the line it was about.
 pub fn batch(program: &str, lines: &[String]) -> Result<()> {
     if lines.is_empty() {
         return Ok(());

@@ -48,8 +48,8 @@ pub const SOFTROCE: &[&str] = &[
     "zstd",
 ];
 
-/// What building for aarch64 needs beside what is unpacked under `target`: linker, C library, emulator, and what reads the
-/// C headers for bindings.
+/// What building for aarch64 needs beside what is unpacked under `target`. It is the linker, the C library, the emulator,
+/// and what reads the C headers for bindings.
 pub const AARCH64: &[&str] = &[
     "gcc-aarch64-linux-gnu",
     "libc6-dev-arm64-cross",

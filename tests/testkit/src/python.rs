@@ -126,7 +126,8 @@ impl Environment {
         self.pip(&["--no-index", "--no-deps", "--force-reinstall"], &[wheel])
     }
 
-    /// Builds the wheel with its tools, alone in a folder of `target/wheel`, by a call of maturin that `configure` adds to.
+    /// Builds the wheel with its tools, alone in a folder of `target/wheel`. It calls maturin; `configure` adds to the
+    /// call.
     ///
     /// # Errors
     /// If it does not build.

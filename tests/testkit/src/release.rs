@@ -33,7 +33,8 @@ impl Release {
         Ok(Self { version, commit })
     }
 
-    /// Whether agents of this release and of this tree hand over to each other: their schemas of it have one version.
+    /// Whether agents of this release and of this tree hand over to each other. They do if their schemas of it have
+    /// one version.
     ///
     /// # Errors
     /// If the commit is not in this clone.

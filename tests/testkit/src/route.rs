@@ -52,7 +52,8 @@ pub fn switches(fabric: &Fabric, flow: &Flow) -> Result<Vec<String>> {
     bail!("{flow:?} goes round: {crossed:?}")
 }
 
-/// The first source port from `from` on by which a flow crosses `via`; an error where 64 of them do not.
+/// The first source port from the flow's own on by which the flow crosses `via`. It is an error where 64 of
+/// them do not.
 pub fn port_via(fabric: &Fabric, flow: &Flow, via: &str) -> Result<u16> {
     for source_port in flow.source_port..flow.source_port.saturating_add(64) {
         if switches(fabric, &Flow { source_port, ..flow.clone() })?.iter().any(|name| name == via) {

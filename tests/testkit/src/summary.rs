@@ -78,7 +78,7 @@ pub struct Summary {
     pub bytes: u64,
     /// Seconds that the training took.
     pub seconds: f64,
-    /// Of these, seconds that a worker spent in collectives, the mean of all: the wait for late workers is in it.
+    /// Of these, seconds that a worker spent in collectives, the mean of all. The wait for late workers is in it.
     pub communication: f64,
     /// AllReduce's bytes a second at the median step, without the wait for late workers.
     pub algbw: f64,

@@ -15,7 +15,7 @@ pub fn star(hosts: usize, rate: &str) -> String {
     text
 }
 
-/// The same with the aggregator agg0 at the switch, whose link is as wide as those of all hosts together, `rate` in Mbit/s.
+/// The same with the aggregator agg0 at the switch. Its link is as wide as those of all hosts together, `rate` in Mbit/s.
 pub fn star_with_aggregator(hosts: usize, rate: u64, delay: &str) -> String {
     let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
     for host in 0..hosts {
@@ -27,7 +27,8 @@ pub fn star_with_aggregator(hosts: usize, rate: u64, delay: &str) -> String {
     text + &format!("[[aggregator]]\nname = \"agg0\"\nswitch = \"s0\"\nrate = \"{wide}Mbit/s\"\n")
 }
 
-/// Racks of `hosts` hosts each on leaves, every leaf linked to every spine, all links of one rate, as control's topology file.
+/// Racks of `hosts` hosts each on leaves, as control's topology file. Every leaf is linked to every spine, all links of one
+/// rate.
 pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
     let mut text = String::new();
     for rack in 0..racks {
@@ -66,7 +67,8 @@ pub fn racks_with_aggregators(racks: usize, hosts: usize, rate: u64, uplink: u64
     text + &aggregators + &aggregator(racks, "spine0", rate * (racks * hosts) as u64)
 }
 
-/// The racks of [`racks`], and on each leaf one host more, f0, f1, ..., whose traffic is none of the provider's.
+/// The racks of [`racks`], and on each leaf one host more: f0, f1 and so on. The traffic of those hosts is none
+/// of the provider's.
 pub fn racks_with_unmanaged_hosts(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
     let mut text = self::racks(racks, hosts, spines, rate);
     for rack in 0..racks {
@@ -205,7 +207,8 @@ impl Topology {
         self.of_kind(Kind::Switch)
     }
 
-    /// The text for control with the addresses of switches, given by the switch's index, by which a traced hop tells its switch.
+    /// The text for control with the addresses of switches, given by the switch's index. By them a traced hop identifies its
+    /// switch.
     pub fn with_addresses(&self, of: impl Fn(usize) -> Vec<Ipv4Addr>) -> Result<String> {
         let mut table: toml::Table = self.text.parse().context("the topology is not TOML")?;
         let switches = table.get_mut("switch").and_then(toml::Value::as_array_mut);

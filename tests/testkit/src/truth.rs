@@ -52,7 +52,7 @@ pub enum Injection {
     },
 }
 
-/// A host and its end of the link to the switch; the ranks' hosts are in the order of the ranks.
+/// A host and its end of the link to the switch. The ranks' hosts are in the order of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankLocation {
     /// Its name in the topology.
@@ -134,7 +134,8 @@ impl Truth {
         (0..self.iterations()).filter_map(of).collect()
     }
 
-    /// By how much longer than the (lower) median rank a rank computed in an iteration, in nanoseconds, by its own log.
+    /// By how much longer than the (lower) median rank a rank computed in an iteration. It is in nanoseconds, by the
+    /// rank's own log.
     pub fn late_ns(&self, rank: usize, iteration: usize) -> Option<i64> {
         let computed = |log: &Vec<Iteration>| {
             let one = log.get(iteration)?;

@@ -1,4 +1,4 @@
-//! A training job that says what it needs and adapts to what it is told; docs/tenants.md goes through it part by part.
+//! A training job that states what it needs and adapts to the answers. docs/tenants.md goes through it part by part.
 
 use harmonaize_client::{
     AttachOptions, BatchKnobs, Checkpoint, Client, Collective, Communicator, CongestionLevel, Constraints,

@@ -1,4 +1,5 @@
-//! An agent's successor takes its place while operations are in flight, and none fails; so do programs of the next release.
+//! An agent's successor takes its place while operations are in flight, and none fails. Programs of the next release do the
+//! same.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod releases;

@@ -1,4 +1,5 @@
-//! Programs of this tree and of the release before work together, in every pairing of agent, control, client and command line.
+//! Programs of this tree and of the release before work together. They do in every pairing of agent, control, client and
+//! command line.
 
 use super::{sums_go_on, under_load, with_place};
 use harmonaize_abi::session::{

@@ -13,8 +13,8 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Functions with a result, or with nothing to return, that NCCL's headers of release 2.32 declare, without those for profilers
-/// (`pncclX` is `ncclX`).
+/// Functions that NCCL's headers of release 2.32 declare, with a result or with nothing to return. Those for profilers are left
+/// out (`pncclX` is `ncclX`).
 const FUNCTIONS: &str = include_str!("functions-2.32.txt");
 
 /// Those that the library does not refuse, as `nccl.h` declares them, without names of arguments.

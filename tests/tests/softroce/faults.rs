@@ -103,7 +103,7 @@ fn a_low_memlock_limit_names_the_setting() {
     succeeded(ranks(&sockets[..3], "some", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
 
-/// An agent that is told the wrong GID index or MTU ends at once, and says which it was and which there are.
+/// An agent that gets the wrong GID index or MTU ends at once. It reports which it was and which there are.
 #[test]
 fn a_wrong_gid_or_mtu_is_reported() {
     let _alone = alone();

@@ -30,7 +30,7 @@ pub(crate) struct Job {
     ended: AtomicBool,
 }
 
-/// Has all ranks of a job end once it is dropped, also by a panic: the scope of their threads waits for them.
+/// Has all ranks of a job end once it is dropped, also by a panic. The scope of their threads waits for them.
 pub(crate) struct Ends<'a>(pub(crate) &'a Job);
 
 impl Drop for Ends<'_> {

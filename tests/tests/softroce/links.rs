@@ -109,7 +109,8 @@ impl Ends {
         }
     }
 
-    /// Frames of a whole slot from the first end to the second, one after the other until `done`, or the link is down there.
+    /// Sends frames of a whole slot from the first end to the second, one after the other. It goes on until `done`, or until
+    /// the link is down there.
     fn stream(&mut self, done: impl Fn(&Self) -> bool) {
         let (source, deadline) = (span(SLOT), Instant::now() + PATIENCE);
         while self.down[0].is_none() && !done(self) {

@@ -58,7 +58,8 @@ fn every_collective_is_right() {
     succeeded(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), everything));
 }
 
-/// A rank on each host through the agent's socket, on its agent's device or on one across the switch, and one over TCP.
+/// Ranks on every host attach through the agent's socket, and one over TCP. Their device is their agent's or one across
+/// the switch.
 #[test]
 fn every_collective_is_right_over_rdma_attach() {
     let _alone = alone();

@@ -116,7 +116,7 @@ impl Toolchain {
         &self.version
     }
 
-    /// Debian's arm64 libraries that the programs link, laid out as in a system's root; the C library is not among them.
+    /// Debian's arm64 libraries that the programs link, laid out as in a system's root. The C library is not among them.
     pub fn sysroot(&self) -> &Path {
         &self.sysroot
     }

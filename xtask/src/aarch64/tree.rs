@@ -7,7 +7,8 @@ use std::cmp::Ordering;
 use std::fs;
 use std::path::PathBuf;
 
-/// The file that says that a folder is whole: what was asked for, then the packages that must be installed beside it.
+/// The file that says that a folder is whole. It holds what was asked for, then the packages that must be installed
+/// beside it.
 const MARK: &str = "whole";
 
 /// A folder of unpacked packages, kept by the version of one of them.

@@ -25,7 +25,8 @@ const UNTIL_CALM: Duration = Duration::from_secs(15);
 /// How long the flow lasts at most where nobody answers it; and how long it stays once they have.
 const UNTIL_ANSWERED: Duration = Duration::from_secs(20);
 const STAYS: Duration = Duration::from_secs(3);
-/// How long is waited after the flow for plans to come back, and how long all goes on once they have.
+/// How long is waited after the flow for plans to come back. The other is how long all goes on once they
+/// have.
 const UNTIL_BACK: Duration = Duration::from_secs(30);
 const LINGERS: Duration = Duration::from_secs(1);
 

@@ -119,7 +119,8 @@ pub(super) fn decision_events(decision: &Decision) -> Vec<(u64, String)> {
     events
 }
 
-/// The decision that answers the flow: the first that was taken for a verdict while it lasted and came to use.
+/// The decision that answers the flow. It is the first that was taken for a congestion report while the flow
+/// lasted, and that came to use.
 fn answer(seen: &Seen) -> Option<(&Noticed, u64)> {
     let [began, ended] = seen.flow_ns?;
     let mut during = seen.decisions.iter().filter(|decision| (began..ended).contains(&decision.at_ns));

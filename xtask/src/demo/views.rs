@@ -10,7 +10,7 @@ use harmonaize_testkit::summary::Check;
 pub struct View {
     /// Seconds since the training began.
     pub at: f64,
-    /// By or to whom: 0 for the provider, 1 for the tenant that trains, 2 for the one that answers requests.
+    /// By or to whom. 0 is the provider, 1 the tenant that trains, 2 the one that answers requests.
     pub owner: usize,
     /// What.
     pub what: String,
@@ -28,7 +28,8 @@ pub struct Views {
 }
 
 impl Views {
-    /// Of the provider's timeline, and of what the first worker of the training and the ranks that answer requests have printed.
+    /// Views of the provider's timeline, and of what workers have printed. These are the first worker of the training and the
+    /// ranks that answer requests.
     pub fn of(timeline: &Timeline, training: &[Line], inference: &[Vec<Line>], began_us: u64) -> Self {
         let provider =
             timeline.events.iter().map(|event| View { at: event.at, owner: 0, what: event.what.clone() });

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 const MODULES: &[&str] = &["virtio_pci", "virtio_net", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
 const PROGRAMS: &[&str] = &["busybox", "ip", "rdma", "ibv_rc_pingpong"];
 
-/// Where those come from for an offload unit: Debian's arm64 packages, with the libraries that they need beside those
-/// which our own programs link.
+/// Debian's arm64 packages from which an offload unit's programs come. With them are the libraries that
+/// they need beside those which our own programs link.
 const PACKAGES: &[&str] = &[
     "iproute2",
     "busybox-static",

@@ -23,7 +23,8 @@ const AGENT_PORT: u16 = 7200;
 const TENANT_PORT: u16 = 7300;
 const PING_PORT: u16 = 18_600;
 
-/// A ping-pong of two machines takes seconds; the rest is for the other's boot and for a machine that is busy.
+/// How long a ping-pong of two machines may take. It takes seconds; the rest is for the other's boot and for a
+/// machine that is busy.
 const PING_LIMIT: Duration = Duration::from_secs(120);
 /// What the collectives may take, with the wait for agents and control.
 const RANKS_LIMIT: Duration = Duration::from_secs(180);

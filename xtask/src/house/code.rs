@@ -296,7 +296,7 @@ impl Room {
         self.types.contains_key(&key).then_some(key)
     }
 
-    /// Where a path leads, as written in a module: to a module of the crate, or to a name in one.
+    /// Where a path leads, as written in a module. It leads to a module of the crate, or to a name in one.
     fn resolve(&self, module: &ModulePath, path: &[String], depth: usize) -> Option<Target> {
         let depth = depth.checked_sub(1)?;
         let (first, mut rest) = path.split_first()?;
@@ -546,7 +546,8 @@ fn line(span: Span) -> usize {
     span.start().line
 }
 
-/// Each path of a tree of imports with the name that it gives; none where it gives all names of a module.
+/// Each path of a tree of imports with the name that it gives. The name is none where the path gives all
+/// names of a module.
 fn flatten(tree: &UseTree, before: &mut Vec<String>, leaves: &mut Vec<(Vec<String>, Option<String>)>) {
     let with = |before: &[String], name: &syn::Ident| -> Vec<String> {
         before.iter().cloned().chain([plain(&name.to_string())]).collect()

@@ -1,4 +1,5 @@
-//! What to look at in a room: pairs and circles of files, impls away from their types, large types, long functions.
+//! What to look at in a room. It finds pairs and circles of files, impls away from their types, large types, and
+//! long functions.
 
 use super::code::{FunctionInfo, ModulePath, Need, Needs, Room};
 use serde::Serialize;

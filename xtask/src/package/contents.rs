@@ -100,7 +100,8 @@ impl Contents {
     }
 }
 
-/// The files in the listing of an archive, as `tar --list --verbose` prints it: mode, owner and path from `folder` on, sorted by path.
+/// The files in the listing of an archive, as `tar --list --verbose` prints it. Each has mode, owner and path from `folder` on; they
+/// are sorted by path.
 pub(super) fn rows(listed: &str, folder: &str) -> Vec<String> {
     let row = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();

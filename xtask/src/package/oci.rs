@@ -1,4 +1,5 @@
-//! Container images, made without a daemon: an archive of an OCI layout with one layer, of a program and the libraries that it loads.
+//! Container images, made without a daemon. Each is an archive of an OCI layout with one layer, of a program and the libraries that
+//! it loads.
 
 use super::contents::{Contents, Libraries, copy, files, mode, name};
 use super::{Arch, Package, deb, empty, folder, tar};

@@ -1,4 +1,4 @@
-//! A fresh Debian 12 with systemd, booted in namespaces of this machine, on which the package is installed, used and purged.
+//! A fresh Debian 12 with systemd, booted in namespaces of this machine. On it the package is installed, used and purged.
 
 use super::folder;
 use anyhow::{Context, Result, bail};

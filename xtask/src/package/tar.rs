@@ -1,4 +1,5 @@
-//! The tarball, for systems that have neither dpkg nor rpm: the same files, with a note on how they are installed.
+//! The tarball, for systems that have neither dpkg nor rpm. It has the same files, with a note on how they are
+//! installed.
 
 use super::contents::{Contents, Libraries, compare, copy, mode, rows};
 use super::{Package, empty, folder};
@@ -65,7 +66,8 @@ pub(super) fn check(file: &Path, package: &Package, contents: &Contents) -> Resu
     compare("the tarball", &found, &contents.rows())
 }
 
-/// Debian's `tar` that writes a compressed file, of what is then named: the same bytes each time, and all of it root's.
+/// Debian's `tar` that writes a compressed file, of what is then named. It has the same bytes each time, and all of it
+/// is root's.
 pub(super) fn archive(package: &Package, file: &Path) -> Command {
     let mut tar = plain(package, file);
     tar.args(["--create", "--owner=root:0", "--group=root:0"]);
@@ -77,7 +79,7 @@ pub(super) fn archive(package: &Package, file: &Path) -> Command {
     tar
 }
 
-/// The same, of what is then said as well: whether the file is new, and whose what is in it is.
+/// The same, of what is then said as well. That is whether the file is new, and whose what is in it is.
 pub(super) fn plain(package: &Package, file: &Path) -> Command {
     let mut tar = Command::new("tar");
     tar.env("LC_ALL", "C").args(["--format=gnu", "--sort=name", "--numeric-owner", "--mode=u+rw,go-w"]);

@@ -57,7 +57,8 @@ const DOORS: &[(&str, &[&str])] = &[
 /// The last page.
 const LAST: &str = "CHANGELOG.md";
 
-/// Pages that the site alone has, for what no page of the tree is about: links into pages, and to crates.
+/// Pages that the site alone has, for what no page of the tree is about. They are links into pages, and to
+/// crates.
 const MADE: &[(&str, &str)] = &[
     (
         "client.md",

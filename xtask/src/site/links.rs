@@ -1,4 +1,4 @@
-//! The check of a site's links: each that stays in the site names a file of it, and an anchor that the file has.
+//! The check of a site's links. Each that stays in the site names a file of it, and an anchor that the file has.
 
 use crate::tidy::documents::path_of;
 use anyhow::{Context, Result};

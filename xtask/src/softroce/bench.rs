@@ -18,7 +18,8 @@ const PROGRAMS: &str = "/usr/lib/harmonaize";
 const TESTBED: &str = "/etc/testbed.toml";
 /// What runs beside perftest.
 const OURS: [&str; 4] = ["wire", "collective", "harmonaize-agent", "harmonaize-control"];
-/// A round takes a minute or two on an idle machine: perftest runs polling and asleep, and loss and failures have their rounds too.
+/// How long a round may take. It takes a minute or two on an idle machine: perftest runs polling and asleep, and loss and failures
+/// have their rounds too.
 const PER_ROUND: Duration = Duration::from_secs(240);
 /// What is beside rounds: agents that start, links that are slow.
 const BESIDE: Duration = Duration::from_secs(240);

@@ -70,7 +70,8 @@ fn strs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// Builds the project's tests that need a device into the tree, those with a step that is wanted, and returns their steps.
+/// Builds the project's tests that need a device into the tree, and returns their steps. Only those with a step that is
+/// wanted are built.
 pub(super) fn project(tree: &mut Initramfs, hosts: u32, wanted: impl Fn(&str) -> bool) -> Result<Vec<Step>> {
     let there = test_targets()?;
     let exists = |suite: &&Suite| {

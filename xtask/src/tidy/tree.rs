@@ -55,7 +55,7 @@ const UNSAFE: &[&str] = &[
     "bench/src/bin/stream.rs",
 ];
 
-/// What a pure room's code must not name: a path, or its last part in a group of imports from std.
+/// What a pure room's code must not name. It is a path, or its last part in a group of imports from std.
 const IMPURE: &[(&str, &str)] = &[
     ("std::net", "net"),
     ("std::thread", "thread"),

@@ -143,7 +143,7 @@ impl Drop for Image {
     }
 }
 
-/// Removes the archives of runs that a signal ended before they could: their names have the number of a process that is gone.
+/// Removes the archives of runs that a signal ended before they could. Their names have the number of a process that is gone.
 fn sweep(folder: &Path) {
     let process = |path: &Path| -> Option<u32> {
         let name = path.file_name()?.to_str()?.strip_suffix(".cpio")?;

@@ -75,7 +75,8 @@ pub enum GuestOutcome {
     TimedOut,
 }
 
-/// The status with which the debug port makes the emulator end: `value << 1 | 1`; anything even is not the guest's word.
+/// The status with which the debug port makes the emulator end. It is `value << 1 | 1`; anything even does not come from
+/// the guest.
 fn guest_status(code: Option<i32>) -> Option<u32> {
     let code = u32::try_from(code?).ok()?;
     (code & 1 == 1).then_some(code >> 1)
@@ -114,7 +115,7 @@ impl Machine<'_> {
         command
     }
 
-    /// Starts it; each line of its console, without the line's end, goes to `on_line` on a thread of its own, then `None`.
+    /// Starts it. Each line of its console, without the line's end, goes to `on_line` on a thread of its own, then `None`.
     /// A `false` from there ends the reading.
     pub fn start(&self, on_line: impl Fn(Option<String>) -> bool + Send + 'static) -> Result<Emulator> {
         let mut command = self.command();

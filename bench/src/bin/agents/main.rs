@@ -203,7 +203,8 @@ async fn sizes(arguments: &Arguments, topology: &Topology) -> Result<[Vec<usize>
     Ok([up, down])
 }
 
-/// What control's end of TLS takes for those messages, if nothing else is done: each is a frame, in a record of its own.
+/// The time that control's end of TLS takes for those messages, if nothing else is done. Each message is a frame, in a
+/// record of its own.
 async fn records(arguments: &Arguments, topology: &Topology) -> Result<Value> {
     let folder = arguments.records.clone().context("give --records")?;
     let [up, down] = sizes(arguments, topology).await?;
@@ -451,7 +452,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// The connection along the ring that leaves a host for another rack: the peer, its port, and the spine on its way.
+    /// The connection along the ring by which a host leaves for another rack. Returns the peer, its port, and the spine
+    /// on its path.
     fn across(&self, host: HostId, recipe: &v1::Recipe) -> Result<Option<(u32, u32, SwitchId)>> {
         let own = recipe.order.iter().position(|at| *at == recipe.me).context("not on the ring")?;
         let next = recipe.order.get((own + 1) % recipe.order.len()).context("no ring")?;

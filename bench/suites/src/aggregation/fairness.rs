@@ -1,4 +1,5 @@
-//! Tenants that share an aggregator and the links to it: how alike they fare, and what one that wants everything costs the others.
+//! Tenants that share an aggregator and the links to it. Rows state how alike they fare, and what one that wants everything costs
+//! the others.
 
 use super::{PLAIN, Suite};
 use crate::lab::{Lab, options};

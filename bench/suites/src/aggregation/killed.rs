@@ -82,7 +82,8 @@ fn killed_after(suite: &Suite, topology: &str, after: f64, usual: f64) -> Result
     spanning(steady.first().context("no figures")?, at)
 }
 
-/// What the operation took that was under way at a time and not all the aggregator's, us; those before it were.
+/// How long the operation took that was under way at a time, in us. It is an error if the aggregator did all of
+/// it, or if hosts did one before it.
 fn spanning(steady: &Steady, at: u64) -> Result<f64> {
     let Steady { done_ns, took_us, aggregated, .. } = steady;
     let place = done_ns.partition_point(|done| *done < at);

@@ -25,7 +25,7 @@ enum By {
 }
 
 impl By {
-    /// The fabric with uplinks of so many Mbit/s; and what control is told of it, by which it takes this way.
+    /// The topology with uplinks of so many Mbit/s. What control gets of it makes control take this path.
     fn topology(self, uplink: u64) -> Result<Topology> {
         let fabric = |uplink| racks_with_aggregators(RACKS, HOSTS, RATE, uplink);
         let all = Topology { mtu: JUMBO, ..Topology::parse(&fabric(uplink))? };
@@ -54,7 +54,8 @@ impl By {
     }
 }
 
-/// Uplinks as wide as one host's link, where control takes none or several; and as wide as three, where one alone pays too.
+/// Times the tree over two widths of uplinks. As wide as one host's link, control takes none or several aggregators; as
+/// wide as three, one alone pays too.
 pub(super) fn tree(suite: &Suite) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (uplink, bar) in [(RATE, 1.5), (3 * RATE, 1.5)] {

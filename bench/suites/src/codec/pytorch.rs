@@ -71,7 +71,8 @@ impl PyTorch {
         Ok(())
     }
 
-    /// Our speeds against its, for each of its ways; `ours` are of the same tensor, a line of each codec a round.
+    /// Our speeds against its, for each of its methods. `ours` are of the same tensor, a line of each codec a
+    /// round.
     pub(super) fn rows(&self, ours: &[Measured]) -> Vec<Row> {
         let Some(ways) = self.rounds.first() else { return Vec::new() };
         let row = |way: &Line, what: &str, own: fn(&Measured) -> f64, its: fn(&Line) -> f64| {

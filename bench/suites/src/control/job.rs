@@ -20,15 +20,15 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts a rank per entry of `hosts`, each of which reduces `bytes` bytes after every `compute`, and waits until one
-    /// iteration is done. Every result is checked by the ranks themselves.
+    /// Starts a rank per entry of `hosts`, and waits until one iteration is done. Each rank reduces `bytes` bytes after
+    /// every `compute`. Every result is checked by the ranks themselves.
     pub(super) fn start(lab: &mut Lab, hosts: &[usize], bytes: u64, compute: Duration) -> Result<Self> {
         let mut running = Self::launch(lab, hosts, bytes, compute, 0)?;
         running.begun(lab)?;
         Ok(running)
     }
 
-    /// The same without waiting; iterations begin at that time by CLOCK_MONOTONIC, or once all ranks are there if that is later.
+    /// The same without waiting. Iterations begin at that time by CLOCK_MONOTONIC, or once all ranks are there if that is later.
     pub(super) fn launch(
         lab: &mut Lab,
         hosts: &[usize],
@@ -74,7 +74,8 @@ impl Running {
         whole_log_of(self.job.logs().first().context("no rank")?)
     }
 
-    /// Lets it run for so long, and takes the bus bandwidth in bytes a second of the operations that were whole within.
+    /// Runs the job for so long, and measures its bus bandwidth in bytes a second. Only operations that were whole
+    /// within the time count.
     pub(super) fn busbw(&mut self, lab: &mut Lab, span: Duration) -> Result<f64> {
         let times = self.taken(lab, span, |one| one.done_ns.saturating_sub(one.called_ns))?;
         Ok(self.bus_bytes() / (times / 1e9))

@@ -111,7 +111,8 @@ fn spread(onsets: &[Onset]) -> Chart {
     )
 }
 
-/// What operations of `bytes` on the bus had of the links around an onset; `ahead` is what CLOCK_REALTIME is ahead of their log's clock.
+/// Draws the bus bandwidth of operations around an onset, of `bytes` bytes on the bus each. `ahead` is what CLOCK_REALTIME is ahead of
+/// their log's clock.
 fn course(onset: &Onset, iterations: &[Iteration], bytes: f64, ahead: i64) -> Chart {
     const AROUND_S: f64 = 0.5;
     let [began, ended] = onset.flow_ns;
@@ -228,7 +229,8 @@ fn decisions_since(lab: &mut Lab, time_ns: u64) -> Result<Vec<Decision>> {
     Ok(all.into_iter().filter(|decision| decision.at_ns >= time_ns).collect())
 }
 
-/// Waits until control estimates that no link carries cross traffic: after how many seconds; none if it still does after long.
+/// Waits until control estimates that no link carries cross traffic. Returns after how many seconds; none if one still does
+/// after long.
 fn calm(lab: &mut Lab) -> Result<Option<f64>> {
     let began = Instant::now();
     loop {

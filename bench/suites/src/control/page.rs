@@ -1,4 +1,5 @@
-//! Control's page before made-up agents, in headless Chromium: how soon it is there, how soon it shows what happens, and its memory.
+//! Control's page before made-up agents, in headless Chromium. It measures how soon the page is there, how soon it shows what
+//! happens, and its memory.
 
 use super::scale::figures;
 use super::{Suite, case};

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 const ACCEPTED: f64 = 0.8;
 /// Hosts of the bulk tenant's ranks: each sends to all others, over both spines.
 const FILLS: [usize; 4] = [0, 2, 4, 6];
-/// Hosts of the ranks that answer requests, bytes of each, and milliseconds asked for: some that are had, and some that nobody can give.
+/// Hosts of the ranks that answer requests, bytes of each, and milliseconds asked for. Some of these can be had, and some nobody can
+/// give.
 const CASES: [(&[usize], u64, u64); 5] = [
     (&[1, 3], 4 << 10, 20),
     (&[0, 5], 16 << 10, 50),

@@ -1,5 +1,6 @@
-//! A training that is disturbed three times, by a tenant that hears the provider and by one that does not, in turn. The same happens to
-//! both when as much of the work is done: cross traffic on both spines, a host that is drained and then taken away, a host that is lost.
+//! A training that is disturbed three times. A tenant that subscribes to the provider's events does it, and one that does not, in turn.
+//! The same happens to both when as much of the work is done: cross traffic on both spines, a host that is drained and then taken away,
+//! a host that is lost.
 
 use super::{RATE, Suite, case};
 use crate::figures::summary;
@@ -14,7 +15,8 @@ use std::time::Duration;
 
 /// How many times sooner it must be done.
 const SOONER: f64 = 1.2;
-/// What a transfer of the tenant that adopts nothing may take more beside the one that hears than beside the other.
+/// How many times longer a transfer of the bystander may take beside the tenant that subscribes. The comparison is
+/// beside the one that does not.
 const AS_WELL_OFF: f64 = 1.1;
 /// Micro-batches: half a minute where nothing happens.
 const WORK: u64 = 3200;

@@ -68,7 +68,8 @@ impl Sharing {
         ])
     }
 
-    /// What it takes of a core to give and read signs of life on so many connections between two hosts, and nothing else.
+    /// What it takes of a core to give and read signs of life, and nothing else. There are so many connections between
+    /// two hosts.
     fn of_signs(&self, connections: usize, window: Duration) -> Result<f64> {
         let fabric = Fabric::build(&Topology::parse(&topology::star(HOSTS, "10Gbit/s"))?)?;
         let address = |host: &Host| host.addresses.first().map(|address| format!("{address}:7777"));

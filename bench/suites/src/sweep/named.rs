@@ -1,4 +1,4 @@
-//! The sweep on hosts by their names: `harmonaize-perf` through the agents that run there, beside Open MPI as it is installed there.
+//! The sweep on hosts by their names. `harmonaize-perf` runs through the agents there, beside Open MPI as it is installed there.
 
 use super::{Budget, Collective, Entry, Role, Setting, Site, iterations, write};
 use crate::hosts::{self, Hosts, OpenMpi};

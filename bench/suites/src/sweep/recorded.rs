@@ -1,4 +1,5 @@
-//! Part recorded: the AllReduces of one iteration of trainings, at their times, by ours and the peers in turn, four ranks on one host.
+//! Part recorded: the AllReduces of one iteration of trainings, at their times. Ours and the peers run in turn, four ranks on one
+//! host.
 //!
 //! MINA's recordings (INFOCOM 2025, MIT licence) are read where [`VARIABLE`] says, and a generator's iteration of the same columns without.
 

@@ -25,7 +25,8 @@ const PERIOD: f64 = 0.3;
 /// reference.
 const MISSED: f64 = 2.0;
 const EXTRA: f64 = 0.5;
-/// The most that beginning and end of a phase may be off at the median, in milliseconds, and of nine in ten.
+/// The most that a phase's beginning and end may be off at the median, in milliseconds. The last is for nine
+/// in ten.
 const BEGINNING_MS: f64 = 1.0;
 const END_MS: f64 = 2.0;
 const NINE_IN_TEN_MS: f64 = 5.0;
@@ -154,7 +155,8 @@ fn phase_rows(name: &str, truth: &Truth, found: &[Span]) -> Vec<Row> {
     ]
 }
 
-/// The course of the training with a number: nothing, a slow worker, a slow link, or both, at ranks that go round.
+/// The course of the training with a number. It has nothing, a slow worker, a slow link, or both, at ranks that go
+/// round.
 fn course(number: usize, iterations: usize) -> Course {
     let from = iterations / 2;
     let rank = (number / 2 + number / 8) % HOSTS;

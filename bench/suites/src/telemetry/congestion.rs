@@ -58,7 +58,7 @@ pub(super) fn idle(suite: &Suite) -> Result<Vec<Row>> {
     ])
 }
 
-/// Bursts over links that a job of ours fills: it is to be found that what fills them now is another's.
+/// Bursts over links that a job of ours fills. Agents must find that what fills the links now is another's.
 pub(super) fn busy(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab(Telemetry::Shown)?;
     let each = suite.budget.bursts.div_ceil(HOSTS);
@@ -89,7 +89,8 @@ pub(super) fn busy(suite: &Suite) -> Result<Vec<Row>> {
     ])
 }
 
-/// How often an hour agents report congestion beside the bursts, before the first of them included; and the most that they may.
+/// How often an hour agents report congestion beside the bursts, before the first of them included. The limit is the most that
+/// they may.
 fn false_alarms(
     (what, limit): (&str, Option<f64>),
     bursts: &[Vec<Burst>],
@@ -161,7 +162,8 @@ impl Burst {
     }
 }
 
-/// Has a flow burst so often from each host to the next, one host after the other; the bursts by host.
+/// Has a flow burst so often from each host to the next, one host after the other. Returns the bursts by
+/// host.
 fn bursts(lab: &mut Lab, count: usize) -> Result<Vec<Vec<Burst>>> {
     let hosts = lab.fabric().hosts().to_vec();
     let deadline =

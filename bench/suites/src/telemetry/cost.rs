@@ -66,7 +66,8 @@ fn packets(text: &str) -> Result<Vec<(String, f64, f64)>> {
     Ok(found)
 }
 
-/// A mark of the engine, beside the look at the clock that is a part of it: `cargo bench -p harmonaize-engine --bench marks`.
+/// A mark of the engine, beside the look at the clock that is a part of it. The figures are from
+/// `cargo bench -p harmonaize-engine --bench marks`.
 pub(super) fn mark(_: &Suite) -> Result<Vec<Row>> {
     let mut bench = workspace::cargo();
     bench.args(["bench", "--quiet", "--package", "harmonaize-engine", "--bench", "marks"]);

@@ -1,4 +1,5 @@
-//! How long it takes an agent from an event in the kernel to what it decides by it, as its metrics tell.
+//! How long it takes an agent from an event in the kernel to its decision. The agents' metrics give the
+//! times.
 
 use super::cost::{Talk, operation};
 use super::{METRICS, Suite, Telemetry};
@@ -22,7 +23,8 @@ const NAME: &str = "harmonaize_event_decision_seconds_bucket";
 /// How long a scrape may take.
 const SCRAPE: Duration = Duration::from_secs(5);
 
-/// Events that are few, which are acted on at once, and as many as a job of ours makes, which gather.
+/// Events that are few, which are acted on at once. Beside them are as many as a job of ours makes, which
+/// gather.
 pub(super) fn decision(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab(Telemetry::Shown)?;
     let mut talk = Talk::begin(&lab, FLOWS, MESSAGES, suite.budget.seconds + 2)?;

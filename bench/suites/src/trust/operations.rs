@@ -20,7 +20,8 @@ const BYTES: u64 = 16 << 20;
 const LEAST_BUSBW: f64 = 0.98;
 /// No operation may fail: the limit lies below one.
 const NONE: f64 = 0.5;
-/// How long a job may take to join and to settle, an agent to come again, and a job to end.
+/// How long a job may take to join and to settle. The other limits are for an agent to come again, and for a
+/// job to end.
 const JOIN: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! Who gets a unit of which kind: each buyer at most one, so that the sum of what they gain is the largest. Buyers enter one by one. Each
-//! enters where others can make room at least loss: they leave, or move to another kind.
+//! Assigns units of each kind to buyers, at most one unit each. The sum of what the buyers gain is the largest. Buyers enter one
+//! by one. Each enters where others can make room at least loss: they leave, or move to another kind.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -54,8 +54,8 @@ pub(super) struct Clearing<'a> {
     /// Units of each kind that nobody has.
     free: Vec<u32>,
     seats: Vec<Option<usize>>,
-    /// By kind, what its buyers would gain by moving to another kind, or by leaving at the place of their own. Entries of buyers that
-    /// have gone are passed over.
+    /// What a kind's buyers would gain by moving to another kind, by kind. What they would gain by leaving stands at the place of
+    /// their own kind. Entries of buyers that have gone are passed over.
     moves: Vec<Vec<Moves>>,
 }
 

@@ -1,5 +1,5 @@
-//! Jobs whose workers and batches may change: the sizes that they may have, what each is worth, and where they are placed. Sizes and
-//! worth are Sia's, so that policies that share them have the same choices.
+//! Jobs whose workers and batches may change. Here are the sizes that they may have, what each is worth, and where they are
+//! placed. Sizes and worth are Sia's, so that policies that share them have the same choices.
 
 use super::{Candidate, Round};
 use crate::allocation::{Allocation, Free};
@@ -68,9 +68,9 @@ fn restart_factor(candidate: &Candidate<'_>) -> f64 {
     (candidate.age - f64::from(candidate.restarts) * restart).max(0.0) / (candidate.age + restart)
 }
 
-/// How many workers a job may have on a kind, the fewest first: Sia's sizes in its range up to `most`. Where its range has only larger
-/// ones, the smallest of them. Where it has none, its fewest and what it was tuned for, so that no range waits for ever. More than
-/// `busy` have less than a pass each, even of the largest batch.
+/// The numbers of workers that a job may have on a kind, the fewest first. They are Sia's sizes in its range up to `most`. Where
+/// its range has only larger ones, the smallest of them. Where it has none, its fewest and what it was tuned for, so that no
+/// range waits for ever. More than `busy` have less than a pass each, even of the largest batch.
 fn counts(job: &Job, kind: &Kind, (most, busy): (u32, u32)) -> Vec<u32> {
     let range = *job.ranges.workers.start()..=busy.min(*job.ranges.workers.end());
     let mut in_range: Vec<u32> = regular(kind).filter(|workers| range.contains(workers)).collect();

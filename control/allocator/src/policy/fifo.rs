@@ -1,4 +1,4 @@
-//! First in, first out: a job that has started runs to its end, and no job starts before one that arrived earlier.
+//! First in, first out. A job that has started runs to its end, and no job starts before one that arrived earlier.
 
 use super::tuned::{Pool, place};
 use super::{Candidate, Policy, PolicyError, Round};

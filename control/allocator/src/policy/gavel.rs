@@ -140,7 +140,7 @@ fn speeds(round: &Round<'_>, candidate: &Candidate<'_>) -> Vec<f64> {
     round.inventory.kinds().map(speed).collect()
 }
 
-/// A class's part of each kind, for each of its jobs; `None` where the limit passes first, or the solver fails.
+/// Returns a class's part of each kind, for each of its jobs. Returns `None` where the limit passes first, or the solver fails.
 fn solve(round: &Round<'_>, classes: &[Class], limit: Duration) -> Option<Vec<Vec<f64>>> {
     let mut variables = ProblemVariables::new();
     let mut goal = Expression::default();

@@ -1,6 +1,6 @@
-//! The market as a policy: an agent for each job bids for accelerators of one kind, one bid for each, and the market clears. A job's agent
-//! counts an hour of the job's time as one unit of money. It bids where its work costs least beside all others' bids, and for each further
-//! accelerator what the time that it saves is worth.
+//! The market as a policy: an agent for each job bids for accelerators of one kind. It makes one bid for each accelerator, and
+//! the market clears. A job's agent counts an hour of the job's time as one unit of money. It bids where its work costs least
+//! beside all others' bids, and for each further accelerator what the time that it saves is worth.
 
 use super::elastic::{Size, assign, pinned, sizes};
 use super::{Policy, PolicyError, Round};
@@ -9,7 +9,7 @@ use crate::inventory::KindId;
 use crate::market::{Bid, BidId, Market, MarketError, Traded, highest_price};
 use std::collections::BTreeMap;
 
-/// What an agent bids for the first worker, so that its job runs at all: more than doubling it is worth.
+/// An agent's bid for the first worker, so that its job runs at all. It is more than doubling that worker is worth.
 const FIRST: f64 = 2.0;
 
 /// The market's policy.

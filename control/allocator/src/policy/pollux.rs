@@ -56,7 +56,7 @@ impl Pollux {
 /// A matrix of jobs by kinds: for each job the place of its size among those that it may have.
 type Matrix = Vec<Option<usize>>;
 
-/// A matrix with its cost: the sum of speedups to the power, the less the better where the power is below 0.
+/// A matrix with its cost, the sum of speedups to the power. Where the power is below 0, a smaller cost is better.
 type Scored = (f64, Matrix);
 
 /// What a round's search is about.

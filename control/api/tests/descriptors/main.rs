@@ -1,7 +1,8 @@
-//! The interface is committed as descriptors (`descriptors/provider.v1.binpb`, a FileDescriptorSet that tools such as grpcurl
-//! read): who was built against it goes on working. Fields, values and methods may be added, never removed, renumbered, renamed or
-//! given another type. After an addition, `HARMONAIZE_GOLDEN=write cargo test -p harmonaize-api` writes the file anew; what breaks a promise
-//! is refused then too, and needs a package of the next version. The file has all of every release, whose name is in `.release`.
+//! The interface is committed as descriptors, so that whoever was built against it goes on working. The file
+//! `descriptors/provider.v1.binpb` is a FileDescriptorSet, which tools such as grpcurl read. Fields, values and methods may be
+//! added, never removed, renumbered, renamed or given another type. After an addition,
+//! `HARMONAIZE_GOLDEN=write cargo test -p harmonaize-api` writes the file anew; what breaks a promise is refused then too, and
+//! needs a package of the next version. The file has all of every release, whose name is in `.release`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod promises;

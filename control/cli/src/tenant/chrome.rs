@@ -37,7 +37,7 @@ impl Line {
     }
 }
 
-/// Writes a trace of the operations in `files`, with all that is in a trace of torch where one is named.
+/// Writes a trace of the operations in `files`. Where a trace of torch is named, all that is in it is written too.
 pub(super) fn write(files: &[PathBuf], torch: Option<&Path>, out: &Path) -> Result<String, Failure> {
     let mut trace = match torch {
         Some(path) => serde_json::from_str(&read(path)?).map_err(|error| refused(path, &error))?,

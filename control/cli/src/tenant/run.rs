@@ -1,4 +1,4 @@
-//! `harmonaize tenant run`: a runner on a host, which starts a worker of a job when the provider has it do so, and ends it likewise.
+//! `harmonaize tenant run`: a runner on a host. It starts a worker of a job when the provider has it do so, and ends it likewise.
 
 use super::attached;
 use crate::Failure;

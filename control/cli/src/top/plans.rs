@@ -83,7 +83,8 @@ fn plan_row(plan: &PlanStatus, now: u64) -> Vec<Cell> {
     ]
 }
 
-/// The codec, where tensors do not travel as they are, the aggregator, if there is one, and why it runs by this plan.
+/// Describes the plan: its codec, its aggregator and why it runs. The codec is left out where tensors travel as they are, and the
+/// aggregator where there is none.
 fn plan_reason(plan: &PlanStatus) -> String {
     let codec = Some(plan.codec.as_str()).filter(|codec| !matches!(*codec, "" | "exact"));
     let aggregator = Some(plan.aggregator.as_str()).filter(|name| !name.is_empty());

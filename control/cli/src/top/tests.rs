@@ -1,4 +1,5 @@
-//! Screens that are drawn as expected, keys that do what they say, and nothing that foreign text or odd sizes break.
+//! Tests that screens are drawn as expected and that keys do what they promise. Neither a text from outside nor an odd size
+//! breaks anything.
 
 use super::draw::{draw, lines};
 use super::screen::{Action, Screen};

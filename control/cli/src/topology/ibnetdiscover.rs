@@ -168,7 +168,8 @@ fn host_name(description: &str) -> Option<String> {
     (words.next().is_none() && numbered && !name.is_empty()).then_some(name)
 }
 
-/// The data rate of a link's width and speed, such as "4xHDR": lanes by what a lane carries behind its code.
+/// The data rate of a link's width and speed, such as "4xHDR". It is the number of lanes times what a lane carries behind its
+/// code.
 fn link_rate(text: &str) -> Option<Rate> {
     let (lanes, speed) = text.split_once('x')?;
     let lane: u64 = match speed {

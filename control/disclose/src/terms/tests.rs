@@ -1,4 +1,5 @@
-//! Negotiations with a provider of one link: what is promised fits, what is offered instead is agreed on, and what is told is coarse.
+//! Negotiations with a provider of one link. What is promised fits, what is offered instead is agreed on, and what is disclosed
+//! is coarse.
 
 use super::*;
 use proptest::prelude::*;
@@ -210,7 +211,7 @@ fn anything() -> impl Strategy<Value = Constraints> {
 }
 
 proptest! {
-    /// However little sense it makes: what is refused is refused with a reason and an offer, and the offer is good.
+    /// Requests are refused with a reason and an offer that is good. That holds however little sense a request makes.
     #[test]
     fn counter_offers_are_accepted(
         asked in anything(),

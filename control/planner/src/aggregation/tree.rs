@@ -115,7 +115,7 @@ fn min_available(conditions: &Conditions, loads: &BTreeMap<DirectedLink, f64>) -
     allowed.fold(f64::INFINITY, f64::min)
 }
 
-/// What an aggregator carries for each of so many that send to it, or to which it sends; payload a second.
+/// What an aggregator carries for each of `count` senders or receivers, in bytes of payload a second.
 fn sum_rate(known: &Aggregator, offer: &AggregatorOffer, payload: f64, count: f64) -> f64 {
     let link = bytes_per_second(known.rate) * payload / (payload + HEADER_BYTES);
     let core = match offer.packets_per_second {
@@ -245,7 +245,8 @@ fn steps(mut values: Vec<f64>) -> Vec<f64> {
 }
 
 impl EcmpRoutes<'_> {
-    /// The switch that all open links of a host lead to; `Some(None)` where they lead to several, none where there is none.
+    /// The switch that all open links of a host lead to. Returns `Some(None)` where they lead to several, and none where there is
+    /// no open link.
     fn only_switch(topology: &Topology, conditions: &Conditions, host: HostId) -> Option<Option<SwitchId>> {
         let spread = EcmpRoutes::at_switch(topology, conditions, SwitchId(usize::MAX));
         let mut ends: Vec<Node> = spread.open_links(Node::Host(host)).map(|(_, end)| end).collect();

@@ -6,8 +6,8 @@ use super::workload::Workload;
 use super::{Contender, Discipline, Remaining, class_end, service_order};
 use harmonaize_units::Nanos;
 
-/// Rates are made anew when a coflow comes or ends, and so many seconds after they were made where a transfer has ended. What that
-/// transfer had stays unused until then.
+/// Seconds after which rates are made anew where a transfer has ended, from when they were made. They are also made anew when a
+/// coflow comes or ends. What that transfer had stays unused until then.
 const ROUND: f64 = 0.1;
 
 /// The part of a port below which nothing of it is free.
@@ -51,7 +51,8 @@ impl Active {
         moving.map(|(sent, rate)| (end - sent) / rate).fold(f64::INFINITY, f64::min)
     }
 
-    /// Takes of what is free what it needs for all transfers to end with the slowest; nothing where one of its ports is full.
+    /// Takes of what is free what it needs for all transfers to end with the slowest. Takes nothing where one of its ports is
+    /// full.
     fn take_needed(&mut self, free: &mut Ports, rate: f64) {
         let needs = self.remaining.beside(free).filter(|(remaining, _)| *remaining > NOTHING);
         let times =

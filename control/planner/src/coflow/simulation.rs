@@ -1,4 +1,5 @@
-//! Coflows on one big switch in virtual time, as fluids: ports that send and receive at a rate, and no limit between them.
+//! Coflows on one big switch in virtual time, as fluids. Its ports send and receive at a rate, and there is no limit between
+//! them.
 
 use super::Discipline;
 use super::ordered::ordered;

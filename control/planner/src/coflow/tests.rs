@@ -149,7 +149,7 @@ fn texts_are_coflows_or_say_what_is_wrong() {
     assert_eq!(Workload::new(8, vec![coflow(2, &[]), coflow(1, &[])]), None);
 }
 
-/// Least left first takes at most 0.7 of fair sharing's mean, sizes known or not, on coflows of the recorded ones' shape.
+/// Least left first takes at most 0.7 of fair sharing's mean, sizes known or not. The coflows have the recorded ones' shape.
 #[test]
 fn made_up_coflows_end_sooner_than_shared_fairly() {
     let workload = Workload::generate(1, 40);
@@ -177,7 +177,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// By definition: no port moves more than it can, and each flow crosses a full port on which none has more.
+    /// Shares are max-min fair by definition. No port moves more than it can, and each flow crosses a full port on which none has
+    /// more.
     #[test]
     fn shares_are_max_min_fair(
         classes in prop::collection::vec(((0_usize..8, 0_usize..8), 1_u32..5), 1..40)

@@ -1,5 +1,5 @@
-//! Which links explain the verdicts on paths: the fewest, found greedily, as in boolean tomography (Duffield, "Network tomography
-//! of binary network performance characteristics", 2006).
+//! Which links explain the congestion reports on paths: the fewest, found greedily. This is as in boolean tomography (Duffield,
+//! "Network tomography of binary network performance characteristics", 2006).
 
 use harmonaize_topology::{DirectedLink, Path};
 use std::collections::{BTreeMap, BTreeSet};

@@ -42,7 +42,8 @@ pub fn plan_interleaving(
 }
 
 impl PhasePlan<'_> {
-    /// The part of the period by which it is longer where no two that ask for more than a link has communicate at once.
+    /// The part by which the period is longer with exclusive use of links. No two jobs that ask for more than a link has then
+    /// communicate at once.
     fn exclusive_slowdown(&self) -> f64 {
         let of_link = |(_, asks, _): &(f64, Vec<f64>, String)| {
             let asking = self.jobs.iter().zip(asks).filter(|(_, ask)| **ask > 0.0);

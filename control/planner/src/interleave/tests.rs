@@ -22,7 +22,8 @@ fn lasting(ms: u64) -> Bytes {
     Bytes(ms * 125_000)
 }
 
-/// A pair that computes and communicates for so long if alone, as it was seen: period, busy part and beginning in milliseconds.
+/// A pair that computes and communicates for so long if alone. Its iterations were seen with a period, a busy part and a
+/// beginning, in milliseconds.
 fn pair(index: usize, alone: u64, period: u64, busy: u64, began: u64) -> Job {
     let rhythm = IterationPattern {
         period: Nanos(period * MS),

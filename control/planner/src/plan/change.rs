@@ -78,7 +78,7 @@ fn min_gain(search: &Search<'_, '_>, index: usize) -> f64 {
     f64::from(search.model.request.policy.min_gain_ppm) / 1e6 * f64::from(1_u32 << doublings)
 }
 
-/// How much longer a job takes by its old ring than by its new one, judged by its fullest link alone.
+/// How much longer a job takes by its old ring than by its new one. It is judged by the job's fullest link alone.
 fn own_gain(search: &mut Search<'_, '_>, index: usize, old: &Ring) -> f64 {
     let after = search.pressure(index).max(1.0);
     let new = search.replace(index, old.clone());

@@ -1,4 +1,4 @@
-//! What a plan is made of: rings over hops, each with the paths that its connections may take, on links that others use too.
+//! What a plan is made of: rings over hops. Each hop has the paths that its connections may take, on links that others use too.
 
 use super::{Current, Job, Request, RingEdge, Routes};
 use crate::all_to_all::line_rate;
@@ -54,7 +54,7 @@ pub(super) enum EdgeRoutes {
 }
 
 impl EdgeRoutes {
-    /// Calls with each link and the part of the ring's rate that this hop puts on it; a link may come several times.
+    /// Calls with each link and the part of the ring's rate that this hop puts on it. A link may come several times.
     pub(super) fn each(&self, mut call: impl FnMut(LinkIndex, f64)) {
         match self {
             Self::Local | Self::Unreachable => {}
@@ -120,7 +120,7 @@ impl Ring {
     }
 }
 
-/// The jobs, the links that they can use, and the paths between their hosts as far as they were asked for.
+/// The jobs and the links that they can use. It also has the paths between their hosts, as far as they were asked for.
 pub(super) struct Model<'a> {
     pub(super) request: &'a Request<'a>,
     all_paths: PathFinder<'a>,
@@ -133,7 +133,7 @@ pub(super) struct Model<'a> {
     /// What each has by the topology.
     pub(super) rate: Vec<f64>,
     options: HashMap<(HostId, HostId, bool), Rc<EdgeOptions>>,
-    /// For each job what it would send from host to host if the fabric were never the limit, bits a second on average.
+    /// What each job would send from host to host if the fabric were never the limit. It is in bits a second on average.
     pub(super) demand: Vec<f64>,
     /// For each job, whether it stays as it is.
     pub(super) fixed: Vec<bool>,
@@ -311,7 +311,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// What a job's hosts could send, bits a second, if their own links, and the job's limit, were the only ones.
+/// What a job's hosts could send, in bits a second. Only their own links, and the job's limit, are taken to limit them.
 pub(crate) fn hosts_rate(topology: &Topology, job: &Job) -> f64 {
     let least = line_rate(topology, &job.hosts);
     job.rate_limit.map_or(least, |limit| limit.min(least)).0.max(1) as f64

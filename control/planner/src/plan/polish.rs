@@ -1,4 +1,5 @@
-//! The last stretch for plans small enough: single moves, judged by the predicted score itself instead of by the sum over links.
+//! The last stretch for plans small enough: single moves. They are judged by the predicted score itself instead of by the sum
+//! over links.
 
 use super::Job;
 use super::model::{Candidate, EdgeRoutes, Ring};
@@ -187,7 +188,7 @@ impl Polish<'_, '_, '_> {
         }
     }
 
-    /// Moves at random while budget is left, accepting ever less of a worse score; ends with the best plan that it met.
+    /// Moves at random while budget is left, accepting ever less of a worse score. Ends with the best plan that it met.
     fn anneal(&mut self, best: &mut Objective) {
         let jobs = self.search.model.jobs();
         let (movable, start) = (self.movable(), self.remaining_budget);
@@ -213,7 +214,8 @@ impl Polish<'_, '_, '_> {
         self.restore(record);
     }
 
-    /// A ring that differs by chance: in its order, or in the path of a connection or of all connections of a hop.
+    /// Returns a ring that differs by chance. It differs in its order, or in the path of a connection or of all connections of a
+    /// hop.
     fn propose(&mut self, random: &mut SplitMix, index: usize, job: &Job) -> Option<Ring> {
         let old = self.search.rings.get(index)?.clone();
         let count = job.hosts.len();

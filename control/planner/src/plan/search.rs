@@ -39,7 +39,7 @@ fn avoidance_factor(usable: LinkUse) -> f64 {
     if usable == LinkUse::Open { 0.0 } else { 64.0 }
 }
 
-/// What a link costs at a load: it grows steeply where demand nears what is there, so that the sum looks to the fullest.
+/// What a link costs at a load. The cost grows steeply where demand nears what is there, so that the sum is led by the fullest.
 fn cost(load: f64, capacity: f64) -> f64 {
     let filled = load.max(0.0) / capacity.max(1e-3);
     let square = filled * filled;

@@ -1,6 +1,7 @@
-//! Weighted max-min shares: all rates rise together, each by its weight, until a link is full; who crosses it stays there.
+//! Weighted max-min shares. All rates rise together, each by its weight, until a link is full, and who crosses it stays there.
 //! Bertsekas and Gallager, "Data Networks", 1992, 6.5.2. Who has something promised begins with that, and rises once the others
-//! have come so far; where a link cannot hold all that is promised, each has the same part of its promise, and who has none a little.
+//! have come so far; where a link cannot hold all that is promised, each has the same part of its promise, and who has none a
+//! little.
 
 use super::model::LinkIndex;
 use std::cmp::Reverse;
@@ -179,7 +180,8 @@ impl Shares {
         }
     }
 
-    /// What each flow begins with: what it was promised, or the part of it that the worst of its links can hold.
+    /// Starts each flow with what it was promised. If the worst of its links cannot carry that, the flow starts with the part
+    /// that the link can.
     fn start_from_guarantees(&mut self, capacity: &[f64], flows: &[FairFlow<'_>]) {
         self.guaranteed.clear();
         self.guaranteed.extend(flows.iter().map(|flow| flow.guaranteed.min(flow.demand).max(0.0)));

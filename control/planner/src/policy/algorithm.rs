@@ -7,7 +7,8 @@ use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_units::{Bytes, Nanos};
 use std::fmt;
 
-/// The size of an operation that stands for all that are larger than any range, where it is not larger itself.
+/// A size that stands for all operations larger than any bounded range. Where a range begins above half of it, twice that
+/// beginning stands instead.
 const LARGE: u64 = 16 << 20;
 
 /// An operator's choice for operations of a collective.
@@ -24,7 +25,7 @@ pub struct AlgorithmOverride {
 }
 
 impl AlgorithmOverride {
-    /// Most of them for a collective, for one tenant and for everybody each: so many ranges of sizes has a table room for.
+    /// Most of them for a collective, for one tenant and for everybody each. A table has room for so many ranges of sizes.
     pub const MAX: usize = 4;
 
     /// Whether contributions are still added in one order, whatever the plan's is.
@@ -125,8 +126,9 @@ impl AlgorithmChoice {
         Self { reason, ..Self::default() }
     }
 
-    /// As the first of an operator's choices for a size says, else as is predicted to be the fastest, near the sizes of `before`.
-    /// `ordered`: up to which size contributions are to be added in one order, which only direct exchanges do.
+    /// Takes the algorithm of the first of an operator's choices for a size. Without one it takes the one that is predicted to be
+    /// the fastest, near the sizes of `before`. `ordered`: up to which size contributions are to be added in one order, which
+    /// only direct exchanges do.
     pub fn new(
         costs: GroupCosts,
         before: &AlgorithmTable,

@@ -25,7 +25,7 @@ pub struct CodecChoice {
     pub finer: Option<Codec>,
     /// What it was chosen by, where there was something to choose.
     pub outlook: Option<Outlook>,
-    /// How much of a tensor is summed by it in a second, bits; 0 where it is exact, or not known.
+    /// How much of a tensor is summed by it in a second, in bits. It is 0 where the codec is uncompressed, or not known.
     pub speed: u64,
 }
 
@@ -216,7 +216,8 @@ pub fn common_levels<'a>(mut agents: impl Iterator<Item = &'a [Level]>) -> Vec<L
     levels
 }
 
-/// Returns the bytes that an operation of so many hosts put on the wire, relative to the uncompressed ones; none where there were none.
+/// Returns the bytes that an operation of so many hosts put on the wire, relative to the uncompressed ones. None where there were
+/// none.
 pub fn coded_ratio(hosts: usize, bytes: u64, saved: u64) -> Option<f64> {
     let exact = 2.0 * (hosts as f64 - 1.0) / hosts as f64 * bytes as f64;
     (exact >= 1.0).then(|| (1.0 - saved as f64 / exact).max(0.0))

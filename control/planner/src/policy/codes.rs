@@ -27,7 +27,8 @@ pub struct CodeShape {
 }
 
 impl CodeShape {
-    /// The codes of the largest blocks of which about as many elements fit a unit of so many bytes as of any.
+    /// Returns the shape of codes of the largest blocks that fit a unit well. About as many of their elements fit a unit of so
+    /// many bytes as of any other blocks.
     pub fn of_codes(unit: u32, workers: usize) -> Option<Self> {
         let mut shapes = BLOCKS.into_iter().filter_map(|block| {
             let form = PayloadFormat::Shared { bits: BITS, block, ranks: u16::try_from(workers).ok()? };

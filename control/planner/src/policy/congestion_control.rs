@@ -32,7 +32,8 @@ impl RouteClass {
     }
 }
 
-/// Where a host stands: in the rack that the topology names, else beside those without a rack that hang on the same switches.
+/// Where a host stands: in the rack that the topology names. A host without a rack stands beside others without one on the same
+/// switches.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Rack<'a> {
     Named(&'a str),

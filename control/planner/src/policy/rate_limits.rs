@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Rates are the same up to this part.
 const SAME: f64 = 0.1;
 
-/// The least part of what a link carries that exchanges are held to: promises have at most 90% of a link.
+/// The least part of what a link carries that exchanges are limited to. It is above 0 since promises have at most 90% of a link.
 const LEAST: f64 = 0.01;
 
 /// What a communicator's connections are held to.
@@ -61,7 +61,7 @@ pub struct Sharer<'a> {
     pub promised: Rate,
     /// The hops of its ring, as far as their paths are known.
     pub hops: Vec<RingEdge>,
-    /// The part of what a host sends that crosses each link where all send to all; empty where all are neighbours in the ring.
+    /// The part of what a host sends that crosses each link where all send to all. Empty where all are neighbours in the ring.
     pub exchange: &'a [(DirectedLink, f64)],
 }
 

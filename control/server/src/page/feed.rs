@@ -12,7 +12,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 /// Time between two looks at the state, at least.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The pause after a look that took long, in times of that: looks take a tenth of the state's time at most.
+/// The pause after a slow sample, as a multiple of its duration. Samples take a tenth of the state's time at
+/// most.
 const PAUSE: u32 = 9;
 
 /// Most who look on at a time.

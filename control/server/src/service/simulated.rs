@@ -1,4 +1,4 @@
-//! Control in a simulation: the same service, actor and state, on the caller's runtime and in its time, over connections that
+//! Control in a simulation: the same service, actor and state. They run on the caller's runtime and in its time, over connections that
 //! somebody makes.
 
 use super::{Door, MESSAGE_BYTES, Service, begin};

@@ -1,5 +1,5 @@
-//! The controller: takes messages and the time in, has each part do its own, and hands what one part did on
-//! to the others.
+//! The controller: takes in messages and the time. It has each part do its own, and hands what one part did
+//! on to the others.
 
 mod act;
 pub(crate) mod change;
@@ -151,8 +151,8 @@ impl Controller {
         }
     }
 
-    /// The call or message before this one is over, by the clock: what it took to plan is no pause between
-    /// two plans.
+    /// Notes that the call or message before this one is over, by the clock. The time that it took to plan is
+    /// no pause between two plans.
     pub fn finished(&mut self, now: Duration) {
         self.plan_request.made(now);
     }

@@ -133,8 +133,8 @@ impl Effects {
         self.refuse_join(to, request, kind, failure);
     }
 
-    /// Tells the operator's log what was refused of a host's agent: the first of a kind, and then ever more
-    /// rarely.
+    /// Writes to the operator's log what was refused of a host's agent. It writes the first of a kind, and
+    /// then ever more rarely.
     pub(crate) fn unusual(&mut self, ctx: &Ctx<'_>, host: HostId, count: u64, why: &str) {
         if count.is_power_of_two() {
             let host = ctx.host_name(host);

@@ -332,7 +332,7 @@ impl Jobs {
         self.answer(ctx, effects, allocator, key);
     }
 
-    /// Begins a generation of a job that wants one, once nobody has a worker on the hosts where it is to start some.
+    /// Begins a generation of a job that wants one. First nobody may have a worker left on the hosts where the job is to start some.
     ///
     /// One that is resized goes on without those hosts until then, if the others are enough. So it does without workers that start later,
     /// because some have failed, and without hosts whose agents are away.
@@ -598,7 +598,8 @@ fn gone_at(ctx: &Ctx<'_>, (host, _): RunnerKey, runner: &Runner) -> Option<Durat
     })
 }
 
-/// Hosts where a job may have a worker, and the runner of each: the one that has its worker, or the first.
+/// Returns the hosts where a job may have a worker, and the runner of each. It is the runner that has the job's worker, or else the
+/// first.
 fn usable(
     ctx: &Ctx<'_>,
     allocator: AllocatorSettings,

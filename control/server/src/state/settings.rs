@@ -43,8 +43,8 @@ pub struct Settings {
     pub terms: BTreeMap<String, Terms>,
     /// The largest weight that a tenant can have promised.
     pub most_weight: u32,
-    /// How long a communicator that failed, and what was promised for it, are kept at most for its members to
-    /// regroup.
+    /// How long a communicator that failed is kept at most for its members to regroup. What was promised for it is
+    /// kept as long.
     pub longest_regroup: Duration,
     /// How hosts are given to jobs; none: they are not.
     pub allocator: Option<AllocatorSettings>,

@@ -1,5 +1,5 @@
-//! What the tests of this crate read of the state machine, and the steps they take past its messages; only
-//! with the feature `testing`.
+//! What the tests of this crate read of the state machine. It also has the steps that they take past its
+//! messages. It exists only with the feature `testing`.
 
 use super::Controller;
 use super::ctx::ctx;
@@ -309,8 +309,8 @@ pub trait Testing {
         self.controller().queries(now).host_telemetry(host)
     }
 
-    /// Returns how much slower all is predicted to be than on an idle fabric; none where no plan passes the
-    /// check.
+    /// Returns how much slower all is predicted to be than on an idle fabric. There is none where no plan
+    /// passes the check.
     fn predicted_slowdown(&self, now: Duration) -> Option<f64> {
         let view = view!(self.controller(), now);
         let checked = checked(

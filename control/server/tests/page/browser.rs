@@ -9,7 +9,8 @@ use harmonaize_testkit::strict;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Contrast of each text with what is behind it, and of each line with the ground: those that have too little.
+/// The script that finds texts and lines with too little contrast. A text is compared with what is behind it,
+/// and a line with the ground.
 const PALE: &str = r"(() => {
   const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\d.]+/g).map(Number); return { rgb: [r, g, b], a }; };
   const luminance = (rgb) => rgb.map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)

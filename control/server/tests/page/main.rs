@@ -1,4 +1,5 @@
-//! The page that operators' browsers read: to whom it is served, what it says, and how it looks in a browser.
+//! The page that operators' browsers read. Its tests show to whom it is served, what it says, and how it
+//! looks in a browser.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod browser;

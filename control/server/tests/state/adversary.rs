@@ -108,7 +108,8 @@ fn measure(seen: &Seen, noise: f64, seed: u64) -> Vec<Vec<f64>> {
 /// Noises that are drawn for each fabric: the same for all who probe.
 const DRAWS: u64 = 6;
 
-/// Each fabric's adjusted Rand index on average over draws of the noise, guessed by who has learnt on the fabrics of the other parts.
+/// Each fabric's adjusted Rand index on average over draws of the noise. The guesses are by who has learnt on the fabrics of the other
+/// parts.
 fn indices(all: &[Seen], by: By, noise: f64) -> Vec<f64> {
     let measured: Vec<Vec<Vec<Vec<f64>>>> = all
         .iter()
@@ -186,7 +187,8 @@ fn gain(found: &[f64], base: &[f64]) -> (f64, f64) {
     (middle, (square / each.len() as f64).sqrt())
 }
 
-/// How well a neighbour's coming is told from nothing: by what the tenant is told, and by what the provider knows.
+/// How well a neighbour's coming is told from nothing. The first is by what the tenant is told, and the second by what the provider
+/// knows.
 fn presence(all: &[Seen]) -> [f64; 2] {
     let whiles = || all.iter().flat_map(|seen| &seen.whiles);
     let of = |which: usize| {
@@ -247,7 +249,7 @@ fn full() {
     println!("{}", report(fabrics as u64, whiles, rounds));
 }
 
-/// The same in small: of what is told every two ranks have the same, and of what is known they have not.
+/// The same in small. Of what is told every two ranks have the same, and of what is known they have not.
 #[test]
 fn every_two_ranks_hear_the_same() {
     let pairs = || (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j)));
@@ -273,7 +275,7 @@ fn every_two_ranks_hear_the_same() {
     assert!(whole.iter().any(late), "who is late shows nothing");
 }
 
-/// Of ranks behind slow links none is named to who has pairs, and of those that share one no two to who has more.
+/// Of ranks behind slow links none is named to who has pairs. Of those that share one, no two are named to who has more.
 #[test]
 fn one_rank_of_a_slow_link_is_named() {
     let mut named = Vec::new();

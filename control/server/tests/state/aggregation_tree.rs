@@ -8,7 +8,8 @@ use harmonaize_aggregator::worker_key;
 use harmonaize_api::v1;
 use harmonaize_server::state::{SessionId, Settings};
 
-/// Two racks of two, uplinks no wider than a host's link, an aggregator at each leaf and, the last, at the spine.
+/// Two racks of two hosts, with uplinks no wider than a host's link. There is an aggregator at each leaf and, the
+/// last, at the spine.
 fn settings() -> Settings {
     let mut text = topology::switch("spine");
     for rack in 0..2 {

@@ -113,7 +113,7 @@ fn exchanges_leave_what_others_are_promised_too() {
     assert_eq!(held(&fabric, ids[2], 2), [0, 0]);
 }
 
-/// Ranks of a communicator go on as another: those on these hosts, of the rank that each has; the new one's id.
+/// Ranks of a communicator go on as another; returns the new one's id. They are those on these hosts, of the rank that each has.
 fn regrouped(fabric: &mut Fabric, id: u64, name: &str, members: &[(usize, u32)]) -> u64 {
     let before = fabric.ids();
     for (host, rank) in members {

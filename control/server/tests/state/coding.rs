@@ -1,4 +1,4 @@
-//! Budgets and codecs: what ranks must agree on, what control chooses, and that it does not change its mind all the time.
+//! Budgets and codecs: what ranks must agree on, and what control chooses. Control does not change its mind all the time.
 
 use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
 use super::world::{SECOND, World, hello, join_of, operation as timed, running, settings, settings_of};
@@ -371,7 +371,7 @@ fn a_restart_finds_budget_and_codec_again() {
     }
 }
 
-/// The first agent tells of operations of the epoch in use that sent `saved` of what exact ones would less, and lost `error`.
+/// The first agent reports operations of the epoch in use. They sent `saved` of what exact ones would less, and lost `error`.
 fn lost(fabric: &mut Fabric, id: u64, operations: u64, saved: f64, error: f64) {
     let epoch = fabric.epoch(id).epoch;
     let bytes = 16 << 20;

@@ -1,4 +1,5 @@
-//! By which TCP congestion control links go: each host's own, or an operator's choice by tenant and route, where hosts have it.
+//! By which TCP congestion control links go. It is each host's own, or an operator's choice by tenant and route, where hosts
+//! have it.
 
 use super::topology::leaf_spine;
 use super::world::{World, hello, join_of, settings_of};

@@ -1,4 +1,5 @@
-//! How operations go by their size: by delays, rates and what hosts have measured; an operator's choice; after a restart as before.
+//! How operations go by their size. It depends on delays, rates and what hosts have measured. An operator may choose. After a
+//! restart it is as before.
 
 use super::fabric::{Fabric, two_by_two};
 use super::topology::{leaf_spine, star};

@@ -124,7 +124,7 @@ fn a_mostly_computing_job_hears_of_congestion() {
     }
 }
 
-/// Both agents of a pair tell of ten operations more of so many milliseconds, the second's rank having called a second before.
+/// Both agents of a pair report ten operations more of so many milliseconds. The second's rank had called a second before.
 fn both_report(fabric: &mut Fabric, id: u64, report: u64, ms: u64) {
     for participant in 0..2 {
         let operation = |number: u64| {

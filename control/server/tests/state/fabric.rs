@@ -253,7 +253,8 @@ impl Fabric {
         }
     }
 
-    /// From now on the agent says that others congest whatever it sends on, as fast as it can, and finds everything dead.
+    /// From now on the agent claims that others congest whatever it sends on. It does so as fast as it can, and finds everything
+    /// dead.
     pub(super) fn lies(&mut self, host: usize) {
         self.agents[host].liar = true;
         self.after(MS, Event::Look(host));

@@ -1,4 +1,5 @@
-//! What is kept of communicators that failed, over restarts of control: at whatever moment it died, members go on as was agreed on.
+//! What is kept of communicators that failed, over restarts of control. At whatever moment control died, members go on as was
+//! agreed on.
 
 use super::agreements::{agreed, formed};
 use super::fabric::{Fabric, MS, two_by_two};
@@ -40,7 +41,7 @@ fn leave(fabric: &mut Fabric, host: usize, communicator: u64, rank: u32) {
     fabric.ask(host, from_agent::Message::Leave(leave));
 }
 
-/// A communicator of `a` on hosts 0, 4 and 5, whose plan is stored, as the actor has it done; and one of `b`.
+/// A communicator of `a` on hosts 0, 4 and 5, and one of `b`. The plan of the first is stored, as the actor has it done.
 fn stored(policy: OnFailure) -> (Fabric, u64) {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&with(policy))));
@@ -197,7 +198,7 @@ fn an_unstored_failure_is_known_by_its_agreement() {
     assert_eq!(turned_away(&mut fabric)[0].kind(), JoinRefusedKind::Over);
 }
 
-/// The next moment: the one that goes on is in use, and control dies before it is on disk what was promised for it.
+/// The next moment: the one that goes on is in use. Control dies before it is on disk what was promised for it.
 #[test]
 fn an_unstored_passed_agreement_is_kept() {
     let wanted = within(SECOND * 60);

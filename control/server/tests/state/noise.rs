@@ -70,7 +70,8 @@ fn crossing(fabric: &Fabric, link: DirectedLink) -> usize {
     all.filter(|path| path.links().contains(&link)).count()
 }
 
-/// Two jobs: one over two racks, and one between two of its hosts, whose traffic comes to the same host by another spine.
+/// Two jobs: one over two racks, and one between two of its hosts. The traffic of the second comes to the same host by
+/// another spine.
 #[test]
 fn own_traffic_on_the_last_link_hides_nothing() {
     for seed in 0..12 {

@@ -311,8 +311,8 @@ fn plans_of_lost_communicators_are_forgotten() {
     assert!(kept.world.state.lost_plans(recovery).is_empty());
 }
 
-/// Agents hear of tenants that were added for their hosts, whoever comes later too; such a tenant may be nowhere else. One that
-/// the configuration has is as there.
+/// Agents learn of tenants that were added for their hosts, and those that come later too. Such a tenant may be nowhere else.
+/// One that the configuration has is as there.
 #[test]
 fn added_tenants_reach_the_agents_that_shall_serve_them() {
     let mut kept = StoreLog::new();

@@ -1,4 +1,4 @@
-//! How many communicators a tenant has: each counts once, whether it runs, is kept for its members, or goes on from another.
+//! How many communicators a tenant has. Each counts once, whether it runs, is kept for its members, or goes on from another.
 
 use super::world::{SECOND, World, settings};
 use harmonaize_abi::session::{Constraints, OnFailure};

@@ -1,4 +1,4 @@
-//! What tenants agree on beside rates: what becomes of a communicator that fails, and that nothing is summed on the way.
+//! What tenants agree on beside rates. They agree on what becomes of a communicator that fails, and that nothing is summed on the way.
 
 use super::aggregation::{able, aggregator, change_over, grants, plan, revoked};
 use super::agreements::{agreed, formed};

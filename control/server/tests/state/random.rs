@@ -170,7 +170,7 @@ impl Play {
         self.world.send(agent.session, from_agent::Message::Join(join));
     }
 
-    /// A member of one that runs or has ended splits it or goes on, or a newcomer comes; sometimes a member leaves after all.
+    /// A member of one that runs or has ended splits it or goes on, or a newcomer comes. Sometimes a member leaves after all.
     fn regroup(&mut self, host: usize) {
         let Some(agent) = self.agents.get_mut(&host) else { return };
         let live = agent.ranks.iter().flat_map(|(id, ranks)| ranks.iter().map(move |rank| (*id, *rank)));

@@ -1,4 +1,5 @@
-//! What agents say is running after a restart of control: what of it is believed, and whom a lie costs something.
+//! What agents report as running after a restart of control. The tests show what of it is accepted, and
+//! whom a lie costs something.
 
 use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_abi::{CommunicatorId, Nanos};

@@ -1,4 +1,5 @@
-//! What control takes, in real time, for what happens on a fabric of thousands of hosts: printed, by kind of event.
+//! What control takes, in real time, for what happens on a fabric of thousands of hosts. It is printed by kind of
+//! event.
 
 use super::fabric::{CrossTraffic, Fabric, MS};
 use super::topology::leaf_spine;

@@ -1,4 +1,5 @@
-//! What tenants agree on for their sums: aggregators and agents are told of it by the next epoch, which comes at once.
+//! What tenants agree on for their sums. Aggregators and agents are notified of it by the next epoch, which comes at
+//! once.
 
 use super::aggregation::{able as can_aggregate, aggregator, change_over, grants, plan, revoked, settings};
 use super::direct::sizes;

@@ -62,7 +62,7 @@ impl Case {
 /// A ring's hosts, those of a rack beside each other, and what was promised to it in bits a second.
 type Ring = (Vec<usize>, f64);
 
-/// Most bits a second that can be set aside for a ring beside others that keep what they have: by every choice of spines.
+/// Returns the most bits a second that can be set aside for a ring. Other rings keep what they have, and every choice of spines is tried.
 fn most_beside(ring: &[usize], others: &[Ring]) -> f64 {
     let rings: Vec<Ring> = std::iter::once((ring.to_vec(), 0.0)).chain(others.iter().cloned()).collect();
     let hops = |hosts: &[usize]| -> Vec<(usize, usize)> {

@@ -489,7 +489,7 @@ fn what_is_promised_is_left_alone() {
     assert!(groups(&fabric).0.is_empty());
 }
 
-/// Three whose busy parts do not fit into their period always wait, which makes nobody a straggler; two that fit do not.
+/// Three whose busy parts do not fit into their period always wait. That makes nobody a straggler. Two that fit do not wait.
 #[test]
 fn delayed_operations_accuse_no_ranks_or_links() {
     for (count, waits) in [(3, true), (2, false)] {
@@ -508,8 +508,7 @@ fn delayed_operations_accuse_no_ranks_or_links() {
     }
 }
 
-/// Jobs that compute and communicate for so long, on hosts from 0, 1, .. on, of which those take turns that these are, and all their turns
-/// are over.
+/// Three jobs that compute and communicate for so long, on hosts from 0, 1 and 2 on. All three take turns, and all their turns are over.
 fn interleaved_jobs(seed: u64, times: [(f64, f64); 3], lies: [f64; 3]) -> (Fabric, [Job; 3]) {
     let mut fabric = one_spine(seed);
     let mut jobs = [0, 1, 2].map(|leader| {
@@ -623,7 +622,7 @@ fn who_reports_too_little_goes_last() {
     assert!(lying[0] < honest[0] * 1.02 && lying[2] < honest[2] * 1.02, "{honest:?} {lying:?}");
 }
 
-/// How long the communication of three jobs takes from the call, in the mean, where they call at once, in each order once.
+/// How long the communication of three jobs takes from the call, in the mean. They call at once, in each order once.
 fn mean_completion(seed: u64, discipline: Discipline) -> f64 {
     let times = [(130.0, 30.0), (110.0, 50.0), (90.0, 70.0)];
     let (mut fabric, mut jobs) = interleaved_jobs(seed, times, [0.0; 3]);

@@ -136,8 +136,8 @@ impl World {
         self.run_until_quiet();
     }
 
-    /// An agent's host dies: its session ends, and the first of its peers in each communicator says that its
-    /// ranks are lost.
+    /// An agent's host dies, and its session ends. The first of its peers in each communicator reports that
+    /// its ranks are lost.
     pub(super) fn dies(&mut self, session: SessionId) {
         let ids = self.state.communicator_ids().into_iter();
         let views: Vec<_> = ids.filter_map(|id| Some((id, self.state.communicator_view(id)?))).collect();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// How long a leader that is silent stays one, in seconds: the least that etcd gives with its usual election timeout.
+/// How long a leader that is silent stays one, in seconds. It is the least that etcd gives with its usual election timeout.
 const LEASE_SECONDS: i64 = 2;
 const LEASE: Duration = Duration::from_secs(LEASE_SECONDS.unsigned_abs());
 /// The pause between two signs of life of a leader.

@@ -82,8 +82,8 @@ impl Communicator {
         }
     }
 
-    /// All workers have everything that there is: the parent is told once, so that it keeps no slots for what may not follow soon. If
-    /// that is lost nobody waits for it: the next part says it too.
+    /// Reports to the parent, once, that all workers have everything that there is. So it keeps no slots for what may not follow
+    /// soon. If that is lost nobody waits for it: the next part says it too.
     pub(super) fn acknowledge_up(&mut self, now: Duration, out: &mut impl Outbox) {
         let all = self.base == self.top;
         if self.up.as_ref().is_some_and(|up| all && up.had == self.top && up.acked < up.had) {

@@ -7,7 +7,8 @@ use crate::{PayloadFormat, Pool};
 use std::time::Duration;
 
 impl Communicator {
-    /// Cost: a copy of the part for the first, one pass of the sum for each other; for the last, a tag a worker.
+    /// Takes a worker's part. The first part costs a copy, each other one pass of the sum, and the last also a
+    /// tag a worker.
     pub(super) fn part(
         &mut self,
         now: Duration,

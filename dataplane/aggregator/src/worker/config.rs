@@ -98,9 +98,10 @@ pub struct WorkerConfig {
 pub struct Codes {
     /// Most elements of a segment.
     pub segment_elements: u64,
-    /// The most that the squared error of a chunk's sum may be, over the squares of all ranks' elements; infinite where all may be.
+    /// The most that the squared error of a chunk's sum may be, over the squares of all ranks' elements. It is infinite where all
+    /// may be.
     pub max_error: f64,
-    /// How many times the sum of the workers' squared errors the squared error of their sum is reckoned to be, at least 1.
+    /// The factor by which the workers' squared errors, added up, give the squared error of their sum. It is at least 1.
     pub spread: f64,
 }
 

@@ -3,7 +3,8 @@
 use crate::rtt::RttEstimator;
 use std::time::Duration;
 
-/// Of its patience a worker has one part of so many with an aggregator of which the network says that nobody is there.
+/// What divides a worker's patience where the network says that nobody is at the aggregator's address. The worker
+/// waits for one such part.
 const REFUSED_TIMEOUT_DIVISOR: u32 = 5;
 /// How often it asks in that time.
 const REFUSED_PROBES: u32 = 4;

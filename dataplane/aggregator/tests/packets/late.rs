@@ -16,7 +16,8 @@ fn done(segment: u64) -> Option<Event> {
     Some(Event::Done { segment: SegmentIndex(segment), squares: Squares::default() })
 }
 
-/// Who is ahead of others sends ranges of segments that they have not come to, and still the codes that they wait for.
+/// Who is ahead of others sends ranges of segments that they have not come to. It still sends the codes that they wait
+/// for.
 #[test]
 fn ranges_of_segments_to_come_hold_up_no_codes() {
     let form = PayloadFormat::Shared { bits: 4, block: 64, ranks: 2 };

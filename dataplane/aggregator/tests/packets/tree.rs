@@ -1,4 +1,4 @@
-//! An aggregator above another, packet by packet: nothing is held above once all have everything, and who starts again there says so.
+//! An aggregator above another, packet by packet. Nothing is held above once all have everything, and who starts again there says so.
 
 use crate::{COMMUNICATOR, config, grant};
 use harmonaize_abi::{SegmentId, SegmentIndex};
@@ -107,7 +107,8 @@ impl Tree {
     }
 }
 
-/// Three segments, so far apart, and the packets that go up and down of them; a while later nothing is held.
+/// Runs three segments, so far apart, and counts the packets that go up and down. A while later nothing is
+/// held.
 fn segments(apart: Duration) -> (u64, u64) {
     let mut tree = Tree::new();
     let free = |tree: &Tree| tree.aggregators.iter().all(|it| it.pool().free() == UNITS as usize);

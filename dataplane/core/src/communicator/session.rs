@@ -236,7 +236,7 @@ impl Communicator {
         self.shared.epochs.aggregation(epoch)
     }
 
-    /// Goes on with aggregation in an epoch where another process stood, in a session that ends: hosts take over until the next.
+    /// Goes on with aggregation in an epoch where another process stood, in a session that ends. Hosts take over until the next.
     pub fn inherit_aggregation(&mut self, now: Nanos, epoch: Epoch, state: AggregationState) {
         let Some(inherited) = self.shared.epochs.get_mut(epoch) else { return };
         inherited.config.aggregation = Some(state.config);

@@ -33,7 +33,7 @@ fn any_coding(rng: &mut ChaCha8Rng) -> Option<Coding> {
 }
 
 impl Scenario {
-    /// Most operations are AllReduces and AllToAlls that may be coded; with every plan the codec or its budget changes, or there is none.
+    /// Most operations are AllReduces and AllToAlls that may be coded. With every plan the codec or its budget changes, or there is none.
     pub(crate) fn coding(mut self) -> Self {
         let mut rng = generator(self.seed, 20);
         self.plan.coding = any_coding(&mut rng);

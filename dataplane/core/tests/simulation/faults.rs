@@ -35,7 +35,8 @@ impl Scenario {
         self
     }
 
-    /// AllReduces by an aggregator, in this plan and in most of those that follow; a faulty one dies and comes back.
+    /// AllReduces by an aggregator, in this plan and in most of those that follow. A faulty aggregator dies and
+    /// comes back.
     pub(crate) fn aggregating(mut self, faulty: bool) -> Self {
         let mut rng = generator(self.seed, 31);
         let dtype = [Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..3)];
@@ -287,7 +288,8 @@ impl Scenario {
         self
     }
 
-    /// One uneven operation, of one count of which a rank says something else than the one that has the block or gets it.
+    /// One uneven operation, in which one count is wrong. A rank says something else of it than the one that has the
+    /// block or gets it.
     pub(crate) fn with_a_wrong_count(mut self) -> Self {
         let mut rng = generator(self.seed, 38);
         if rng.random_bool(0.5) {

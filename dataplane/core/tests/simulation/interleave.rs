@@ -19,7 +19,7 @@ pub(crate) struct SlotRequests {
 }
 
 impl Scenario {
-    /// A participant takes turns, most often the first one, by rules that change, and are given up in the end or not.
+    /// A participant takes turns, most often the first one. The rules change, and are given up in the end or not.
     pub(crate) fn turning(mut self) -> Self {
         let mut rng = generator(self.seed, 40);
         let all = self.group.participants();

@@ -180,8 +180,8 @@ impl World {
         self.at(frame.arrives, Event::Deliver(frame));
     }
 
-    /// A frame arrives; its payload overwrites its landing slot whether or not the last one was consumed, or what was
-    /// posted for it.
+    /// A frame arrives. Its payload overwrites its landing slot, or what was posted for it, whether or not the last
+    /// one was consumed.
     pub(crate) fn deliver(&mut self, frame: Frame) {
         let data = frame.payload.is_some();
         let down = self.links.get(&(frame.link, frame.from, frame.to)).is_some_and(|link| link.down);

@@ -6,7 +6,7 @@ use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
 use harmonaize_abi::{ChannelId, Epoch, OperationId, SegmentId, StepId};
-use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
+use harmonaize_core::{Action, Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -47,7 +47,8 @@ pub(crate) struct Node {
     pub(crate) links: BTreeMap<(Epoch, u32), Epoch>,
     pub(crate) staging: Vec<Staging>,
     pub(crate) landing: HashMap<(Epoch, u32, ChannelId), Ring>,
-    /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot, and whether it is there.
+    /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot. The flag says whether it
+    /// is there.
     pub(crate) posts: BTreeMap<(Epoch, u32, ChannelId, u32), (Location, bool)>,
     /// By link's epoch, peer and channel: messages delivered.
     pub(crate) delivered: HashMap<(Epoch, u32, ChannelId), u32>,
@@ -65,6 +66,8 @@ pub(crate) struct Node {
     /// By operation.
     pub(crate) wire: HashMap<OperationId, u64>,
     pub(crate) slot_requests: SlotRequests,
+    /// What it is in the midst of; nothing is polled before that is done.
+    pub(crate) unfinished: Option<Action>,
 }
 
 /// How one call ended.
@@ -125,6 +128,7 @@ impl Node {
             aggregated: BTreeMap::new(),
             wire: HashMap::new(),
             slot_requests: SlotRequests::default(),
+            unfinished: None,
         }
     }
 

@@ -105,6 +105,8 @@ pub(crate) struct Scenario {
     pub(crate) p2p: Vec<P2pScript>,
     /// New links that break soon after they are up.
     pub(crate) cut: Vec<(Epoch, Participant, Participant)>,
+    /// Whether participants' turns end in the midst of steps and copies.
+    pub(crate) slices: bool,
 }
 
 pub(crate) fn generator(seed: u64, purpose: u64) -> ChaCha8Rng {
@@ -180,7 +182,7 @@ pub(crate) fn any_reduce(rng: &mut ChaCha8Rng, dtype: Dtype) -> ReduceOp {
     }
 }
 
-/// Any operation that all ranks may call, of a size that takes no longer than it must to be of interest.
+/// Any operation that all ranks may call. Its size takes no longer than it must to be of interest.
 pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
     let ranks = plan.plan.group().ranks();
     let collective = match rng.random_range(0..4) {
@@ -272,6 +274,7 @@ impl Scenario {
             silence: 10 * MICROSECOND..3 * MILLISECOND,
             p2p: Vec::new(),
             cut: Vec::new(),
+            slices: false,
             plan,
             group,
         }
@@ -293,7 +296,7 @@ impl Scenario {
         self
     }
 
-    /// Operations go by doubling, halving, a tree or racks, each collective up to any size; with every plan they and the racks change.
+    /// Operations go by doubling, halving, a tree or racks, each collective up to any size. With every plan they and the racks change.
     pub(crate) fn recursive(mut self) -> Self {
         let mut rng = generator(self.seed, 31);
         let plans = self.incidents.iter_mut().filter_map(|(_, incident)| match incident {
@@ -321,6 +324,11 @@ impl Scenario {
             plan.plan = plan.plan.clone().with_racks(racks).unwrap();
         }
         self
+    }
+
+    /// Where turns end in the midst of steps and copies.
+    pub(crate) fn sliced(self) -> Self {
+        Self { slices: true, ..self }
     }
 
     /// Delays of any length, connections and participants that stand still.

@@ -371,9 +371,21 @@ impl World {
         let mut budget = self.rng.random_range(1..100);
         loop {
             let started = Instant::now();
-            let action = self.nodes[p.0 as usize].core.poll(now);
+            let node = &mut self.nodes[p.0 as usize];
+            // Once the communicator has failed, the rest is left.
+            let taken_up = node.unfinished.take().filter(|_| node.core.failure().is_none());
+            let action = taken_up.or_else(|| node.core.poll(now));
             self.statistics.core += started.elapsed();
             let Some(action) = action else { break };
+            let long = matches!(action, Action::Step { .. } | Action::P2pCopy { .. });
+            if long && self.scenario.slices && self.rng.random_bool(0.3) {
+                let node = &mut self.nodes[p.0 as usize];
+                node.unfinished = Some(action);
+                node.core.handle_progress(now);
+                self.statistics.slices += 1;
+                self.wake(p);
+                break;
+            }
             self.statistics.actions += 1;
             self.act(p, action);
             self.release_staging(p);
@@ -387,7 +399,8 @@ impl World {
         if !self.nodes[p.0 as usize].inbox.is_empty() {
             self.wake(p);
         }
-        if self.nodes[p.0 as usize].core.finished() {
+        let node = &self.nodes[p.0 as usize];
+        if node.unfinished.is_none() && node.core.finished() {
             self.nodes[p.0 as usize].closed = true;
             let links = self.nodes[p.0 as usize].all_links();
             self.close_links(p, &links, NOTICE);

@@ -1,4 +1,5 @@
-//! The way to an aggregator: over RDMA where both ends have a device, else over UDP; and when it is looked for anew.
+//! The path to an aggregator, and when it is looked for anew. It goes over RDMA where both ends have a device, else
+//! over UDP.
 
 use crate::command::Aggregator;
 use harmonaize_core::Nanos;

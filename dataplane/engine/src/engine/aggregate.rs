@@ -8,6 +8,7 @@ use crate::containment::{Task as Work, contain};
 use crate::context::Context;
 use crate::feedback;
 use crate::marks::MarkWriter;
+use crate::slices::Slices;
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{AggregatorTask, ChannelId, Epoch};
@@ -29,52 +30,81 @@ impl Engine {
         }
     }
 
-    /// Has the aggregator do the segment on a channel.
-    pub(super) fn aggregate(&mut self, now: Nanos, key: Key, channel: ChannelId) {
-        let Some(member) = self.communicators.get_mut(key) else { return };
-        let reserved = member.reserve_staging(channel);
-        let reserved = reserved.and_then(|()| feedback::reserve(member, channel, &self.attachments));
-        if let Err(error) = reserved {
-            return member.fail_internal(&error.to_string());
-        }
-        if self.marks.has_reader()
-            && let Some(mark) = member.begin_mark(channel)
-        {
-            self.marks.write(MarkKind::SegmentBegan, || mark);
+    /// Has the aggregator do the segment on a channel, or goes on with that. Returns whether it is done.
+    ///
+    /// It is nothing any more if hosts have begun the segment again.
+    pub(super) fn aggregate(
+        &mut self,
+        now: Nanos,
+        key: Key,
+        channel: ChannelId,
+        slices: &mut Slices,
+    ) -> bool {
+        let Some(member) = self.communicators.get_mut(key) else { return true };
+        let Some(segment) = member.core.segment(channel) else { return true };
+        let (epoch, signature) = (segment.epoch, segment.signature);
+        let Some(index) = segment.aggregated else { return true };
+        if !slices.is_resumed() {
+            let reserved = member.reserve_staging(channel);
+            let reserved = reserved.and_then(|()| feedback::reserve(member, channel, &self.attachments));
+            if let Err(error) = reserved {
+                member.fail_internal(&error.to_string());
+                return true;
+            }
+            if self.marks.has_reader()
+                && let Some(mark) = member.begin_mark(channel)
+            {
+                self.marks.write(MarkKind::SegmentBegan, || mark);
+            }
         }
         let sources = ArrayVec::new();
         let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-        if let Err(error) = feedback::begin(&context, key, &mut self.pending_transfers) {
-            return member.fail_internal(&error.to_string());
-        }
+        let by = (&mut self.passes, &mut *slices);
+        let begun = feedback::begin(&context, by, key, &mut self.pending_transfers);
         for pending in self.pending_transfers.drain(..) {
             transfer(&mut self.attachments, &mut self.broken, pending);
         }
-        let Some(segment) = member.core.segment(channel) else { return };
-        let (epoch, signature) = (segment.epoch, segment.signature);
-        let Some(index) = segment.aggregated else { return };
-        let (task, given) = task_of(member, segment);
-        member.bytes_sent += given;
+        match begun {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(error) => {
+                member.fail_internal(&error.to_string());
+                return true;
+            }
+        }
         let tensors = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
         let spreads = signature.collective.traits().aggregator == Some(AggregatorTask::Broadcast);
         let root = spreads && member.local(signature.root).is_some();
-        if root && tensors.copy_root_output(channel).is_none() {
-            let me = member.core.me().0;
-            return member.fail_internal(&format!("participant {me}'s broadcast lies nowhere"));
+        if root {
+            match tensors.copy_root_output(channel, (&mut self.passes, slices)) {
+                Some(true) => {}
+                Some(false) => return false,
+                None => {
+                    let me = member.core.me().0;
+                    member.fail_internal(&format!("participant {me}'s broadcast lies nowhere"));
+                    return true;
+                }
+            }
         }
+        let Some(segment) = member.core.segment(channel) else { return true };
+        let (task, given) = task_of(member, segment);
+        member.bytes_sent += given;
         if !member.path(epoch).is_some_and(|path| path.worker.submit(index, task)) {
             member.core.handle_aggregation_ended(now, epoch);
         }
+        true
     }
 
-    /// Copies a sum that is staged to the local ranks' outputs.
-    pub(super) fn copy_out(&mut self, key: Key, channel: ChannelId) {
-        let Some(member) = self.communicators.get_mut(key) else { return };
-        let Some(epoch) = member.core.segment(channel).map(|segment| segment.epoch) else { return };
+    /// Copies a sum that is staged to the local ranks' outputs, or goes on with that. Returns whether it is done.
+    pub(super) fn copy_out(&mut self, key: Key, channel: ChannelId, slices: &mut Slices) -> bool {
+        let Some(member) = self.communicators.get_mut(key) else { return true };
+        let Some(epoch) = member.core.segment(channel).map(|segment| segment.epoch) else { return true };
         let tensors = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
-        if tensors.copy_out(channel).is_none() {
+        let done = tensors.copy_out(channel, (&mut self.passes, slices));
+        if done.is_none() {
             member.fail_internal("a staged sum cannot be copied to its tensors");
         }
+        done.unwrap_or(true)
     }
 
     /// Packets of all aggregators, of each tenant's communicators the most urgent first.

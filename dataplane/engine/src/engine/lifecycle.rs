@@ -337,7 +337,7 @@ impl Engine {
         }
     }
 
-    /// Closes an epoch's links: what is queued without payload still goes out, payloads do not, so that nothing reads a
+    /// Closes an epoch's links. What is queued without payload still goes out. Payloads do not, so that nothing reads a
     /// tenant's memory any more.
     fn close(&mut self, links: &Links) {
         // One that two epochs have is closed with the first.

@@ -80,7 +80,8 @@ impl Engine {
         count
     }
 
-    /// Ends a communicator from what the engine knows of it: of its state only what never changes is read, and the list of calls.
+    /// Ends a communicator from what the engine knows of it. Of its state it reads only what never changes, and the list of
+    /// calls.
     fn end_one(&mut self, panicked: Panicked) {
         let Panicked { key, remains, reason } = panicked;
         // A transfer that was not handed on is of this communicator.

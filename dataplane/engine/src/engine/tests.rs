@@ -5,6 +5,7 @@
 mod common;
 mod deaf;
 mod gone;
+mod midst;
 #[path = "../../tests/engine/tap.rs"]
 mod tap;
 

@@ -89,7 +89,8 @@ fn losses_are_made_good() {
     assert!(served.sums() > 0);
 }
 
-/// The aggregator dies in the midst of an operation, hosts go on; it comes back under its address, and is used again.
+/// The aggregator dies in the midst of an operation, and hosts go on. It comes back under its address, and is used
+/// again.
 #[test]
 fn an_aggregator_that_dies_costs_no_operation() {
     let _turn = my_turn();
@@ -168,7 +169,7 @@ fn a_successor_goes_on_with_the_aggregator() {
     aggregated(&mut world, 20_000, true);
 }
 
-/// What marks tell of aggregated operations, for each host: the segments that hosts did of each; and how often hosts gave the aggregator up.
+/// What marks report of aggregated operations. It is the segments that each host did, and how often hosts gave the aggregator up.
 fn marked(world: &World) -> (Vec<Vec<u64>>, usize) {
     let mut given_up = 0;
     let of_host = world.marks.iter().map(|marks| {
@@ -209,7 +210,8 @@ fn marks_tell_of_operations_by_the_aggregator_and_of_its_end() {
     }
 }
 
-/// Small sums are done at once; whoever has one when the aggregator dies, all ranks have its bits, which depend on who came first.
+/// Small sums are done at once. If a rank has one when the aggregator dies, all ranks have its bits, which depend on who came
+/// first.
 #[test]
 fn small_sums_have_the_same_bits_everywhere_when_the_aggregator_dies() {
     let _turn = my_turn();
@@ -327,7 +329,8 @@ fn coded(world: &mut World, op: ReduceOp, inputs: &[Vec<f32>], in_place: bool) -
     (error / signal, completions)
 }
 
-/// Sums of codes: the same bits at all ranks, within what receipts say, which is within what 4 bits lose; averages, too.
+/// Sums of codes have the same bits at all ranks, within what receipts say. That is within what 4 bits lose. Averages
+/// are summed too.
 #[test]
 fn codes_are_summed_undecoded() {
     let _turn = my_turn();

@@ -1,5 +1,5 @@
-//! Collectives of every type, reduction and size, however ranks are spread over engines and reached, beside a scalar reference:
-//! from printed seeds. `HARMONAIZE_SEED=x` runs one.
+//! Collectives of every type, reduction and size, beside a scalar reference. Ranks are spread over engines and reached in every
+//! way. Cases come from printed seeds. `HARMONAIZE_SEED=x` runs one.
 
 use crate::common::{ARENA, SMALL, World, call, loopback, tcp};
 use harmonaize_abi::{
@@ -219,6 +219,9 @@ fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
         Vec::new(),
         &|rank| away[rank as usize],
     );
+    // Some go in tiny slices.
+    let slice = [None, None, None, Some(500), None, Some(3000), None, Some(20_000)][seed as usize % 8];
+    slice.into_iter().for_each(|bytes| world.slice_actions(bytes));
     let ranks = world.tenants.len();
     for _ in 0..12 {
         let with_data: Vec<_> = Collective::ALL.iter().filter(|one| one.has_data()).collect();
@@ -234,7 +237,8 @@ fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
         };
         let Call { collective, dtype, reduce, root, count, in_place } = &asked;
         let what = format!(
-            "seed {seed}: {collective} of {count} x {dtype}, {reduce}, root {root}, {in_place:?}, {groups:?}"
+            "seed {seed}: {collective} of {count} x {dtype}, {reduce}, root {root}, {in_place:?}, {groups:?}, \
+             slices of {slice:?}"
         );
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut world, &asked, random)));
         algorithms.insert(ran.unwrap_or_else(|_| panic!("{what}")));

@@ -1,4 +1,4 @@
-//! Changes of plan make the links that they need and no others; what is under way on the rest goes on.
+//! Changes of plan make the links that they need and no others. What is under way on the other links goes on.
 
 use crate::common::{SMALL, World, loopback, tcp, tcp_with_sender};
 use crate::counting::{Counts, counting};
@@ -27,7 +27,8 @@ fn links(counts: &[Arc<Counts>]) -> Vec<(u64, u64)> {
     counts.iter().map(load).collect()
 }
 
-/// Gives everybody a plan for which the links between these pairs are made, the lower first, and all others go on.
+/// Gives everybody a plan for which the links between these pairs are made. The lower of a pair comes first, and
+/// all other links go on.
 fn change(world: &mut World, epoch: Epoch, order: &[u32], made: &[(u32, u32)]) {
     world.change(epoch, order, |low, high| made.contains(&(low, high)));
 }

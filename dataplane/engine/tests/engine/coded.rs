@@ -295,7 +295,8 @@ fn gathered_blocks_are_the_same_bits_at_all_ranks_and_lose_what_receipts_say() {
     }
 }
 
-/// Marks of coded operations that an engine has written: bytes saved, whether chunks went exact, and the error as receipts say it.
+/// Marks of coded operations that an engine has written. Each gives the bytes saved, whether chunks went exact, and the error as
+/// receipts state it.
 fn saved(world: &World, engine: usize) -> Vec<(u64, u32, u32)> {
     let marks = std::iter::from_fn(|| world.marks[engine].read());
     let coded = marks.filter(|mark| mark.kind == MarkKind::Coded as u32);

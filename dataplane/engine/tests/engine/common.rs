@@ -203,6 +203,11 @@ impl World {
         self.until("a switch", |world| world.all_reported(switched));
     }
 
+    /// Has all engines' actions give up their turns in their midst, after so many bytes each.
+    pub(crate) fn slice_actions(&mut self, bytes: usize) {
+        self.engines.iter_mut().for_each(|engine| engine.slice_actions(bytes));
+    }
+
     /// Drives every engine so many times.
     pub(crate) fn run_rounds(&mut self, rounds: usize) {
         for _ in 0..rounds {

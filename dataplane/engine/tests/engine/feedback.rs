@@ -121,8 +121,10 @@ fn what_is_not_coded_leaves_owed_what_was() {
     AWAY.into_iter().for_each(not_coded);
 }
 
+/// What stays owed is copied in slices, too.
 fn not_coded(away: Away) {
     let mut steps = Steps::new(world(&[vec![0, 1], vec![2]], None, away), 4097, 9);
+    steps.world.slice_actions(1000);
     let owed: Vec<Vec<f32>> = (0..3).map(|rank| (0..4097).map(|at| (rank * at) as f32).collect()).collect();
     (0..3).for_each(|rank| steps.world.write_floats(rank, HALVES[0], &owed[rank]));
     let scale = steps.submit(ReduceOp::Sum, OUTPUT);

@@ -25,7 +25,8 @@ fn bytes(marks: &[Mark], kind: MarkKind, peer: u32) -> u64 {
     of(marks, kind).filter(|mark| mark.peer == peer).map(|mark| mark.bytes).sum()
 }
 
-/// Of large tensors of f32, of which nobody has to be told what they hold but how much of it is zeros.
+/// Zeros in large tensors of f32 are reported. Nobody has to say what the tensors hold, but how much of it is
+/// zeros.
 #[test]
 fn zeros_are_told_of_large_tensors() {
     let mut world = world(&[vec![0], vec![1]]);

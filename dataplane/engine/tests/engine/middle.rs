@@ -19,7 +19,8 @@ impl Hooks for Detour {
     }
 }
 
-/// Sums of two agents with a bit changed on each of their connections; how many completed as right, and as lost.
+/// Sums of two agents with a bit changed on each of their connections. It returns how many completed as right,
+/// and as lost.
 fn sums(protection: LinkProtection, change: Change) -> (usize, usize, u64) {
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let bind = || TcpTransport::bind(Config { protection, ..Config::new(any) }).unwrap();

@@ -77,11 +77,17 @@ fn around(world: &mut World, count: usize, any: bool) {
     }
 }
 
-fn all_arrive(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>, away: &dyn Fn(u32) -> bool) {
+/// `slice`: after how many bytes copies give up their turns, if they do.
+fn all_arrive(
+    transports: fn(usize) -> Vec<Box<dyn Transport + Send>>,
+    away: &dyn Fn(u32) -> bool,
+    slice: Option<usize>,
+) {
     for ranks in
         [vec![vec![0]], vec![vec![0, 1]], vec![vec![0], vec![1]], vec![vec![0, 3], vec![1, 2], vec![4]]]
     {
         let mut world = World::with_away(transports(ranks.len()), &ranks, None, away);
+        slice.into_iter().for_each(|bytes| world.slice_actions(bytes));
         for count in [0, 1, 511, 512, 513, 100_000] {
             around(&mut world, count, false);
             around(&mut world, count, true);
@@ -91,14 +97,20 @@ fn all_arrive(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>, away: &dy
 
 #[test]
 fn messages_arrive_on_one_host_and_between_hosts() {
-    all_arrive(loopback, &|_| false);
-    all_arrive(tcp, &|_| false);
+    all_arrive(loopback, &|_| false, None);
+    all_arrive(tcp, &|_| false, None);
+}
+
+#[test]
+fn messages_arrive_in_slices() {
+    all_arrive(loopback, &|_| false, Some(3000));
+    all_arrive(loopback, &|rank| rank % 2 == 1, Some(20_000));
 }
 
 #[test]
 fn messages_arrive_where_tensors_are_not_mapped() {
-    all_arrive(loopback, &|_| true);
-    all_arrive(tcp, &|rank| rank % 2 == 1);
+    all_arrive(loopback, &|_| true, None);
+    all_arrive(tcp, &|rank| rank % 2 == 1, None);
 }
 
 /// Messages match in the order of the sends, though a later one is shorter. A rank that sends to two is not held up by the one
@@ -139,7 +151,8 @@ fn status(world: &mut World, engine: usize) -> CommunicatorStatus {
     }
 }
 
-/// What control makes of it: an operation counts once for all ranks of a host, and a message is no operation.
+/// The status that control makes of it. An operation counts once for all ranks of a host, and a message is no
+/// operation.
 #[test]
 fn a_status_has_the_operations_and_whom_messages_wait_for() {
     let mut world = World::new(loopback(2), &[vec![0, 1], vec![2]], SMALL);

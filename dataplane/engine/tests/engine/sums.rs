@@ -67,7 +67,7 @@ fn small(dtype: Dtype, rank: usize, count: u64) -> Vec<u8> {
 }
 
 /// Sums of floats that round have the same bits by the aggregator and by the hosts. So they have where both did some, host by host
-/// and rank by rank.
+/// and rank by rank, and what is held is copied out in slices.
 #[test]
 fn sums_in_order_have_one_outcome_whoever_adds() {
     let _turn = my_turn();
@@ -80,6 +80,7 @@ fn sums_in_order_have_one_outcome_whoever_adds() {
     // Hosts add in the order in which the aggregator does.
     let tuning = Tuning { algorithms: AlgorithmTable::direct(2000, 1 << 40), ..Tuning::default() };
     let mut world = world_where(rules(FORMAT), &ranks, reached, tuning);
+    world.slice_actions(10_000);
     let (mut served, mut by_aggregator, mut by_hosts) = (Some(served), 0, 0);
     for round in 0..24_usize {
         let count = [1000, 70_003][round % 2];

@@ -269,7 +269,8 @@ impl<S: Simd> Sums<S> {
     }
 }
 
-/// Cost: reads one byte an element, or half of one, writes 4 (and reads them, where it adds); four instructions a row.
+/// Decodes blocks. It reads one byte an element, or half of one, and writes 4 (and reads them, where it adds). It
+/// takes four instructions a row.
 #[inline(always)]
 pub(super) fn decode<S: Simd>(simd: S, grid: Grid, block: usize, from: Source<'_>, place: RowTarget<'_>) {
     match grid {

@@ -104,7 +104,8 @@ fn zeros<S: Simd>(simd: S, rows: Rows<'_, ROWS>) -> bool {
     simd.greatest(any) == 0
 }
 
-/// Encodes less than a group, or again one whose squares f32 does not hold, or that has a NaN: its squares' sum is one.
+/// Encodes less than a group, or again one whose squares f32 does not sum up. Either f32 does not hold the squares,
+/// or the group has a NaN; then its squares' sum is NaN.
 #[cold]
 #[inline(never)]
 fn careful<S: Simd, N: Narrow>(

@@ -13,7 +13,7 @@ pub(super) const ROWS: usize = *ROTATED.end() / ROW;
 const GOOD: std::ops::RangeInclusive<f32> = 1e-20..=1e30;
 /// Blocks whose greatest magnitude is less become zeros.
 const LEAST: u32 = (127 - 100) << 23;
-/// Blocks whose norm is greater are as good as infinite: what is lost of smaller ones, and sums over all ranks, stay finite. 2^112.
+/// Blocks whose norm is greater are as good as infinite. So what is lost of smaller ones, and sums over all ranks, stay finite.
 const MOST: f64 = f64::from_bits((1023 + 112) << 52);
 
 /// Elements of the block that holds the last `count` elements: a power of two, a row at least.

@@ -1,4 +1,5 @@
-//! The views of a coding pass as bytes by place: every access is checked against the view, none makes a reference to it.
+//! The views of a coding pass as bytes by place. Every access is checked against the view, and none makes a reference to
+//! it.
 
 use crate::STREAM_FROM;
 use crate::simd::{LANES, ROW_BYTES, Simd};

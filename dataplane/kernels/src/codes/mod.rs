@@ -233,7 +233,8 @@ pub fn decode_part(
     dispatch(isa, Decode { code, seed, from: Source::new(from), store, to, elements })
 }
 
-/// The sum of the squares of the f32 elements of `source`, as exact as [`Squares`]; NaN where an element is none or infinite.
+/// The sum of the squares of the f32 elements of `source`, as exact as [`Squares`]. It is NaN where an element is NaN or
+/// infinite.
 ///
 /// # Errors
 /// [`KernelError::PartialElement`] and [`KernelError::Isa`].
@@ -321,8 +322,8 @@ impl Job for Decode<'_> {
     }
 }
 
-/// Encodes the blocks of `source` that are not zeros at the start of `to`, which has room for the most that [`nonzero_bytes`] tells. Returns the
-/// bytes that it wrote.
+/// Encodes the blocks of `source` that are not zeros at the start of `to`. That has room for the most that [`nonzero_bytes`] gives. Returns
+/// the bytes that it wrote.
 ///
 /// # Errors
 /// As [`encode`].
@@ -346,7 +347,8 @@ pub fn decode_nonzero(isa: Isa, from: View<'_>, store: Store, to: ViewMut<'_>) -
     dispatch(isa, DecodeNonzero { from, place: rows::RowTarget { to: Target::new(to), store, elements } })
 }
 
-/// Returns how many of `samples` blocks of the f32 elements of `source`, drawn at random by `seed`, [`encode_nonzero`] would leave out.
+/// Returns how many of `samples` blocks [`encode_nonzero`] would leave out. They are blocks of the f32 elements of `source`, drawn at
+/// random by `seed`.
 ///
 /// # Errors
 /// [`KernelError::PartialElement`].

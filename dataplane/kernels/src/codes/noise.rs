@@ -1,4 +1,5 @@
-//! Random numbers from a seed and a place: the same on every CPU, and for any part of a tensor alone.
+//! Random numbers from a seed and a place. They are the same on every CPU, and for any part of a tensor
+//! alone.
 
 use crate::simd::{LANES, Simd};
 

@@ -62,7 +62,8 @@ pub(super) fn encode<S: Simd>(simd: S, source: Source<'_>, to: Target<'_>, eleme
     at
 }
 
-/// Refuses bytes that no encoder wrote: whose bits tell of other bytes than there are, or of elements that are not.
+/// Refuses bytes that no encoder wrote. Their bits state other bytes than there are, or elements that are not
+/// there.
 pub(super) fn check(from: Source<'_>, bytes: usize, elements: usize) -> Result<(), KernelError> {
     let mut at = 0;
     for group in (0..elements).step_by(GROUP * BLOCK * ROW) {

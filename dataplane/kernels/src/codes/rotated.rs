@@ -1,4 +1,4 @@
-//! Codes of 1 to 4 bits of rotated blocks: each element becomes the nearest of few centroids that are best for normal ones.
+//! Codes of 1 to 4 bits of rotated blocks. Each element becomes the nearest of few centroids that are best for normal ones.
 
 use super::hadamard::{Norm, ROWS, padded, restore, rotate};
 use super::memory::{Source, Target};
@@ -32,8 +32,8 @@ const CENTROIDS: [f32; LANES] = [
 struct Quantiser<S: Simd, const BITS: usize> {
     /// The value of each code.
     values: S::Floats,
-    /// The threshold in each part of the magnitudes: those that are nearest to the same multiple of 1/4, where there is one at
-    /// most.
+    /// The threshold in each part of the magnitudes, where there is one at most. A part's magnitudes are nearest to the same
+    /// multiple of 1/4.
     thresholds: S::Floats,
     /// The number of thresholds below each part.
     below: S::Floats,
@@ -84,7 +84,8 @@ impl<S: Simd, const BITS: usize> Quantiser<S, BITS> {
     }
 }
 
-/// Cost: reads 4 bytes an element; per row some 20 instructions for the rotation and 10 to 30 for the code.
+/// Encodes rotated blocks. It reads 4 bytes an element, and takes per row some 20 instructions for the
+/// rotation and 10 to 30 for the code.
 #[inline(always)]
 pub(super) fn encode<S: Simd>(
     simd: S,

@@ -119,7 +119,8 @@ impl Pass<'_> {
         all
     }
 
-    /// Writes the codes of rotated rows, whose range times `factor` is 1; the sums of squares of what is lost and of the elements.
+    /// Writes the codes of rotated rows, whose range times `factor` is 1. Returns the sums of squares of what is lost and of the
+    /// elements.
     #[inline(always)]
     fn rows<S: Simd>(&self, simd: S, tile: &[S::Floats], factor: f32, to: usize, index: usize) -> (f32, f32) {
         let Self { form, .. } = *self;

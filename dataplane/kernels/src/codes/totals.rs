@@ -3,7 +3,8 @@
 use super::Squares;
 use crate::simd::{Simd, cast};
 
-/// Sums of squares: those of each lane by themselves, in f64, and those of parts that had to be summed apart.
+/// Sums of squares. Those of each lane are by themselves, in f64, beside those of parts that had to be summed
+/// apart.
 pub(super) struct Totals<S: Simd> {
     error: [S::Doubles; 2],
     signal: [S::Doubles; 2],

@@ -1,4 +1,5 @@
-//! POLYVAL with VPCLMULQDQ on vectors of 64 bytes: four blocks by four powers of the key at once, one reduction a group.
+//! POLYVAL with VPCLMULQDQ on vectors of 64 bytes. It takes four blocks by four powers of the key at once, and one
+//! reduction a group.
 //!
 //! The reduction is Gueron's for AES-GCM-SIV (RFC 8452): a sum of products is reduced in each of the four lanes, then the lanes are added.
 

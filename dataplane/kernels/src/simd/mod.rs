@@ -14,7 +14,7 @@ macro_rules! by {
     )*};
 }
 
-/// Defines methods of an instruction set that take two rows, each by an intrinsic (or a function of the same shape) on two registers.
+/// Defines methods of an instruction set that take two rows. Each is an intrinsic (or a function of the same shape) on two registers.
 macro_rules! lanewise {
     ($($type:ty { $($name:ident = $intrinsic:ident;)* })*) => {$($(
         #[inline(always)]
@@ -336,7 +336,8 @@ pub(crate) trait Simd: Copy {
         self.add_32(self.add_32(bits, odd), self.splat_int(0x7fff))
     }
 
-    /// One stage of the Hadamard transform: the sum with lane `i ^ H` where `i & H` is 0, the difference from it elsewhere.
+    /// One stage of the Hadamard transform. It is the sum with lane `i ^ H` where `i & H` is 0, and the difference from it
+    /// elsewhere.
     #[inline(always)]
     fn butterfly<const H: usize>(self, floats: Self::Floats) -> Self::Floats {
         let lanes = self.lanes(floats);

@@ -139,7 +139,8 @@ fn what_streams_agrees_at_every_alignment() {
     }
 }
 
-/// As an aggregator adds parts: into the first of two sources, of every length up to some blocks, at any address.
+/// Sums into the first of two sources, as an aggregator adds parts. They have every length up to some blocks, at
+/// any address.
 #[test]
 fn short_sums_into_a_source_agree() {
     for dtype in [Dtype::U8, Dtype::F32, Dtype::Bf16] {

@@ -37,7 +37,8 @@ pub(super) enum AgreedContent {
     Sum(Sum),
     /// The complete sum, each part by who adds it up in the [results](Results::Once).
     Complete,
-    /// The sum of so many leaves of [`Results::Tree`] from a first one on, a power of two, as everybody adds them up.
+    /// The sum of so many leaves of [`Results::Tree`] from a first one on, as everybody adds them up. The number is a
+    /// power of two.
     Tree(u32, u32),
 }
 
@@ -132,7 +133,8 @@ impl<'a> Protocol<'a> {
         }
     }
 
-    /// Into how many parts the results are divided that are added up by one each, if the programs of all do not say so.
+    /// Into how many parts the results are divided that are added up by one each. It applies if the programs of all do
+    /// not say so.
     pub(super) fn parts(plan: &Plan, request: Request) -> u32 {
         match request.algorithm {
             _ if request.collective != Collective::AllReduce || request.codes() => 1,
@@ -309,7 +311,8 @@ impl Link<'_> {
         }
     }
 
-    /// AllReduce by recursive halving and doubling: to each partner the half that it adds up, and later what is complete here.
+    /// AllReduce by recursive halving and doubling. Each partner gets the half that it adds up, and later what is complete
+    /// here.
     fn halved(&self) -> Vec<AgreedMessage> {
         match self.exchange() {
             Exchange::ToNeighbour => vec![self.contribution(0, Part::whole(0), 0)],
@@ -466,7 +469,8 @@ impl Link<'_> {
         Ok(self.passing(1..self.all())?.into_iter().map(message).collect())
     }
 
-    /// Reduce: from everybody to the root, or up the tree; or each to the next as far as there, part by part.
+    /// The messages of a Reduce. They go from everybody to the root, or up the tree, or each to the next as
+    /// far as there, part by part.
     fn reduced(&self) -> Vec<AgreedMessage> {
         let hops = self.back(self.protocol.root);
         match self.protocol.request.algorithm {
@@ -493,7 +497,8 @@ impl Link<'_> {
         }
     }
 
-    /// Broadcast: from the root to everybody, or down the tree; or each to the next but the last, part by part.
+    /// The messages of a Broadcast. They go from the root to everybody, or down the tree, or each to the next
+    /// but the last, part by part.
     fn broadcast(&self) -> Vec<AgreedMessage> {
         let holds = AgreedContent::Input(self.protocol.request.root, 0);
         let hops = self.back(self.protocol.root);

@@ -1,4 +1,5 @@
-//! One participant as it runs: issues a step on symbols, with its memory and what is at the other end of its links.
+//! One participant as it runs. It issues a step on symbols, with its memory and what is at the other end of its
+//! links.
 
 use super::grid::Grid;
 use super::memory::{Content, Memory};

@@ -256,8 +256,8 @@ pub enum Fault {
 /// Most symbols that all ranks' tensors may have together.
 const MAX_CELLS: u64 = 1 << 26;
 
-/// Checks the programs of all participants, in their order by number, with `landing_slots` landing slots per channel from
-/// each peer (1 is the hardest). `locals` are what each program was made for.
+/// Checks the programs of all participants, in their order by number. Each channel from each peer has `landing_slots`
+/// landing slots (1 is the hardest). `locals` are what each program was made for.
 pub fn check(
     plan: &Plan,
     request: Request,

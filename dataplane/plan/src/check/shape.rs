@@ -1,4 +1,4 @@
-//! What can be said of each step alone: its operands exist, fit its kind, and have one length, whatever ranks' counts are.
+//! What can be said of each step alone. Its operands exist, fit its kind, and have one length, whatever ranks' counts are.
 
 use super::{CheckError, Fault};
 use crate::plan::{Local, Plan, Request};
@@ -154,7 +154,8 @@ impl Shape<'_> {
     }
 }
 
-/// Whether a step with a coded operand is one of those that there are: encode (and send), send what was encoded, decode, add.
+/// Whether a step with a coded operand is one of those that there are. They encode (and send), send what was encoded, decode,
+/// or add.
 fn fits(step: &Step) -> bool {
     let staging = |operand: &Operand| matches!(operand.buffer, Buffer::Staging(_));
     let (from, to) = (step.sources.as_slice(), step.destinations.as_slice());
@@ -181,7 +182,8 @@ fn fits(step: &Step) -> bool {
     }
 }
 
-/// Whether two of the operands that count lie in the same place: the same peer or slot, or the same block of a tensor.
+/// Whether two of the operands that count lie in the same place. That is the same peer or slot, or the same block of a
+/// tensor.
 fn repeats(operands: &[Operand], counts: impl Fn(&Operand) -> bool) -> bool {
     let same = |a: &Operand, b: &Operand| a.buffer == b.buffer && a.part.block == b.part.block;
     operands.iter().enumerate().any(|(index, operand)| {

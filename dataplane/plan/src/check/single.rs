@@ -1,4 +1,4 @@
-//! Runs one participant's program alone: what is agreed on with the others arrives as agreed on, and whatever it sends must be that.
+//! Runs one participant's program alone. What is agreed on with the others arrives as agreed on, and whatever it sends must be that.
 
 use super::agreed::{AgreedContent, AgreedMessage, Protocol, Results, Sum};
 use super::grid::Grid;
@@ -337,7 +337,8 @@ impl Ends {
         }
     }
 
-    /// Notes that what is sent is what is agreed to be of that name, if it can be and nothing else was yet.
+    /// Notes that what is sent is what is agreed to be of that name. It must be able to be that, and nothing
+    /// else was yet.
     fn name(&mut self, values: &Values, sum: Sum, atom: u32, value: Value) {
         let set = self.terms.set(sum);
         let plain = values.plain(value);

@@ -1,5 +1,5 @@
-//! Symbols for what memory holds: a rank's input, a reduction of symbols in an order, a symbol that went through a codec.
-//! The same symbol means the same bits.
+//! Symbols for what memory holds. They are a rank's input, a reduction of symbols in an order, or a symbol that went
+//! through a codec. The same symbol means the same bits.
 
 use super::Fault;
 use super::agreed::Sum;

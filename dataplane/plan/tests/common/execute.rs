@@ -494,7 +494,8 @@ fn reduce(sources: &[Vec<Element>], last: bool) -> Vec<Element> {
         .collect()
 }
 
-/// Runs programs once under a random schedule; with a second set of programs, first only part of the way, and then these.
+/// Runs programs once under a random schedule. With a second set of programs it runs the first only part of the way, and
+/// then these.
 pub fn execute(
     case: &Case,
     programs: &[Program],

@@ -6,7 +6,8 @@ use harmonaize_abi::{CongestionCause, CongestionLevel, Nanos};
 use harmonaize_events::Direction;
 use std::time::Duration;
 
-/// A link as this host sees it: an interface, one way, as a whole or on the way to one other end.
+/// A link as this host sees it: an interface in one direction. It is the whole interface, or the part on the route to one other
+/// end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Link {
     /// The interface's index in its network namespace.
@@ -26,7 +27,8 @@ pub enum Path {
     Remote {
         /// Its address, as in a flow's key.
         address: [u32; 4],
-        /// RoCE: the UDP source port, which chooses among equal paths; 0 for TCP: all connections but our own count as one.
+        /// RoCE: the UDP source port, which chooses among equal paths. It is 0 for TCP, where all connections but our own count
+        /// as one.
         port: u16,
     },
     /// What an own TCP connection takes: its two ports choose among equal paths.
@@ -63,7 +65,7 @@ pub struct Signals {
     pub loss: bool,
     /// The link carries about all that it can.
     pub load: bool,
-    /// A long queue stood for a while, of which too little was ours: what others send takes the rest of the link.
+    /// A long queue stood for a while, of which too little was ours. What others send takes the remainder of the link.
     pub starved: bool,
 }
 

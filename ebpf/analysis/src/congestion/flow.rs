@@ -145,7 +145,8 @@ pub(super) struct Change {
     pub(super) ecn_ce: u64,
     /// Packets lost, or sent again.
     pub(super) lost: u64,
-    /// Round trips that have ended: the mean of them, or the last, whichever was shorter, from when what it measures was sent.
+    /// The round trips that have ended: the mean of them, or the last, whichever was shorter. It counts from when what it
+    /// measures was sent.
     pub(super) rtt: Option<RttSample>,
     /// The same one after the other, where an event told of a late one among them.
     pub(super) rtt_samples: [Option<RttSample>; 4],
@@ -357,7 +358,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A snapshot at a time, after so many round trips that took so long together, the last one so long, and as many bytes.
+    /// A flow's snapshot at a time, after so many bytes and round trips. The round trips took so long together, and the last one
+    /// so long.
     fn snapshot(count: u64, sum: u64, last: u64, bytes: u64, time: u64) -> TcpFlow {
         let mut flow = TcpFlow::default();
         let (traffic, trips) = (&mut flow.egress.traffic, &mut flow.egress.rtt);

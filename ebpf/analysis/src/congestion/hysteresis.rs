@@ -97,7 +97,8 @@ impl HysteresisState {
         self.level == CongestionLevel::None && self.mild.is_none()
     }
 
-    /// What comes back soon after it went is kept longer the next time, so that a load that hugs a threshold does not flap.
+    /// Sets how long the state is kept. What comes back soon after it went is kept longer, so that a load that hugs a threshold
+    /// does not flap.
     fn enter(&mut self, now: Nanos, limits: &Limits) {
         let Some(left) = self.last_exit else { return };
         let calm = now.since(left);

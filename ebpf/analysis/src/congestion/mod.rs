@@ -85,10 +85,10 @@ const BUSY_HOST: Duration = Duration::from_micros(2500);
 /// What decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// What a link has queued is news from so many bytes on, and from half of its round trip at rest: mild. Ten times as many are severe.
-    /// A host hands over as much at once.
+    /// The bytes from which a link's queue is mild, and so news. A mild queue also takes half of the link's round trip at rest.
+    /// Ten times as many bytes are severe. A host hands over as much at once.
     pub queue_bytes: u64,
-    /// The same as a time: no queue needs to be longer to be news, and all that is known where no rate is.
+    /// The same as a time. No queue needs to be longer to be news, and this is all that is known where no rate is.
     pub delay: Duration,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
     pub ecn_ce_ppm: (u32, u32),
@@ -121,7 +121,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The time that a link of so many bytes a second takes for [`Limits::queue_bytes`]; [`Limits::delay`] where that is 0, not known.
+    /// The time that a link of so many bytes a second takes for [`Limits::queue_bytes`]. It is [`Limits::delay`] where the rate
+    /// is 0, not known.
     fn queue_unit(&self, bytes_per_second: u64) -> Duration {
         let nanos = u128::from(self.queue_bytes) * 1_000_000_000;
         nanos

@@ -70,7 +70,7 @@ pub(super) struct Monitor {
     max_unqueued: WindowedMinMax<u64>,
     unqueued_since: Nanos,
     candidate: u64,
-    /// What passed in a second between queues that are known, the newest last, and when what tells the newest was sent.
+    /// What passed in a second between queues that are known, the newest last. `estimated` is when what gave the newest was sent.
     estimates: [u64; ESTIMATES],
     estimated: Nanos,
     /// Which part of the queue was ours, the newest last.
@@ -147,7 +147,8 @@ fn pressure(value: f64, mild: f64, severe: f64) -> f64 {
     if value < mild { value / mild } else { 1.0 + (value - mild) / (severe - mild).max(f64::MIN_POSITIVE) }
 }
 
-/// The pressure of so many packets with a sign, and of their part of a million, from the parts that are mild and severe.
+/// The pressure of so many packets with a sign, and of their part of a million. The last pair has the parts that are mild and
+/// severe.
 pub(super) fn signal_pressure(count: u64, part: u32, (mild, severe): (u32, u32)) -> f64 {
     let part = pressure(f64::from(part), f64::from(mild), f64::from(severe));
     part.min(pressure(count as f64, 2.0, 8.0))
@@ -230,7 +231,7 @@ impl Monitor {
         queue
     }
 
-    /// Takes the least that a round trip under way will be: it counts where nothing better is known, and for no small queue.
+    /// Takes the least that a round trip under way will be. It counts where nothing better is known, and for no small queue.
     pub(super) fn record_pending_rtt(&mut self, now: Nanos, trip: Duration) {
         let Some(rest) = self.min_rtt.min() else { return };
         let trip = trip.min(MAX_RTT);
@@ -267,7 +268,7 @@ impl Monitor {
         self.bins.before(number, RTT_BINS).filter_map(|(_, bin)| bin.rtt).min()
     }
 
-    /// Whether it is to be looked at: there is news, or a state to leave; and else now and then, as rates grow old.
+    /// Whether it is to be sampled. It is where there is news, or a state to leave, and else now and then, as rates grow old.
     pub(super) fn is_due(&mut self, end: Nanos) -> bool {
         let old = end.since(self.measured) >= OLD;
         let due = self.is_interface() || self.updated || old || !self.hysteresis.is_idle();
@@ -460,7 +461,8 @@ impl Monitor {
         self.estimates = [0; ESTIMATES];
     }
 
-    /// The last packet of which the queue is known, and one before it; where there is none, the first bytes after a silence.
+    /// The last packet of which the queue is known, and one before it. Where there is none before it, the first bytes after a
+    /// silence stand for it.
     fn anchors(&self) -> Option<Anchors> {
         let (last, until) =
             self.bins.before(self.bins.latest(), BINS as u64).find_map(|(at, bin)| Some((at, bin.queue?)))?;
@@ -480,7 +482,7 @@ impl Monitor {
         Some(Anchors { since, until, steady: true })
     }
 
-    /// The capacity, in bytes a second, that a link would need to have for its queue to be of what was seen alone.
+    /// The capacity that a link would need for its queue to be of what was seen alone. It is in bytes a second.
     fn needed(&self, anchors: Anchors) -> f64 {
         let Anchors { since, until, steady } = anchors;
         // By then nothing was left of the queue that is known before.

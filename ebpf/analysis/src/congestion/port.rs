@@ -8,7 +8,7 @@ use harmonaize_abi::{CongestionLevel, Nanos};
 use harmonaize_events::Direction;
 use std::time::Duration;
 
-/// Readings further apart say nothing of the time between, and a port that was not read for so long is forgotten.
+/// The longest time between readings that say something of it. A port that was not read for so long is forgotten.
 const MAX_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A port's last reading, and the state of each direction.

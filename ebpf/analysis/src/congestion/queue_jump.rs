@@ -9,10 +9,11 @@ use harmonaize_abi::Nanos;
 use harmonaize_events::Event;
 use std::time::Duration;
 
-/// So much of the queue that it found is not of the connection, in tenths of the shortest queue that is news. More no queue grows by
-/// between two round trips: a host stood still.
+/// How much of the queue that it found is not of the connection. In tenths of the shortest queue that is news. More no queue
+/// grows by between two round trips: a host stood still.
 const UNEXPLAINED: std::ops::Range<u32> = 10..27;
-/// And so much is left where what it measures, which a host may hand over all at once, waited for itself.
+/// The least that is left beyond the wait of what it measures for itself, in the same tenths. A host may hand over all of that at
+/// once.
 const MIN_REMAINDER: u32 = 2;
 /// Fewer bytes than this between the two are no traffic to speak of: their acknowledgement may have been delayed.
 const MIN_BYTES: u64 = 4 << 10;
@@ -27,7 +28,8 @@ const MAX_OTHER_PART: u64 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct QueueJump {
     pub(super) rtt: RttSample,
-    /// What left from when the one before began until it had begun: all that can be in a queue of what the connection sent.
+    /// The bytes that left from when the one before began until it had begun. They are all that can be in a queue of what the
+    /// connection sent.
     bytes: u64,
     /// The last of it, and how long before that the one before had ended.
     size: u64,

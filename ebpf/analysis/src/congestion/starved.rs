@@ -1,5 +1,6 @@
-//! Paths that are starved: what is sent over them is acknowledged late, and much less of it than they have carried. Of a path that
-//! others congest that is seldom wrong, while round trips alone, and bytes over some milliseconds, look alike with others and without.
+//! Paths that are starved. What is sent over them is acknowledged late, and much less of it than they have carried. Of a path
+//! that others congest that is seldom wrong, while round trips alone, and bytes over some milliseconds, look alike with others
+//! and without.
 
 use super::Limits;
 use super::bins::{length, number_at};
@@ -18,9 +19,9 @@ const AGE: Duration = Duration::from_millis(10);
 const WAITED: u32 = 50;
 /// Too little is less than this part of what the link carries.
 const STARVED_PART: f64 = 0.72;
-/// Less than this part is no traffic to speak of, which finds the queues of others of ours, or late acknowledgements.
+/// Less than this part is no traffic to speak of. It finds the queues of others of ours, or late acknowledgements.
 const MIN_PART: f64 = 0.1;
-/// The path has carried so much of what is stated, of a million, over so many bins, or some other place is narrower.
+/// The path has carried so much of what is stated, of a million, over so many bins. Otherwise some other place is narrower.
 const ABOUT_ALL_PPM: u64 = 800_000;
 const CARRIED_BINS: u64 = 40;
 /// Round trips that are kept.
@@ -91,7 +92,8 @@ impl Monitor {
         !self.is_interface() && self.max_utilization_ppm.max() >= Some(ABOUT_ALL_PPM)
     }
 
-    /// The last while in which all that was measured was late, where the path has carried about all that is stated.
+    /// The last while in which all that was measured was late. It is there only where the path has carried about all that is
+    /// stated.
     pub(super) fn late_period(&self, end: Nanos) -> Option<LatePeriod> {
         if !self.fills_link() {
             return None;

@@ -36,7 +36,7 @@ pub struct Operation {
     pub first_segment: Option<Nanos>,
     /// What coding it came to; none where it travelled as it is.
     pub coded: Option<Coded>,
-    /// Whether all is here: no mark was lost while it ran, every rank that called it has ended, and nothing found no room.
+    /// Whether all is here. No mark was lost while it ran, every rank that called it has ended, and nothing found no room.
     pub whole: bool,
 }
 

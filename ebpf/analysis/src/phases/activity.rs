@@ -88,8 +88,8 @@ impl Signature {
         self.onsets >= MIN_ONSETS
     }
 
-    /// The correlation of two (phi coefficient), over the time that both have been there. 1 where the same slots are
-    /// active, 0 where one tells nothing of the other.
+    /// The correlation of two (phi coefficient), over the time that both have been there. It is 1 where the same slots are
+    /// active, and 0 where one shows nothing of the other.
     pub(super) fn correlation(&self, other: &Self) -> f64 {
         let length = self.length.min(other.length);
         let (mut both, mut one, mut two) = (0_u32, 0, 0);

@@ -157,7 +157,8 @@ impl Side {
         }
     }
 
-    /// The running burst, and whether all of it is known: snapshots were taken of everything since, and had no more of it.
+    /// Returns the running burst, and whether all of it is known. It is where snapshots were taken of everything since, and had
+    /// no more of it.
     pub(super) fn running(&self, swept: Nanos, timeout: Duration, now: Nanos) -> Option<(Ended, bool)> {
         if self.began == Nanos(0) {
             return None;

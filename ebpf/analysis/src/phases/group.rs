@@ -18,7 +18,8 @@ const MIN_CORRELATION: f64 = 0.5;
 const MAX_COMPARED: usize = 256;
 /// How long to wait after a group turned out to have no rhythm: at first, and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
-/// Some host of a job receives at least this part of what it sends, or sends this part of what it receives.
+/// The least ratio of what a host of a job sends and receives, the smaller to the larger. Every host that is watched all around
+/// has at least this ratio.
 const MIN_REVERSE_PART: f64 = 0.2;
 
 /// A connection that could be part of a job.
@@ -46,7 +47,8 @@ pub(super) struct DetectedJob {
     pub(super) absorbs: Vec<u64>,
 }
 
-/// Periods that a job is seen for at least where there is traffic between its hosts that may be part of it.
+/// The least number of periods that a job is seen for where it may have more traffic. That is traffic between its hosts that may
+/// be part of it.
 const CERTAIN_PERIODS: u32 = 14;
 
 impl DetectedJob {
@@ -92,12 +94,12 @@ impl FoundJob {
     }
 }
 
-/// Sends of a job come at the same time after its phases, but for this part of its period at the median.
+/// Sends of a job come at the same time after its phases, to within the period divided by this. The median deviation counts.
 const IN_STEP: u32 = 50;
 /// So many of them are believed.
 const MIN_IN_STEP: usize = 5;
 
-/// Whether what begins at some times does so in step with phases that begin at others: the first time after a phase counts.
+/// Whether what begins at some times does so in step with phases that begin at others. The first time after a phase counts.
 fn in_step(starts: &[Nanos], phases: &[Nanos], period: Duration) -> bool {
     let first = |phase: &Nanos| starts.get(starts.partition_point(|start| start < phase));
     let since = phases.iter().filter_map(|phase| Some(first(phase)?.since(*phase)));

@@ -29,7 +29,7 @@ pub(super) struct IterationPattern {
 const SAME_PERIOD: f64 = 0.05;
 
 impl IterationPattern {
-    /// Whether it comes once in so many iterations of such a period: what is part of each, or of every second.
+    /// Whether it comes once in so many iterations of such a period. That is what is part of each, or of every second.
     pub(super) fn has_period(&self, period: Duration) -> bool {
         is_multiple(self.period, period)
     }
@@ -133,8 +133,8 @@ fn longest_gap_within(spans: &[Span], gap: Duration) -> Duration {
     longest
 }
 
-/// The rhythm of groups, with the shortest silence between them for its gap, and the gap that they were made by. How a job began
-/// need not fit: some of the first groups may be left out.
+/// Returns the iteration pattern of groups, and the gap that they were made by. The pattern's gap is the shortest silence between
+/// them. How a job began need not fit: some of the first groups may be left out.
 fn regular(groups: &[Span], gap: Duration) -> Option<(IterationPattern, Duration)> {
     let mut sizes: Vec<u64> = groups.iter().map(|group| group.bytes).collect();
     let usual = median(&mut sizes)?;
@@ -190,15 +190,17 @@ fn verify_evidence(groups: &[Span]) -> Option<IterationPattern> {
     Some(IterationPattern { gap, period: Duration::from_nanos(middle), bytes, spread })
 }
 
-/// Silences between groups of groups are at least so many times those within, and no longer than so many times such a group.
+/// Silences between groups of groups are at least `APART / APART_OF` times those within. They are no longer than `AS_LONG` times
+/// such a group.
 const APART: u32 = 5;
 const APART_OF: u32 = 2;
 const AS_LONG: u32 = 2;
 /// So many groups of groups at least.
 const BLOCKS: usize = 6;
 
-/// The rhythm of groups of groups, if the groups were parts of iterations: always as many, the same silence behind them. Silences
-/// that are hardly longer than others (a pause every tenth iteration), or much longer than all before (an evaluation), are none.
+/// Returns the iteration pattern of groups of groups, if the groups were parts of iterations. There are always as many, with the
+/// same silence behind them. Silences that are hardly longer than others (a pause every tenth iteration), or much longer than all
+/// before (an evaluation), are none.
 pub(super) fn merge_groups(spans: &[Span]) -> Option<IterationPattern> {
     let silence = |pair: &[Span]| match pair {
         [one, next] => next.began.since(one.ended),

@@ -15,22 +15,22 @@ use std::time::Duration;
 const PERIOD_OVER: usize = 129;
 /// Phases whose bytes tell what is usual.
 const USUAL_OVER: usize = 15;
-/// A phase lacks no more of the usual bytes than this part, or than so many times what most differ by;
+/// What a phase may lack of the usual bytes. It is the larger of this part of them, and so many times what most differ by.
 pub(super) const SIZE_TOLERANCE: (f64, u64) = (0.01, 3);
-/// if the next one has come, or none comes, it has this part at least,
+/// The least part of the usual bytes that a phase has once the next has come, or none comes.
 const MIN_PART: f64 = 0.85;
-/// and no more than this,
+/// The largest part of the usual bytes that a phase has then.
 const MAX_PART: f64 = 1.4;
 /// What makes a whole phase more than this is none of its parts.
 const MAX_SPLIT_PART: f64 = 1.1;
-/// unless something was lost: then it has at least this.
+/// The least part of the usual bytes that a phase has where something was lost.
 const MIN_PART_LOSSY: f64 = 0.5;
-/// So many phases may turn out to be parts of iterations, which is looked for each time there are so many more.
+/// The most phases that may turn out to be parts of iterations. That is checked each time there are `RECONSIDER_EVERY` more.
 const PARTS: u64 = 512;
 const RECONSIDER_EVERY: u64 = 16;
 /// Bursts that may wait to be cut; beyond, the oldest go.
 const MAX_TAIL: usize = 1 << 16;
-/// In so many phases stages of a pipeline show how they differ: as many as pass before a straggler is found.
+/// The phases in which stages of a pipeline show how they differ. They are as many as pass before a straggler is found.
 const STAGE_PHASES: usize = 8;
 /// No silence that parts phases is shorter.
 const SHORTEST_GAP: Duration = Duration::from_micros(500);

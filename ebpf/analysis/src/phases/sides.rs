@@ -1,4 +1,5 @@
-//! What a job's ranks say to each other beside its AllReduces: broadcasts, gathers, barriers; and when each had its part in it.
+//! What a job's ranks exchange beside its AllReduces: broadcasts, gathers and barriers. It also has when each rank had its part
+//! in it.
 //!
 //! In everything by which each rank's bytes get to every rank, a host receives as much as it sends: rings, trees, halving
 //! and doubling, a reduction to one rank and a broadcast of it. Who begins a broadcast receives little, who ends a gather sends
@@ -272,8 +273,9 @@ impl Kinds {
     }
 }
 
-/// How long each host was held up by others between its last bytes of a phase, `ended`, and its first of the next. Parts of the next come
-/// last. It was held up in side groups and `sends` between them, and because it began with what it had to wait for.
+/// How long each host waited for others between two phases. It counts from its last bytes of a phase, `ended`, to its first of
+/// the next. Parts of the next come last. It was held up in side groups and `sends` between them, and because it began with what
+/// it had to wait for.
 ///
 /// Between two groups a host computes; that is known of those that begin by themselves. Who sends on what has just come in has waited for
 /// it, so that it computed no longer than the median of those.

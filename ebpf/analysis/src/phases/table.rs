@@ -266,7 +266,8 @@ impl Table {
         sums
     }
 
-    /// Forgets flows without a job that were not heard of since `since`, and what was kept of connections that are heavy no longer.
+    /// Forgets flows without a job of which nothing came since `since`. Also forgets what was kept of connections that are heavy
+    /// no longer.
     pub(super) fn forget(&mut self, since: Nanos, now: Nanos) {
         for place in 0..self.flows.len() {
             let Some(Some(flow)) = self.flows.get(place) else { continue };

@@ -53,10 +53,10 @@ pub struct Limits {
     pub deviations: f64,
     /// Nor does lateness below so many times what one in ten cases reaches.
     pub tails: f64,
-    /// An edge stands out when its round trips, or its last bytes' way, take longer by this than at other edges and than
-    /// usual,
+    /// By how much longer than at other edges, and than usual, an edge's round trips take where it stands out. The time of its
+    /// last bytes counts likewise.
     pub min_rtt_excess: Duration,
-    /// and by so many robust standard deviations.
+    /// An edge that stands out does so by so many robust standard deviations, too.
     pub stands_out: f64,
     /// A straggler of which nothing was heard for so many units is over.
     pub forget: u32,

@@ -2,7 +2,7 @@
 
 /// How many values a window holds.
 pub(super) const WINDOW: usize = 64;
-/// How many of the latest values wait: an onset is found within as many, and they are then no part of what is usual.
+/// How many of the latest values wait. An onset is found within as many, and they are then no part of what is usual.
 pub(super) const PENDING: usize = 3;
 /// The least number of values that make something usual.
 pub(super) const MIN_VALUES: usize = 5;

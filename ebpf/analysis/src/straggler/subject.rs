@@ -187,7 +187,7 @@ impl SubjectState {
         middle
     }
 
-    /// Whether a rank started this unit before it had ended the last one that overlapped none: then both are late for one reason.
+    /// Whether a rank started this unit before it had ended the last one that overlapped none. Both are then late for one reason.
     fn overlaps(&self, observed: &Observed) -> bool {
         observed.ranks.iter().any(|times| {
             let judged = self.ranks.get(&times.rank).and_then(|memory| memory.judged);
@@ -403,7 +403,7 @@ impl SubjectState {
         self.transitions = turns;
     }
 
-    /// Which end of a late edge is to blame: the one whose edges are the later in all; the sender where both are alike.
+    /// Which end of a late edge is to blame. It is the one whose edges are the later in all, or the sender where both are alike.
     fn culprit(&self, (from, to): Ends) -> Rank {
         let sum = |rank: Rank| {
             let touching = self.network.keys().filter(|ends| ends.0 == rank || ends.1 == rank);
@@ -449,7 +449,7 @@ struct Common {
     excess: Option<i64>,
 }
 
-/// How much longer than usual a unit took, if that stands out: from what one in ten does, or from the deviations.
+/// How much longer than usual a unit took, if that stands out. It stands out from what one in ten does, or from the deviations.
 fn excess(usual: &Baseline, took: i64, limits: &Limits) -> Option<i64> {
     let (spread, upper) = (usual.spread()?, usual.upper()?);
     let beyond = took.saturating_sub(spread.median);

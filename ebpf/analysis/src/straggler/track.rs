@@ -1,4 +1,4 @@
-//! Lateness of each of several things of a kind (ranks, edges), unit by unit: which of them are late for good.
+//! Lateness of each of several things of a kind (ranks, edges), unit by unit. It shows which of them are late for good.
 
 use super::ring::{Baseline, PENDING, median};
 use super::{Limits, Unit};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Units before the first verdict.
 const WARM_UP: usize = 8;
-/// One score counts for no more than this, so that a long pause does not make up for units that are nearly in time.
+/// The most that one score counts for. So a long pause does not make up for units that are nearly in time.
 const MAX_SCORE: f64 = 1.1;
 /// Values of a late item that its median is taken over.
 const LATE: usize = 32;
@@ -159,7 +159,7 @@ impl<K: Copy + Ord> Track<K> {
         median(&mut self.scratch).unwrap_or_default()
     }
 
-    /// The lateness that one in ten cases reaches, for most of what is not late; of many things, some of them. While
+    /// The lateness that one in ten cases reaches, for most of what is not late. Of many things, only some are sampled. While
     /// little is known, more.
     fn tail(&mut self) -> f64 {
         self.scratch.clear();
@@ -175,7 +175,8 @@ impl<K: Copy + Ord> Track<K> {
 }
 
 impl<K: Copy> Item<K> {
-    /// Late at three in a row of at least 0.6 whose mean is 1; no longer at three in a row below 0.5.
+    /// Takes a value of a unit and updates whether the item is late. It is late at three in a row of at least 0.6 whose mean is
+    /// 1, and no longer at three in a row below 0.5.
     fn take(
         &mut self,
         (unit, overlaps): (Unit, bool),

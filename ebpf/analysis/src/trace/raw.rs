@@ -77,7 +77,7 @@ pub(super) struct RawRecord {
 }
 
 impl RawRecord {
-    /// How many words a kind has, and whether it has a flow; none for a kind that this version does not know.
+    /// Returns how many words a kind has, and whether it has a flow. Returns none for a kind that this version does not know.
     pub(super) const fn layout(kind: u8) -> Option<(usize, bool)> {
         Some(match kind {
             kind::OBSERVER | kind::LOST => (3, false),

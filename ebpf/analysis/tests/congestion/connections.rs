@@ -1,4 +1,4 @@
-//! Own connections to one host, each by a way of its own: whose way is congested is told, and by whom.
+//! Own connections to one host, each by a path of its own. The congested path is reported, and who congests it.
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use super::seeds;

@@ -17,7 +17,7 @@ const POLL_INTERVAL_NS: u64 = 14 * MS;
 const STEP_NS: u64 = MS / 10;
 const LATE_NS: u64 = 2_500_000;
 
-/// An agent in virtual time: it hears of events within a tenth of a millisecond, and looks when that is due.
+/// An agent in virtual time. Events reach it within a tenth of a millisecond, and it polls when that is due.
 struct Agent {
     world: World,
     detector: Detector,

@@ -222,7 +222,8 @@ struct Judged {
     starved: usize,
     /// Milliseconds until others were found. Seen and not seen, on a link that our own traffic leaves room on, and on one that it fills.
     delays: [Vec<f64>; 4],
-    /// Where they are seen on a link that our own traffic fills: until they had sent 15% of some milliseconds' bytes.
+    /// Milliseconds until cross traffic had sent 15% of some milliseconds' bytes. They are of runs in which it is seen, on a link
+    /// that our own traffic fills.
     crowds: Vec<f64>,
     /// Runs in which nobody was blamed and own flows were not held up: there was nothing to find.
     untouched: usize,

@@ -52,7 +52,7 @@ pub enum Slow {
 /// When ranks send point to point: each to the one that is so much further on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exchange {
-    /// In the middle of the forward pass, as parts of a sequence or a grid meet, over connections of their own.
+    /// In the middle of the forward pass, over connections of their own. That is where parts of a sequence or a grid meet.
     Forward,
     /// The same over the connections of AllReduces.
     Shared,

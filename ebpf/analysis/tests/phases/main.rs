@@ -1,4 +1,5 @@
-//! Phases of foreign traffic are found as they were, in simulations from seeds and in recorded traces, and none in other traffic.
+//! Phases of cross traffic are found as they were, in simulations from seeds and in recorded traces. None are found in other
+//! traffic.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, unreachable_pub)] // tests alone
 
 mod hostile;

@@ -14,7 +14,8 @@ const MS: u64 = 1_000_000;
 /// Stages of a pipeline compute in turn, so that who is late is not told of them.
 const PIPELINE: &str = "pipeline";
 
-/// What ranks exchange in the forward pass over the connections of AllReduces is not told from those: measured, and not held.
+/// Exchanges in the forward pass over the connections of AllReduces, which are not distinguished from those. This case is
+/// measured and not required.
 const SHARED: &str = "point to point in forward, shared";
 
 /// Stages of a pipeline with AllReduces: their sends are not always told from these, nor who is slow. Measured, and not held.
@@ -163,7 +164,8 @@ impl Score {
         self.found += taken.iter().filter(|one| **one).count();
     }
 
-    /// Percent found, phases beside, and how far off: milliseconds at the median, begin and end, and at the 90th of 100.
+    /// Returns the percent found, the phases beside, and how far off these were. The distances are in milliseconds: begin and end
+    /// at the median, then at the 90th of 100.
     fn figures(&mut self) -> (f64, usize, [f64; 4]) {
         let mut at = |list: fn(&mut Self) -> &mut Vec<f64>, part: usize| {
             let list = list(self);

@@ -153,8 +153,9 @@ fn clean_iterations_raise_no_alarm() {
     assert_eq!(false_alarms(0..20, 500), 0);
 }
 
-/// Long: more runs, and 10,000 clean iterations in a row, ten times; `cargo xtask soak` may name other seeds to begin from.
-/// Three long pauses of one rank in a row look like a slow worker: in 300,000 iterations that nothing was tuned on, that was so four times.
+/// A long test: more runs, and 10,000 clean iterations in a row, ten times. Another seed to begin from may be named to
+/// `cargo xtask soak`. Three long pauses of one rank in a row look like a slow worker: in 300,000 iterations that nothing was
+/// tuned on, that was so four times.
 #[test]
 #[ignore = "takes a minute"]
 fn long_runs_are_classified_correctly() {

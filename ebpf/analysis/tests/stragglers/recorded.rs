@@ -62,7 +62,7 @@ fn a_clean_training_has_no_straggler() {
     assert!(found.is_empty() && iterations >= 30, "{iterations} iterations, {found:?}");
 }
 
-/// The one straggler that was found is the one that the run's truth tells of, and it was found in its third iteration.
+/// The one straggler that was found is the one in the run's truth. It was found in its third iteration.
 fn as_injected(run: &str, kind: Kind) {
     let truth = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces").join(run).join("truth.json");
     let truth = std::fs::read_to_string(truth).expect("the truth");

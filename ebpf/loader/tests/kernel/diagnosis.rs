@@ -1,4 +1,4 @@
-//! The programs that were built for diagnosis say why a packet is of no flow; they count as the others do.
+//! The programs that were built for diagnosis report why a packet is of no flow. They count as the others do.
 
 use crate::support::packets::{ACK, Segment, ip};
 use crate::support::{collector, object};

@@ -1,4 +1,4 @@
-//! What is counted and told of TCP and RoCE v2, by traces written by hand and run through the programs in the kernel.
+//! What is counted and reported of TCP and RoCE v2. Traces written by hand are run through the programs in the kernel.
 
 mod late;
 
@@ -420,7 +420,7 @@ fn roce_cnps_are_reported_once() {
     assert_eq!(line.event_totals(), [(EventKind::CongestionBegan, 1)]);
 }
 
-/// 100,000 short flows through a table of 1,024 and a ring of 630 events: what is lost is counted, to the last one.
+/// Runs 100,000 short flows through a table of 1,024 and a ring of 630 events. What is lost is counted, to the last one.
 #[test]
 fn full_tables_and_rings_lose_nothing_silently() {
     const FLOWS: u32 = 100_000;

@@ -132,8 +132,8 @@ fn packet(random: &mut ChaCha8Rng) -> Vec<u8> {
     packet
 }
 
-/// True for packets that newer kernels do not run programs on: those of IP by their own word that are shorter than its
-/// header. Behind a VLAN tag they take them.
+/// True for packets that newer kernels do not run programs on. Those are marked as IP and shorter than its header. Behind a VLAN
+/// tag they take them.
 fn refused(packet: &[u8]) -> bool {
     match (packet[12], packet[13]) {
         (0x08, 0x00) => packet.len() < 14 + 20,

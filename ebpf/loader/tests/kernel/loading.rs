@@ -11,7 +11,8 @@ fn open(object: Vec<u8>) -> Result<Programs, Error> {
     Programs::open(&Options { object: Some(object.into()), ..Options::default() })
 }
 
-/// The usual programs and those for diagnosis, with sockets followed by types that the verifier knows and by those of a file.
+/// The usual programs and those for diagnosis stay within the budget. Sockets are followed by types that the verifier knows and
+/// by those of a file.
 #[test]
 fn the_verifier_stays_within_the_budget() {
     let own_types = std::path::PathBuf::from("/sys/kernel/btf/vmlinux");

@@ -41,7 +41,7 @@ fn address(stream: &TcpStream) -> SocketAddrV4 {
     }
 }
 
-/// A connection that has the addresses and ports of one that is over is its own user's, and counts its own samples.
+/// A connection with the addresses and ports of one that is over is its own user's. It counts its own samples.
 #[test]
 fn reused_connection_tuple_has_its_own_owner() {
     let own_types = std::path::PathBuf::from("/sys/kernel/btf/vmlinux");

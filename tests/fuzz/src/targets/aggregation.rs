@@ -25,7 +25,8 @@ fn number(input: &mut Input<'_>) -> u64 {
     }
 }
 
-/// The next packet, with its worker's key; in its first bits, now and then, something else than what it should be.
+/// The next packet, with its worker's key. In its first bits, now and then, is something else than what should be
+/// there.
 fn packet(input: &mut Input<'_>, kinds: &[Kind], incarnation: u64) -> Vec<u8> {
     let kind = kinds[usize::from(input.u8()) % kinds.len()];
     let worker = u16::from(input.u8()) % WORKERS;

@@ -1,4 +1,4 @@
-//! What goes wrong on the way to hosts and aggregators: frames that are lost, that come twice, and that others overtake.
+//! What goes wrong with frames to hosts and aggregators. Some are lost, some come twice, and others overtake some.
 
 use super::Fabric;
 use anyhow::Result;

@@ -175,7 +175,8 @@ fn parts(tests: &Tests) -> Result<()> {
     control.has("ConfigMap/r-control Service/r-control StatefulSet/r-control")
 }
 
-/// What DPF makes of its object: the chart that it names, with the values in it and those that DPF adds.
+/// What DPF makes of its object. It is the chart that it names, with the values in it and those that DPF
+/// adds.
 fn offload_units(tests: &Tests) -> Result<()> {
     let selector =
         json!({ "nodeSelectorTerms": [{ "matchExpressions": [{ "key": "dpu", "operator": "Exists" }] }] });
@@ -428,7 +429,7 @@ impl Rendered {
     }
 }
 
-/// An error unless a pod runs one of the images, by the user of that, and may do no more than it must.
+/// An error unless a pod runs one of the images, by the user of that. The pod may do no more than it must.
 fn confined(pod: &Value, tag: &str) -> Result<()> {
     let spec = pod.get("spec").context("no specification")?;
     let one = |path: &str| spec.pointer(path).with_context(|| format!("no {path}"));

@@ -271,7 +271,7 @@ impl Part {
 }
 
 impl Call {
-    /// From its call to its end; an end without a call is a moment, a call without an end goes on to the trace's.
+    /// The times from a call to its end. An end without a call is a moment, and a call without an end goes on to the trace's.
     fn times(&self, last: Nanos) -> Option<(Nanos, Nanos)> {
         match (self.called, self.ended) {
             (Nanos(0), Nanos(0)) => None,

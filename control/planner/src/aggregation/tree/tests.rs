@@ -113,7 +113,7 @@ fn reference_time(
     Some(size / rate + 2.0 * (farthest + seconds(known(root).delay)))
 }
 
-/// The least time of any tree: each root with each choice of one below, or none, for each rack of at least two hosts.
+/// The least time of any tree. It tries each root with each choice of one below, or none, for each rack of at least two hosts.
 fn exhaustive_best(
     topology: &Topology,
     conditions: &Conditions,

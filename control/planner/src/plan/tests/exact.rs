@@ -198,7 +198,7 @@ fn optimum(topology: &Topology, conditions: &Conditions, jobs: &[Job], most: usi
     Some(best)
 }
 
-/// Whether some combination of rings leaves each job what it was promised; none where there are more than so many combinations.
+/// Whether some combination of rings leaves each job what it was promised. None where there are more than `most` combinations.
 pub(super) fn some_plan_meets_guarantees(
     topology: &Topology,
     conditions: &Conditions,

@@ -90,8 +90,8 @@ fn feasible_guarantees_are_met() {
     assert!(kept * 10 >= feasible * 9, "{kept} of {feasible}: {lost:?}");
 }
 
-/// Communicators come one after the other on drawn fabrics and ask for some of what hoses let be promised, or all. A plan that keeps it all
-/// there always is; how often the planner's does.
+/// Communicators come one after the other on drawn fabrics. They ask for some of what hoses let be promised, or all. A plan that
+/// keeps it all there always is; how often the planner's does.
 #[test]
 fn hose_guarantees_are_met() {
     let (mut promises, mut lost) = (0, Vec::new());

@@ -262,8 +262,7 @@ impl Controller {
         self.outbox.send_to_members(communicator, &to_agent::Message::Abandon(abandon));
     }
 
-    /// What was promised for a communicator is from now on promised for the one that goes on from it, which
-    /// is in use.
+    /// Passes what was promised for a communicator to the one that goes on from it. That one is in use.
     pub(crate) fn take_over_agreement(&mut self, now: Duration, before: CommunicatorId, id: CommunicatorId) {
         // Beside itself it might not fit.
         let left = self.agreements.inherited(before).or_else(|| self.regroups.past.take_agreement(before));

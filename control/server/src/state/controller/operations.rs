@@ -34,8 +34,8 @@ impl Controller {
         self.take_turns(now);
     }
 
-    /// Takes in an operation: its times by the clock of the communicator's first participant alone, so that
-    /// all are by one.
+    /// Takes in an operation of a communicator. Its times are by the clock of the first participant alone, so
+    /// that all are by one clock.
     pub(crate) fn record_operation(&mut self, now: Duration, from: SessionId, operation: &v1::Operation) {
         self.agreements.watch_operation(&ctx!(self, now), &mut self.outbox, operation);
         let id = CommunicatorId(operation.communicator);
@@ -52,8 +52,8 @@ impl Controller {
         }
     }
 
-    /// Learns what an operation by a codec came to, or would have: the choice is made anew where it is
-    /// another now.
+    /// Learns what an operation by a codec came to, or would have come to. Control plans anew where the
+    /// choice is another codec now.
     pub(crate) fn learn_codec(&mut self, now: Duration, id: CommunicatorId, outcome: Option<CodecOutcome>) {
         let Some(CodecOutcome { level, loss, ratio }) = outcome else { return };
         let Some(known) = self.communicators.get_mut(&id) else { return };

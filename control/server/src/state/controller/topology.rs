@@ -69,7 +69,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether a host has ranks of a communicator, also closed ones while others of it go on, or processes that join one.
+    /// Whether a host has ranks of a communicator, or processes that join one. Closed ranks count while others of the
+    /// communicator go on.
     fn is_used(&self, host: HostId) -> bool {
         let session = self.hosts.get(&host).and_then(|session| self.sessions.get(session));
         let ranks = |known: &Communicator| known.members.iter().any(|member| member.host == host);

@@ -67,8 +67,8 @@ pub(crate) fn weigh(
     Weighed { best: decided.plan, reason: refused.unwrap_or(decided.reason) }
 }
 
-/// Returns what aggregators can do for a communicator: as tensors are where that is `exact`, and in codes
-/// where a `coder` is allowed.
+/// Returns what aggregators can do for a communicator. They sum tensors as they are where that is `exact`,
+/// and codes where a `coder` is allowed.
 fn offers(
     view: &View<'_>,
     id: CommunicatorId,

@@ -12,7 +12,7 @@ use harmonaize_planner::{AlgorithmOverride, DirectedLink, HostId, Topology, Tuni
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// How many changes of one communicator control makes in a while: what passes nothing, or was withdrawn, is
+/// How many changes of one communicator control makes in a while. What passes nothing, or was withdrawn, is
 /// left however often that happens.
 pub(crate) const MOST_RECENT: usize = 8;
 
@@ -109,8 +109,8 @@ impl Communicator {
         self.current().is_none()
     }
 
-    /// Whether it can be given another epoch now: all its ranks are there, and no change is under way or was
-    /// given up lately.
+    /// Whether it can be given another epoch now. All its ranks must be there. No change may be under way, or
+    /// have been given up lately.
     pub(crate) fn can_change(&self) -> bool {
         self.phase() == v1::Phase::Running && self.backoff_until.is_none()
     }

@@ -165,8 +165,9 @@ fn all_of(best: &AggregationPlan) -> impl Iterator<Item = AggregatorId> {
     std::iter::once(best.aggregator).chain(best.leaves.iter().map(|leaf| leaf.aggregator))
 }
 
-/// How many workers each aggregator has, the one above first; and to which each participant sends, as which
-/// of its workers. Above, participants come first, then the aggregators below.
+/// Returns how many workers each aggregator has, the one above first. It also returns to which aggregator
+/// each participant sends, and as which of its workers. Above, participants come first, then the aggregators
+/// below.
 fn numbered(best: &AggregationPlan, participants: usize) -> Option<(Vec<u16>, Vec<Sender>)> {
     let mut counts = vec![0_u16; 1 + best.leaves.len()];
     let mut workers = Vec::with_capacity(participants);

@@ -16,8 +16,9 @@ use std::time::Duration;
 /// Least time between two plans, and what each participant adds to it: planning for very many takes longer.
 const SPACING: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(10));
 
-/// For how long a change of plan makes the next one dearer, and how many control makes of one communicator in
-/// that time. What passes nothing, or was withdrawn, is left however often that happens.
+/// For how long a change of plan makes the next one dearer. In that time control makes [`MOST_RECENT`]
+/// changes of one communicator at most. What passes nothing, or was withdrawn, is left however often that
+/// happens.
 const RECENT: Duration = Duration::from_secs(30);
 
 /// What makes control plan anew.
@@ -27,7 +28,7 @@ pub(crate) struct PlanRequest {
     trigger: Option<Trigger>,
     /// Not sooner than this.
     not_before: Duration,
-    /// The least time until the next one, where a plan was made of which it is not known when it was over.
+    /// The least time until the next plan, while it is not known when the last was over.
     made: Option<Duration>,
 }
 
@@ -86,7 +87,8 @@ pub(crate) fn checked(
     check(&request, &plan).map(|()| plan)
 }
 
-/// Returns the jobs of a plan in which communicators form on these hosts: all others stay as they are for now.
+/// Returns the jobs of a plan in which communicators form on these hosts. All others stay as they are for
+/// now.
 pub(crate) fn jobs_with(view: &View<'_>, formed: Vec<(CommunicatorId, Vec<HostId>)>) -> Vec<Job> {
     let mut jobs = jobs(view);
     jobs.iter_mut().for_each(|job| job.movable = false);

@@ -1,5 +1,5 @@
-//! Brings communicators to what they should run by: how that differs from what they run by, and one change
-//! for all of it.
+//! Brings communicators to what they should run by. It finds how that differs from what they run by, and
+//! makes one change for all of it.
 //!
 //! A communicator is changed for one [`Reason`] at a time; its proposal chooses codec, algorithm, aggregation
 //! and rates anew whatever the reason is. What remains is found the next time, for an epoch that comes to use

@@ -1,4 +1,4 @@
-//! Aggregators that a communicator does without for a while: they refused to serve it, or an epoch with them
+//! Aggregators that a communicator does without for a while. They refused to serve it, or an epoch with them
 //! could not be had.
 
 use harmonaize_planner::AggregatorId;

@@ -89,7 +89,8 @@ fn stored_epoch(settings: &Settings, config: &EpochConfig) -> StoredEpoch {
     }
 }
 
-/// Returns a plan as operators see it where another control leads: of its paths the ports, and nothing that is not stored.
+/// Returns a plan as operators see it where another control leads. Of its paths it has the ports, and nothing that is not
+/// stored.
 pub(crate) fn stored_plan_status(plan: &Plan) -> v1::PlanStatus {
     let current = plan.current.as_ref();
     let order = current.map_or(&[][..], |current| &current.order);

@@ -15,7 +15,7 @@ pub(super) const IGNORED: Duration = Duration::from_secs(10);
 /// with it.
 pub(super) const GATHER: Duration = Duration::from_secs(1);
 
-/// How many generations of a job may end because a worker failed, before that is forgotten: one more, and the job is over.
+/// How many generations of a job may end because a worker failed, before that is forgotten. One more, and the job is over.
 const MOST_FAILURES: u32 = 3;
 
 /// How long after the last failure a job's failures are forgotten. Workers that fail by themselves do so sooner: at their start, or at a

@@ -142,7 +142,7 @@ pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) 
     }
 }
 
-/// What the policy gives of the pool's hosts, which it sees as alike: how fast live jobs are on which is not known.
+/// Returns what the policy gives of the pool's hosts. It sees them as alike: how fast live jobs are on which is not known.
 fn decide(
     policy: LivePolicy,
     now: Duration,

@@ -213,7 +213,8 @@ impl Assumed {
         Facts { hosts, operator: facts.operator.with_hosts_drained(&self.without, &self.with) }
     }
 
-    /// Runners come, as if: those of the job, of this range where there is one, and those on hosts that are to serve.
+    /// Adds assumed runners: those of the job, and those on hosts that are to serve. The job has the range of `workers` where
+    /// there is one, and else its own.
     fn come(
         &self,
         ctx: &Ctx<'_>,

@@ -1,5 +1,5 @@
-//! What would be planned, now or if more were withdrawn: taken from the state at once, planned where nobody
-//! waits for it.
+//! What would be planned, now or if more were withdrawn. It is taken from the state at once, and planned
+//! where nobody waits for it.
 
 use super::Queries;
 use super::reply::{ring, with_plan};

@@ -10,8 +10,8 @@ use std::time::Duration;
 /// Most status requests at a time; one more is answered with what control knows.
 const MOST_QUESTIONS: usize = 64;
 
-/// Most that is taken of what an agent reports: processes, communicators, operations in flight of each,
-/// errors, and characters of a text.
+/// Most that is taken of what an agent reports. The limits are of processes, communicators, operations in
+/// flight of each, errors, and characters of a text.
 const MOST_ATTACHMENTS: usize = 4096;
 const MOST_COMMUNICATORS: usize = 4096;
 const MOST_IN_FLIGHT: usize = 256;
@@ -87,7 +87,7 @@ impl Questions {
     }
 }
 
-/// Cuts what an agent reports to what one can have to say: it is kept until all have answered, and goes to
+/// Cuts what an agent reports to what one can have to report. It is kept until all have answered, and goes to
 /// operators' terminals.
 fn bound(report: &mut v1::Report, most_ranks: usize) {
     report.attachments.truncate(MOST_ATTACHMENTS);

@@ -97,9 +97,9 @@ struct Gathered {
     bytes: u64,
     called: Nanos,
     ended: Nanos,
-    /// Participants whose ranks have all called it and where it has not ended, as far as they have told, and
-    /// those where it has.
+    /// Participants whose ranks have all called it and where it has not ended, as far as they have reported.
     open: BTreeSet<u32>,
+    /// Participants where it has ended.
     over: BTreeSet<u32>,
 }
 

@@ -1,4 +1,5 @@
-//! The batch of an iteration that a tenant leaves to the provider: throughput times statistical efficiency, as the allocator has them.
+//! The batch of an iteration that a tenant leaves to the provider. It is chosen by throughput times statistical efficiency, as the
+//! allocator has them.
 //!
 //! It follows from what the tenant gave and from the level of its congestion events, and from nothing finer: whoever asks often
 //! learns no more than who reads those.

@@ -1,4 +1,5 @@
-//! Messages of agents that name a tenant: whoever does not let a host's agent speak for it, the file or an operator, answers alike.
+//! Messages of agents that name a tenant. Whoever does not let a host's agent speak for it, the file or an operator, the answer is the
+//! same.
 
 use harmonaize_abi::session::{RecallReason, RunnerOrder, WorkerState};
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
@@ -6,7 +7,7 @@ use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
 /// What a tenant hears through an agent of a host that the operator does not let it be on.
 const ELSEWHERE: &str = "the provider serves this tenant elsewhere";
 
-/// How long a worker there has to end: less than its runner may be silent, after which its host may get others'.
+/// How long a worker there has to end. It is less than its runner may be silent, after which its host may get others' workers.
 const NOTICE_NS: u64 = 10_000_000_000;
 
 /// The answer to a runner whose tenant may not be there. A worker that runs is to end, and without one there is this text. Nothing else of
@@ -21,8 +22,8 @@ pub(crate) fn turn_away(message: &v1::AwaitOrder, text: String) -> Result<Runner
     }
 }
 
-/// Of a message that names a tenant: which, what is asked, and the answer where the agent may not speak for it. All other messages
-/// name a communicator, and are for its members alone.
+/// Returns which tenant a message names, what it asks, and the refusal to send. The refusal is for an agent that may not speak for that
+/// tenant. There is none for all other messages: they name a communicator, and are for its members alone.
 pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'static str, to_agent::Message)> {
     use from_agent::Message;
     let text = ELSEWHERE.to_owned();

@@ -65,8 +65,8 @@ impl AllHints {
         Some(&said.hints)
     }
 
-    /// Bytes of the operation that the middle one of all bytes belongs to; 0 where nothing is said, or no
-    /// longer believed.
+    /// Returns the bytes of the operation that the middle one of all bytes belongs to. It is 0 where nothing
+    /// was hinted, or hints are no longer accepted.
     pub(crate) fn dominant_bytes(&self, id: CommunicatorId) -> u64 {
         let Some(hints) = self.believed(id) else { return 0 };
         middle(hints.sequence.iter().map(|expected| expected.bytes).collect())
@@ -162,8 +162,8 @@ impl AllHints {
         }
     }
 
-    /// For how long an AllReduce of so many bytes goes on before its tenant waits for it, by hints that
-    /// nothing contradicts.
+    /// Returns for how long an AllReduce of so many bytes goes on before its tenant waits for it. It follows
+    /// from hints that nothing contradicts.
     pub(crate) fn overlapped(&self, ctx: &Ctx<'_>, id: CommunicatorId, bytes: f64) -> Duration {
         let (Some(said), Some(known)) = (self.hints.get(&id), ctx.communicators.get(&id)) else {
             return Duration::ZERO;

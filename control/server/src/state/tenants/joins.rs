@@ -24,7 +24,7 @@ pub(crate) struct Waiting {
     pub joined: BTreeMap<u32, (SessionId, u64)>,
     /// Of the first to join; all others have the same.
     pub budget: Budget,
-    /// Until when which rank waits, where that is less long than control does; the first is the next to give up.
+    /// Until when which rank waits, where that is less long than control does. The first is the next to give up.
     pub patience: BTreeSet<(Duration, u32)>,
     /// Ranks that were here, and waited for the others in vain.
     pub gave_up: BTreeSet<u32>,

@@ -1,4 +1,4 @@
-//! What is left of communicators that ended: who of their members may go on, until when, and what is kept for
+//! What is left of communicators that ended. That is who of their members may go on, until when, and what is kept for
 //! them meanwhile.
 //!
 //! Where something was agreed on it outlives a restart of control: it is stored together with the end of its
@@ -250,7 +250,8 @@ impl Pasts {
         self.mark_due(&key);
     }
 
-    /// A member's agent says which ranks were lost as a communicator ended: they are not waited for where their agents are away.
+    /// Takes in which ranks were lost as a communicator ended, from a member's agent. They are not waited for where their agents
+    /// are away.
     pub(crate) fn lost(&mut self, id: CommunicatorId, from: SessionId, ranks: &[u32]) {
         let Some(past) = self.past.get_mut(&id) else { return };
         if past.ranks.values().any(|session| *session == from) {
@@ -344,8 +345,8 @@ impl Pasts {
         self.mark_due(&key);
     }
 
-    /// What members of a communicator went on in did not come about: they may try again until then, whatever
-    /// time they had; but once.
+    /// Gives members more time, as what they went on in did not come about. They may try again until then, whatever time they
+    /// had, but once.
     pub(crate) fn prolong(&mut self, id: CommunicatorId, until: Duration) {
         if let Some(past) = self.past.get_mut(&id)
             && let Going::Until { at, .. } = &mut past.going
@@ -363,8 +364,7 @@ impl Pasts {
         self.past.get_mut(&id).and_then(|past| past.agreement.take())
     }
 
-    /// A communicator of this name is in use that went on from none: nothing is kept any more for those
-    /// before it.
+    /// Drops what is kept for earlier communicators of this name. A communicator of the name is in use that went on from none.
     pub(crate) fn superseded(&mut self, tenant: &str, name: &str) {
         self.overtaken(tenant, name, CommunicatorId(u64::MAX));
     }
@@ -552,8 +552,8 @@ impl Pasts {
         }
     }
 
-    /// An agent tells of a communicator that failed, of which control knows nothing but what was promised: it
-    /// died before it could store that. What becomes of its members counts from now.
+    /// Takes in a communicator that failed, of which control knows nothing but what was promised. Control died before it could
+    /// store the failure. What becomes of its members counts from now.
     pub(crate) fn recover(
         &mut self,
         ctx: &Ctx<'_>,
@@ -591,7 +591,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// One that is kept until 5 s; an agent of it that has gone has until 3 s, another is there.
+    /// A communicator that is kept until 5 s. One of its agents has gone and has until 3 s; another is there.
     fn past() -> Past {
         Past {
             key: ("a".to_owned(), "world".to_owned()),

@@ -65,7 +65,8 @@ impl Readers {
         gone.collect::<Vec<_>>().into_iter().for_each(|request| self.remove(session, request));
     }
 
-    /// Takes those out that `answer` has something for, given the number of the question: of all, or of those that have waited until `late`.
+    /// Takes out the readers that `answer` has something for, given the number of the question. It asks for all, or for those that have
+    /// waited until `late`.
     pub(super) fn answer<T>(
         &mut self,
         late: Option<Duration>,

@@ -295,8 +295,8 @@ impl Regroups {
         }
     }
 
-    /// The latest communicator of a name that is or was in use and has ranks left; none where that one is
-    /// over. Those whose hosts are withdrawn are not expected to go on.
+    /// Returns the latest communicator of a name that is or was in use and has ranks left. There is none where that one is over. Ranks
+    /// whose hosts are withdrawn are not expected to go on.
     fn before(&self, ctx: &Ctx<'_>, key: &Key) -> Option<Before> {
         let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);
         let live = ctx.communicators.iter().filter(|(_, known)| !known.is_forming() && named(known));
@@ -448,7 +448,7 @@ impl Regroups {
         true
     }
 
-    /// A communicator that was in use has ended: what is kept of it, and who waits for what will not be.
+    /// Keeps what is left of a communicator that was in use and has ended. Those who wait for what will not be are refused.
     pub(crate) fn ended(
         &mut self,
         ctx: &Ctx<'_>,

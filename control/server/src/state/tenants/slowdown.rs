@@ -1,6 +1,6 @@
-//! Whether a communicator's operations take longer than they used to, where agents say at the same time that
-//! queues stand on its paths. That is congestion too, though no plan shows it: what others take comes and
-//! goes, and trains prove too little of it where they are shorter than what switches let pass at once.
+//! Whether a communicator's operations take longer than they used to, while agents report queues on its
+//! paths. That is congestion too, though no plan shows it. What others take comes and goes. Trains prove too
+//! little of it where they are shorter than what switches let pass at once.
 //!
 //! It is compared with the communicator's own past alone, and only while it is the tenant's only one that
 //! communicates: what a tenant does to itself is nobody's congestion.
@@ -20,8 +20,8 @@ const LATEST: usize = 4;
 /// More of its usual speed is none the less usual: processors and own bursts make as much.
 const SLOW: f64 = 0.5;
 
-/// For how long an agent's word on a long queue counts: over some iterations of who computes for a second or
-/// two.
+/// For how long an agent's report of a long queue counts. It spans some iterations of a job that computes for
+/// a second or two.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(6);
 
 /// Who has told of no operation for so long does not communicate.
@@ -94,8 +94,8 @@ impl Slowdown {
         kept.get(kept.len() / 4).copied().filter(|_| kept.len() >= FEWEST)
     }
 
-    /// The part of its usual speed that it has now. 1 where no queue stands, too little is known, or it is
-    /// more than half.
+    /// Returns the part of its usual speed that it has now. It is 1 where no queue stands, too little is
+    /// known, or the part is more than half.
     pub(crate) fn share(&self, now: Duration) -> f64 {
         let stands = self.queue.is_some_and(|at| at + NOTICE_INTERVAL > now);
         if !stands || self.latest.len() < LATEST {

@@ -1,5 +1,5 @@
-//! Communicators that split: their ranks that name the same color become one of their own, while the one that
-//! they are of goes on. Control hears one request a rank, and answers all at once: each color's communicator
+//! Communicators that split: their ranks that name the same color become one of their own. The one that they
+//! are of goes on. Control receives one request a rank, and answers all at once. Each color's communicator
 //! forms, or nobody's does.
 
 use crate::state::ctx::Ctx;

@@ -33,8 +33,8 @@ use std::time::Duration;
 const KEEPS: Duration = Duration::from_secs(15);
 const KEEPS_ITERATIONS: u32 = 20;
 
-/// How long a turn holds others up at most: so many times what the communicator takes alone, and a little for
-/// messages.
+/// How long a slot holds others up at most, as a multiple of what the communicator takes alone. A little is added
+/// for messages.
 const LASTS: u32 = 2;
 const MESSAGES: Duration = Duration::from_millis(10);
 

@@ -120,8 +120,8 @@ impl Abilities {
     }
 }
 
-/// Returns the address at which an agent or aggregator is to be reached, by its own word: others are sent there. It is one machine's, and
-/// one of those that the topology has for it, if any.
+/// Returns the address at which an agent or aggregator is to be reached, as it reports it. Others are sent there. It is one machine's,
+/// and one of those that the topology has for it, if any.
 ///
 /// # Errors
 /// Why it is not taken.

@@ -368,8 +368,8 @@ impl Aggregators {
         self.grants.contains_key(&grant)
     }
 
-    /// The name of a communicator's aggregator, or the names of all, the one above first where it is known;
-    /// empty where it has none.
+    /// Returns the name of a communicator's aggregator, or the names of all. The one above comes first where
+    /// it is known. The text is empty where the communicator has none.
     pub(crate) fn names_of(&self, topology: &Topology, chosen: &AggregationChoice) -> String {
         let granted = chosen.grant.and_then(|number| self.grants.get(&number));
         let Some(granted) = granted else { return String::new() };

@@ -47,8 +47,8 @@ impl Operations {
         IterationPattern::detect(&all.filter(|operation| operation.began <= at).collect::<Vec<_>>())
     }
 
-    /// Whether these are iterations of so many operations, enough to say something of them, or as many
-    /// operations as are kept.
+    /// Whether these are iterations of so many operations, enough to judge them by. As many operations as are
+    /// kept are enough too.
     pub(crate) fn has_enough(&self, operations: usize) -> bool {
         self.recent.len() >= operations.saturating_mul(ITERATIONS).min(MOST_OPERATIONS)
     }
@@ -68,7 +68,7 @@ impl Operations {
         self.recent.back().map(|(_, operation)| operation.began)
     }
 
-    /// Takes in that an agent told of an operation; its times, where they are by the clock of the first
+    /// Takes in an operation that an agent reported. Its times count where they are by the clock of the first
     /// participant's agent.
     pub(crate) fn record(&mut self, now: Duration, told: &v1::Operation, by_first: bool) {
         self.last_report = now;
@@ -107,8 +107,8 @@ pub(crate) fn middle(mut operations: Vec<u64>) -> u64 {
     middle.unwrap_or(0)
 }
 
-/// Gives jobs their iterations as they were when all that still run had begun their newest operation, and has
-/// none move.
+/// Gives jobs their iterations as of one moment, and has none move. At that moment all that still run had
+/// begun their newest operation.
 pub(crate) fn align(iterations: &BTreeMap<CommunicatorId, Operations>, jobs: &mut [Job]) {
     // Who was heard last tells of later iterations, which say nothing of where the others were then: all are
     // laid together where the records end of those that still run.

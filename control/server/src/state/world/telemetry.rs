@@ -55,8 +55,8 @@ pub(crate) struct AgentReports {
     pub measuring: Measuring,
 }
 
-/// What outlives a session: which run of the agent's telemetry was heard of last, and the gaps that it and
-/// those before it had.
+/// What outlives a session. It is the run of the agent's telemetry that came last, and the gaps that it and those before it
+/// had.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measuring {
     begun: Option<Nanos>,
@@ -209,7 +209,8 @@ impl Telemetry {
         took
     }
 
-    /// Notes for its tenant who holds a communicator up: by control's own verdicts, or where it has none by those of agents.
+    /// Notes for its tenant who holds a communicator up. That is by control's own verdicts, or where it has none by those of
+    /// agents.
     fn note_stragglers(&self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(communicator) = ctx.communicators.get(&id) else { return };
         let own = self.communicators.get(&id).filter(|merging| merging.judges());

@@ -215,8 +215,8 @@ pub(crate) fn hosts<'a>(
     .collect()
 }
 
-/// Returns what is to carry nothing at a time, and when that changes or a window is announced next, both by
-/// CLOCK_REALTIME.
+/// Returns what is to carry nothing at a time. It also returns when that changes or a window is announced
+/// next. Both times are by CLOCK_REALTIME.
 pub(crate) fn in_effect<'a>(
     topology: &Topology,
     records: impl Iterator<Item = &'a Withdrawal>,

@@ -40,7 +40,8 @@ pub(super) struct Evidence {
     rates: Vec<Mean>,
     /// Of this while, by communicator: ranks that were named as behind a slow link.
     late: BTreeMap<Vec<usize>, BTreeSet<usize>>,
-    /// Both in a communicator of which one was named, in one of which none was, and one of both the named one.
+    /// Communicators that both were in, by who was named there. The first number counts those of which one was
+    /// named, the second those of which none was. The third counts those where one of both was the named one.
     late_counts: Vec<[f64; 3]>,
     /// All that were named in a while.
     named: Vec<BTreeSet<usize>>,

@@ -1,4 +1,5 @@
-//! A fabric drawn from a seed, a tenant who wants to know where its ranks stand, and what it is told while things happen.
+//! A fabric drawn from a seed, and a tenant who wants to know where its ranks stand. It shows what the tenant is told while things
+//! happen.
 
 use super::evidence::Evidence;
 use super::using::STEP;
@@ -200,7 +201,7 @@ impl Experiment {
         (self.fabric.state.feed_of("a").end(), self.fabric.state.noted_facts().len())
     }
 
-    /// Takes in what has come since: how slow the tenant was told to be at worst, and how much it had lost at worst.
+    /// Takes in what has come since. Returns how slow the tenant was told to be at worst, and how much it had lost at worst.
     fn listen(
         &mut self,
         (mut from, facts): (EventCursor, usize),

@@ -93,7 +93,7 @@ fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     right
 }
 
-/// Joins the two clusters whose members are on average the likeliest to stand together, as long as that is above `stop`.
+/// Joins the two clusters whose members are on average the likeliest to stand together. It goes on as long as that is above `stop`.
 pub(super) fn cluster(odds: &[Vec<f64>], stop: f64) -> Vec<usize> {
     let mut clusters: Vec<Vec<usize>> = (0..odds.len()).map(|rank| vec![rank]).collect();
     loop {

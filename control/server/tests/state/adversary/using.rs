@@ -1,4 +1,4 @@
-//! What being told is worth: jobs that act on events, beside the same jobs with all that the provider knows, and with nothing.
+//! What being told is worth. Jobs that act on events run beside the same jobs with all that the provider knows, and with nothing.
 
 use super::experiment::{Sample, watch_jobs};
 use harmonaize_abi::CongestionLevel;

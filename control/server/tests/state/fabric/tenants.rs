@@ -200,7 +200,7 @@ impl Fabric {
         Some(answer.outcome())
     }
 
-    /// A process on a host, which has a rank of a communicator, wants to go on with whoever else does, and waits a second.
+    /// A process on a host wants to go on with whoever else does, and waits a second. It has a rank of a communicator.
     pub(crate) fn regroup(&mut self, host: usize, tenant: &str, communicator: &str, member: (u64, u32)) {
         self.regroup_within(host, tenant, communicator, member, Duration::from_secs(1));
     }

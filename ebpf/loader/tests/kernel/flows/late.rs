@@ -16,7 +16,8 @@ fn is_late(late: Duration, trips: &RttStats) -> bool {
     !late.is_zero() && (late_ns..30_000_000).contains(&(trips.last_ns - trips.min_ns))
 }
 
-/// What an event says of bytes, since when they left, for how long none was measured before, and of what it measures.
+/// The fields of an event of a late round trip. They are the bytes, since when they left, for how long none was measured before,
+/// and what it measures.
 type Passed = (u64, u64, u64, u32, u32);
 
 /// The round trip before: how long it took, and when it had ended, as the programs count that.

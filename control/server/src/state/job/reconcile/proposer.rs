@@ -242,8 +242,8 @@ impl Proposer<'_> {
         recipes
     }
 
-    /// Which paths the connections between each two participants shall take, from the lower, as planned along
-    /// the ring; empty for all others.
+    /// Returns the paths that connections between each two participants shall take, from the lower. They are
+    /// as planned along the ring, and empty for all other pairs.
     fn planned_paths(hosts: &[HostId], order: &[u32], hops: &[RingEdge]) -> BTreeMap<(u32, u32), Vec<Path>> {
         let mut wanted = BTreeMap::new();
         let ring = order.iter().zip(order.iter().cycle().skip(1)).zip(hops);
@@ -258,8 +258,8 @@ impl Proposer<'_> {
         wanted
     }
 
-    /// Which paths those connections shall take of which the plan says nothing: as the planner has it; empty
-    /// where any will do.
+    /// Chooses paths for the connections of which the plan says nothing. They are as the planner has it, and
+    /// empty where any will do.
     fn choose_others(&mut self, hosts: &[HostId], wanted: &mut BTreeMap<(u32, u32), Vec<Path>>) {
         let paths = self.settings.paths;
         self.link_state.ports.refresh(paths as usize);

@@ -68,8 +68,8 @@ impl LinkState {
         self.ask_traces_of(ctx, effects, pair.1);
     }
 
-    /// Tells of addresses on a way that no switch of the topology has, once of each: the way stays unknown
-    /// for them.
+    /// Reports addresses on a route that no switch of the topology has, once each. The route stays unknown
+    /// because of them.
     fn report_unknown_hops(
         &mut self,
         ctx: &Ctx<'_>,
@@ -87,8 +87,8 @@ impl LinkState {
         }
     }
 
-    /// Takes in the way of one port, and which links it tells to be alive, or dead because it was known to
-    /// cross them.
+    /// Takes in the route of one port, and which links it shows to be alive or dead. A dead link is one that the
+    /// port was known to cross.
     fn learn(
         &mut self,
         ctx: &Ctx<'_>,

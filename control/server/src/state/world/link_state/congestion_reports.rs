@@ -1,5 +1,5 @@
-//! Congestion reports: agents' verdicts on the paths of their own connections: taken within bounds, placed on
-//! paths, handed to the estimates.
+//! Congestion reports: what agents report on the paths of their own connections. They are taken within
+//! bounds, placed on paths, and handed to the estimates.
 
 use super::LinkState;
 use super::ports::{Pair, pair_of};

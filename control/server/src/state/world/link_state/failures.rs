@@ -89,8 +89,8 @@ impl LinkState {
         }
     }
 
-    /// How many hosts' agents could find out about a directed link, counted up to as many as must agree; at
-    /// least one.
+    /// Returns how many hosts' agents could find out about a directed link. It counts up to as many as must
+    /// agree, and at least one.
     fn observers(&self, ctx: &Ctx<'_>, link: DirectedLink) -> usize {
         let mut hosts = BTreeSet::new();
         for pair in self.ports.pairs() {

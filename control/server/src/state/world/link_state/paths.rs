@@ -41,8 +41,8 @@ impl LinkState {
         self.ports.traced(pair, port)?.leg(from != pair.0)
     }
 
-    /// Tells the estimates which connections carry traffic now: those of rings that run, and whose agents
-    /// would tell if they were held up.
+    /// Updates the estimates with the connections that carry traffic now. They are those of rings that run,
+    /// and whose agents would report if they were held up.
     pub(crate) fn measure_active(&mut self, ctx: &Ctx<'_>) {
         if self.active_at.is_some_and(|at| at + ACTIVE > ctx.now) {
             return;

@@ -30,8 +30,8 @@ pub(crate) struct Ports {
     released: u64,
     /// Pairs all of whose ways were looked for.
     explored: BTreeSet<Pair>,
-    /// From one host to another, of pairs that are explored: paths that enough free ports of their pool take,
-    /// both ways.
+    /// Paths from one host to another that enough free ports of their pool take, both ways. It has only pairs
+    /// that are explored.
     paths: BTreeMap<(HostId, HostId), Vec<Path>>,
     /// Pairs of which `known` is to be made anew.
     stale: BTreeSet<Pair>,
@@ -154,7 +154,7 @@ impl Ports {
         wanted.into_iter().filter(|held| !self.pooled.contains_key(held) && self.used.insert(*held)).collect()
     }
 
-    /// Puts up to `count` more ports into a pair's pool, as long as a quarter of its host's range stays for
+    /// Puts up to `count` more ports into a pair's pool. A quarter of its host's range always stays for
     /// others.
     pub(crate) fn pool(&mut self, pair: Pair, count: usize) -> usize {
         let Some((first, last)) = self.range else { return 0 };
@@ -211,8 +211,8 @@ impl Ports {
         true
     }
 
-    /// All ways of a pair were looked for: before that, what is known of some would keep plans from the
-    /// others.
+    /// Notes that all paths of a pair were looked for. Before that, what is known of some would keep plans
+    /// from the others.
     pub(crate) fn explored(&mut self, pair: Pair) {
         if self.explored.insert(pair) {
             self.stale.insert(pair);
@@ -247,8 +247,8 @@ impl Ports {
         }
     }
 
-    /// Paths that enough free ports of their pool take both ways, by where they begin and end, as of the last
-    /// refresh.
+    /// Returns paths that enough free ports of their pool take both ways, as of the last refresh. They are by
+    /// where they begin and end.
     pub(crate) fn paths(&self) -> &BTreeMap<(HostId, HostId), Vec<Path>> {
         &self.paths
     }
@@ -268,8 +268,8 @@ impl Ports {
         self.pools.get(&pair).is_some_and(|pool| pool.values().any(Port::is_used))
     }
 
-    /// Gives back the ports of a pair's pool, none of which a link holds: nothing is known of its ways any
-    /// more.
+    /// Gives back the ports of a pair's pool, none of which a link holds. Nothing is known of the pair's
+    /// paths any more.
     pub(crate) fn forget(&mut self, pair: Pair) {
         for number in self.pools.remove(&pair).unwrap_or_default().into_keys() {
             self.pooled.remove(&(pair.0, number));

@@ -34,8 +34,8 @@ const MOST_HOSTS: usize = 48;
 struct Trains {
     bytes: u32,
     most: u32,
-    /// The last is one that came out slower than this part of its path's rate, in percent, in all of its
-    /// parts.
+    /// The percentage of its path's rate below which a train is the last. All of its parts must have come out
+    /// slower than that.
     spread: u64,
 }
 
@@ -50,7 +50,7 @@ const USED: Trains = Trains { bytes: 256 << 10, most: 3, spread: 0 };
 /// where all of it is spread. If one was not, others follow as long as the agent says so.
 const STARVED: Trains = Trains { most: 2, spread: 80, ..USED };
 
-/// A train that comes out at so much of its path's rate, in percent, is the last: nobody was in its way.
+/// The percentage of its path's rate from which a train is the last. Nobody was in its way.
 const ENOUGH: u64 = 88;
 
 /// The load of a path's last link, in percent, below which it did not hold a train up. It is the train and
@@ -71,8 +71,8 @@ enum Ours {
 /// When a link that could not be looked at is due again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// For how long what an agent said of a starved connection may wait, for other trains or for the end of a
-/// pause.
+/// For how long an agent's report of a starved connection may wait. It waits for other trains, or for the end
+/// of a pause.
 const WAITS: Duration = Duration::from_millis(100);
 
 /// Most connections that are kept in mind.
@@ -144,10 +144,10 @@ impl LinkState {
         true
     }
 
-    /// Who may look at a link: two hosts and a path between them that crosses it and of which every switch
-    /// can be named. First those with the least of others of ours in the way, among them those that send
-    /// nothing of ours at all; not the one who looked last, where another is as good. And whether trains
-    /// under way were in the way of some.
+    /// Returns who may probe a link: two hosts and a path between them. The path crosses the link, and every
+    /// switch of it can be named. First come those with the least of our other traffic in the way, among them
+    /// those that send nothing of ours at all. The one that probed last gives way to another that is as good.
+    /// It also returns whether trains under way were in the way of some.
     fn prober(&self, ctx: &Ctx<'_>, link: DirectedLink) -> (Option<(HostId, HostId, Path)>, bool) {
         let topology = &ctx.settings.topology;
         let able = |host: &HostId| ctx.can_probe(*host);

@@ -44,7 +44,7 @@ pub(crate) struct TracedRoutes {
 }
 
 impl TracedRoutes {
-    /// Keeps a route from one host to another, of a fabric of so many hosts; one on which nobody answered is none.
+    /// Keeps a route from one host to another, of a fabric of so many hosts. One on which nobody answered is none.
     pub(crate) fn insert(
         &mut self,
         hosts: usize,

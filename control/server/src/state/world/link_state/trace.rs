@@ -1,5 +1,5 @@
-//! Which way connections take: agents trace ports ahead of their use, and again now and then; what they say
-//! is kept with the ports.
+//! Which paths connections take. Agents trace ports ahead of their use, and again now and then. What they report is kept with
+//! the ports.
 //!
 //! Traces are packets on links that tenants pay for, so they are few: a pair is traced until each of its
 //! paths has some ports, then one port of each path every now and then, and nothing is sent across what is
@@ -222,8 +222,8 @@ impl LinkState {
         self.ask_traces(ctx, effects);
     }
 
-    /// Forgets pairs that no communicator has linked for a while, where not all are traced anyway: their
-    /// ports and their place are for others.
+    /// Forgets pairs that no communicator has linked for a while. Their ports and their place are for others. It forgets none
+    /// where all pairs are traced anyway.
     fn forget_unlinked(&mut self, ctx: &Ctx<'_>) {
         if ctx.now < self.traces.looked.saturating_add(UNLINKED) {
             return;

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Ports that a question asks about, and ports that a pool begins with and grows by: agents take up to 64.
+/// Ports that a question asks about, and ports that a pool begins with and grows by. Agents take up to 64.
 pub(crate) const BATCH: usize = 24;
 
-/// First and last pause after a question without an answer, and before a port is asked about again of which
-/// no way was told.
+/// First and last pause after a question without an answer. They also apply before a port is asked about again
+/// of which no path was reported.
 pub(crate) const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// Questions that an agent has at a time.
@@ -119,7 +119,8 @@ pub(crate) struct Learned {
 }
 
 impl Traces {
-    /// When the next question or the end of one is due, as far as agents may be asked: an answer makes room.
+    /// Returns when the next question or the end of one is due, as far as agents may be asked. An answer makes
+    /// room.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         let due = self.due.first().map(|(at, _)| *at);
         due.into_iter().chain(self.open.next_timeout()).min()

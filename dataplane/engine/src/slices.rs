@@ -1,0 +1,207 @@
+//! Long actions in slices: after each of them the turn may go to another communicator.
+//!
+//! What takes long in an action is its passes over memory. It runs them in order, a set at a time, each cut into numbered pieces.
+//! After some [`SLICE_BYTES`] of them it looks at the time. Where its turn is over, it notes which pieces are left and stands by. In its
+//! communicator's next turn it is begun again: it skips what is done and goes on with those. Its communicator does nothing else before,
+//! so the order of actions is what it would be. Where the communicator fails meanwhile, the rest is never done.
+
+use harmonaize_core::{Action, Nanos};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Bytes that an action reads and writes before it looks at the time: some 30 us of one core.
+const SLICE_BYTES: usize = 256 << 10;
+
+/// How an engine's actions are sliced.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slicing {
+    bytes: usize,
+    /// Whether the turn is over after each slice, whatever the time.
+    each: bool,
+}
+
+impl Default for Slicing {
+    fn default() -> Self {
+        Self { bytes: SLICE_BYTES, each: false }
+    }
+}
+
+impl Slicing {
+    /// Slices of so many bytes, or of a piece if that has more; each ends the turn.
+    pub(crate) fn each(bytes: usize) -> Self {
+        Self { bytes: bytes.clamp(1, SLICE_BYTES), each: true }
+    }
+
+    /// The same where nothing ends the turn.
+    pub(crate) fn unending(self) -> Self {
+        Self { each: false, ..self }
+    }
+
+    /// Begins an action, or goes on with it. The turn is over `until` after `start`; none: it is not.
+    pub(crate) fn begin(self, start: Instant, until: Option<Nanos>, progress: Progress) -> Slices {
+        let deadline = until.and_then(|until| start.checked_add(Duration::from_nanos(until.0)));
+        let resumed = progress.begun;
+        Slices { slicing: self, deadline, resumed, set: 0, since: 0, progress }
+    }
+}
+
+/// How far an action is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    /// Whether a turn has ended in its midst.
+    begun: bool,
+    /// Sets of passes that are done.
+    sets: u32,
+    /// The pieces of the next set that are left; none: all.
+    open: Option<Range<usize>>,
+    /// Bytes that its pieces have read and written.
+    touched: u64,
+    /// How many of them its communicator has been charged for.
+    charged: u64,
+}
+
+/// An action whose turn is over in its midst.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    pub(crate) action: Action,
+    pub(crate) progress: Progress,
+}
+
+/// An action's passes in one turn.
+#[derive(Debug)]
+pub(crate) struct Slices {
+    slicing: Slicing,
+    deadline: Option<Instant>,
+    resumed: bool,
+    /// The number of the next set of passes.
+    set: u32,
+    /// Bytes since the last look at the time.
+    since: usize,
+    progress: Progress,
+}
+
+impl Slices {
+    /// Bytes of a slice.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slicing.bytes
+    }
+
+    /// Whether the action has begun in an earlier turn.
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// Which pieces of the next set are left, of so many. None: it was done in an earlier turn.
+    pub(crate) fn open(&mut self, pieces: usize) -> Option<Range<usize>> {
+        if self.set < self.progress.sets {
+            self.set += 1;
+            return None;
+        }
+        let Some(open) = self.progress.open.take() else { return Some(0..pieces) };
+        debug_assert!(open.end <= pieces, "a set of passes has changed between two slices");
+        Some(open.start.min(pieces)..open.end.min(pieces))
+    }
+
+    /// Whether the turn is over before so many bytes more. If not, they are counted. The first ones of a turn never are too many.
+    pub(crate) fn ends_before(&mut self, bytes: usize) -> bool {
+        if self.since > 0 && self.since.saturating_add(bytes) > self.slicing.bytes {
+            if self.slicing.each || self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return true;
+            }
+            self.since = 0;
+        }
+        self.count(bytes);
+        false
+    }
+
+    /// How many bytes more the slice has room for.
+    pub(crate) fn room(&self) -> usize {
+        self.slicing.bytes.saturating_sub(self.since)
+    }
+
+    /// Counts bytes that the slice has room for.
+    pub(crate) fn count(&mut self, bytes: usize) {
+        self.since = self.since.saturating_add(bytes);
+    }
+
+    /// The set has these pieces left, and those done in this turn touched so many bytes. Whether the set is done.
+    pub(crate) fn close(&mut self, rest: Range<usize>, touched: usize) -> bool {
+        self.progress.touched = self.progress.touched.saturating_add(touched as u64);
+        if !rest.is_empty() {
+            self.progress.open = Some(rest);
+            return false;
+        }
+        self.set += 1;
+        self.progress.sets += 1;
+        true
+    }
+
+    /// For how many bytes the communicator is to be charged now. `whole`: for so many in all, for the action is done.
+    pub(crate) fn charge(&mut self, whole: Option<u64>) -> u64 {
+        let due = whole.unwrap_or(self.progress.touched).saturating_sub(self.progress.charged);
+        self.progress.charged = self.progress.charged.saturating_add(due);
+        due
+    }
+
+    /// The action, to be taken up in a later turn.
+    pub(crate) fn stand_by(self, action: Action) -> Unfinished {
+        Unfinished { action, progress: Progress { begun: true, ..self.progress } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACTION: Action = Action::Aggregate { channel: harmonaize_abi::ChannelId(0) };
+
+    fn each(bytes: usize, progress: Progress) -> Slices {
+        Slicing::each(bytes).begin(Instant::now(), None, progress)
+    }
+
+    #[test]
+    fn what_is_one_slice_never_ends_the_turn() {
+        let mut slices = each(1000, Progress::default());
+        assert!(!slices.ends_before(600) && !slices.ends_before(400));
+        assert!(slices.ends_before(1) && slices.ends_before(1), "it stays over");
+        let mut slices = each(1000, Progress::default());
+        assert!(!slices.ends_before(5000), "the first piece of a turn is done, however long");
+    }
+
+    #[test]
+    fn time_ends_a_turn_after_a_slice_alone() {
+        let past = Some(Nanos(0));
+        let mut slices = Slicing::default().begin(Instant::now(), past, Progress::default());
+        assert!(!slices.ends_before(SLICE_BYTES) && slices.ends_before(1));
+        for (slicing, until) in [
+            (Slicing::default(), None),
+            (Slicing::default(), Some(Nanos(u64::MAX >> 1))),
+            (Slicing::each(1000).unending(), None),
+        ] {
+            let mut slices = slicing.begin(Instant::now(), until, Progress::default());
+            assert!((0..100).all(|_| !slices.ends_before(SLICE_BYTES)), "{slicing:?} until {until:?}");
+        }
+    }
+
+    #[test]
+    fn it_goes_on_where_it_stood() {
+        let mut slices = each(100, Progress::default());
+        assert!(!slices.is_resumed());
+        assert_eq!(slices.open(3), Some(0..3));
+        assert!(slices.close(0..0, 30));
+        assert_eq!(slices.open(10), Some(0..10));
+        assert!(!slices.close(4..9, 50));
+        assert_eq!(slices.charge(None), 80);
+        let mut slices = each(100, slices.stand_by(ACTION).progress);
+        assert!(slices.is_resumed());
+        assert_eq!((slices.open(3), slices.open(10)), (None, Some(4..9)));
+        assert!(slices.close(0..0, 50));
+        assert_eq!(slices.open(7), Some(0..7), "the next set begins");
+        assert!(slices.close(0..0, 70));
+        assert_eq!(
+            (slices.charge(Some(210)), slices.charge(Some(210))),
+            (130, 0),
+            "each byte is charged once"
+        );
+    }
+}
