@@ -5,7 +5,7 @@ use harmonaize_testkit::deployment::{Deployment, Setup, socket};
 use harmonaize_testkit::process::Process;
 use harmonaize_tests::job::deploy;
 use harmonaize_tests::star;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs;
@@ -61,11 +61,10 @@ impl Scene {
         self.start(host, tenant, job, &[&command[..], &[self.folder.path().as_os_str()]].concat())
     }
 
-    /// The same of an elastic job, whose workers add up until they are three.
+    /// The same of an elastic job, whose workers add up.
     fn elastic(&self, host: usize) -> Process {
         let command = ["2..3", "--elastic", "--", env!("CARGO_BIN_EXE_resized")].map(OsStr::new);
-        let arguments = [self.folder.path().as_os_str(), OsStr::new("3")];
-        self.start(host, "a", "elastic", &[&command[..], &arguments[..]].concat())
+        self.start(host, "a", "elastic", &[&command[..], &[self.folder.path().as_os_str()]].concat())
     }
 
     fn start(&self, host: usize, tenant: &str, job: &str, arguments: &[&OsStr]) -> Process {
@@ -248,5 +247,25 @@ fn workers_of_an_elastic_job_run_on_as_it_grows() {
     let job = scene.job("elastic").unwrap();
     assert_eq!((job["phase"].as_str(), job["generation"].as_u64()), (Some("running"), Some(2)), "{job}");
     assert_eq!(job["elastic"].as_bool(), Some(true), "{job}");
+    scene.finish("elastic", &mut runners);
+}
+
+#[test]
+fn workers_of_an_elastic_job_run_on_as_one_is_killed() {
+    let allocates = |setup: &mut Setup| setup.control += ALLOCATOR;
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
+    let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };
+    let mut runners: Vec<Process> = (0..3).map(|host| scene.elastic(host)).collect();
+    let generation = scene.until("three workers", |this| {
+        this.notes().iter().filter(|note| note.workers == 3).map(|note| note.generation).max()
+    });
+    let first = scene.added_up(generation, 3);
+    let killed = Pid::from_raw(first[1].parse().unwrap()).unwrap();
+    kill_process(killed, Signal::KILL).unwrap();
+    let second = scene.added_up(generation + 1, 3);
+    assert_eq!([&second[0], &second[1]], [&first[0], &first[2]], "{}", scene.told());
+    assert!(!first.contains(&second[2]), "{}", scene.told());
+    let job = scene.job("elastic").unwrap();
+    assert_eq!((job["phase"].as_str(), job["failures"].as_u64()), (Some("running"), Some(1)), "{job}");
     scene.finish("elastic", &mut runners);
 }

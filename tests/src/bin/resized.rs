@@ -10,7 +10,7 @@ use harmonaize_client::{
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than anything may take.
 const HANG: Duration = Duration::from_secs(60);
@@ -18,13 +18,11 @@ const HANG: Duration = Duration::from_secs(60);
 /// How long it does nothing between two sums.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A worker of an elastic job that runs until it has added up with enough others.
+/// A worker of an elastic job that runs until all may end.
 #[derive(Parser)]
 struct Arguments {
     /// Where it notes its places, and finds a file of its job's name once it may end
     folder: PathBuf,
-    /// How many are enough
-    ranks: u32,
 }
 
 /// Its place: the generation, the rank, and how many there are.
@@ -58,7 +56,7 @@ impl Place {
 }
 
 fn main() -> Result<()> {
-    let Arguments { folder, ranks } = Arguments::parse();
+    let Arguments { folder } = Arguments::parse();
     let (job, mut place) = (job_from_env(), Place::from_env().context("no place in the environment")?);
     let client = Client::from_env(AttachOptions { arena_bytes: 2 << 20, ..AttachOptions::default() })?;
     let mut communicator = match std::env::var_os("HARMONAIZE_ENTER") {
@@ -73,51 +71,90 @@ fn main() -> Result<()> {
             *reader.lock().unwrap_or_else(PoisonError::into_inner) = next;
         }
     });
-    let tensor = client.tensor(Dtype::U64, 1)?;
+    let worker = Worker { job, folder, tensor: client.tensor(Dtype::U64, 1)?, latest };
     loop {
         ensure!((communicator.rank(), communicator.ranks()) == (Rank(place.1), place.2), "another place");
-        let all = u64::from(place.2);
-        let sum = reduced(&communicator, &tensor, u64::from(place.1), ReduceOp::Sum)?;
-        ensure!(sum == all * (all - 1) / 2, "a wrong sum");
-        let mut notes = std::fs::File::options().append(true).create(true).open(folder.join("notes"))?;
-        let Place(generation, rank, workers) = place;
-        let note = format!("{job} {generation} {rank} {workers} {}\n", std::process::id());
-        notes.write_all(note.as_bytes())?;
-        if workers >= ranks {
-            break;
-        }
-        // All regroup after the same operation, and for the same generation.
-        let next = loop {
-            let next = *latest.lock().unwrap_or_else(PoisonError::into_inner);
-            let least = reduced(&communicator, &tensor, next.0, ReduceOp::Min)?;
-            let largest = reduced(&communicator, &tensor, next.0, ReduceOp::Max)?;
-            if is_agreed(place.0, least, largest) {
-                break next;
-            }
-            std::thread::sleep(PAUSE);
+        let next = match worker.run(&communicator, place) {
+            Ok(Some(next)) => next,
+            Ok(None) => return Ok(()),
+            Err(_) if worker.may_end() => return Ok(()),
+            // Another worker is lost.
+            Err(error) => worker.next_after(place).ok_or(error)?,
         };
         communicator = communicator.regroup(&next.options())?;
         place = next;
     }
-    while !folder.join(&job).exists() {
-        std::thread::sleep(PAUSE);
+}
+
+struct Worker {
+    job: String,
+    folder: PathBuf,
+    tensor: Tensor,
+    /// The place that it read last.
+    latest: Arc<Mutex<Place>>,
+}
+
+impl Worker {
+    fn latest(&self) -> Place {
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    Ok(())
+
+    fn may_end(&self) -> bool {
+        self.folder.join(&self.job).exists()
+    }
+
+    /// Adds up with the others, and notes it. Then waits until all have read the same next place; none: all may end.
+    fn run(&self, communicator: &Communicator, place: Place) -> Result<Option<Place>> {
+        let Place(generation, rank, workers) = place;
+        let all = u64::from(workers);
+        let sum = self.reduced(communicator, u64::from(rank), ReduceOp::Sum)?;
+        ensure!(sum == all * (all - 1) / 2, "a wrong sum");
+        let path = self.folder.join("notes");
+        let mut notes = std::fs::File::options().append(true).create(true).open(path)?;
+        let note = format!("{} {generation} {rank} {workers} {}\n", self.job, std::process::id());
+        notes.write_all(note.as_bytes())?;
+        loop {
+            // All regroup after the same operation, and for the same generation.
+            let next = self.latest();
+            let least = self.reduced(communicator, next.0, ReduceOp::Min)?;
+            let largest = self.reduced(communicator, next.0, ReduceOp::Max)?;
+            if is_agreed(generation, least, largest) {
+                return Ok(Some(next));
+            }
+            if self.reduced(communicator, u64::from(self.may_end()), ReduceOp::Max)? > 0 {
+                return Ok(None);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits until it has read of a place after this one.
+    fn next_after(&self, place: Place) -> Option<Place> {
+        let deadline = Instant::now() + HANG;
+        while Instant::now() < deadline {
+            let next = self.latest();
+            if next.0 > place.0 {
+                return Some(next);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        None
+    }
+
+    /// What all ranks have, as one.
+    fn reduced(&self, communicator: &Communicator, own: u64, by: ReduceOp) -> Result<u64> {
+        self.tensor.write(0, &[own])?;
+        communicator.all_reduce(&self.tensor, &self.tensor, by)?.wait(HANG)?;
+        let mut all = [0];
+        self.tensor.read(0, &mut all)?;
+        Ok(all[0])
+    }
 }
 
 /// Whether all ranks have read a place of one generation, later than `now`. That is so where the `least` that one has read is
 /// the `largest`.
 fn is_agreed(now: u64, least: u64, largest: u64) -> bool {
     least == largest && least > now
-}
-
-/// What all ranks have, as one.
-fn reduced(communicator: &Communicator, tensor: &Tensor, own: u64, by: ReduceOp) -> Result<u64> {
-    tensor.write(0, &[own])?;
-    communicator.all_reduce(tensor, tensor, by)?.wait(HANG)?;
-    let mut all = [0];
-    tensor.read(0, &mut all)?;
-    Ok(all[0])
 }
 
 #[cfg(test)]

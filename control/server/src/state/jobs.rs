@@ -15,7 +15,7 @@ use crate::state::tenants::elsewhere::turn_away;
 use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
-use job::{IGNORED, Job, Question, Runner, RunnerKey, Step};
+use job::{GATHER, IGNORED, Job, Question, Runner, RunnerKey, Step};
 use round::Wish;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,8 +26,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// How long a runner may be silent between two questions while its host's agent is there.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// How long a round between two others waits for more to happen.
-const GATHER: Duration = Duration::from_secs(1);
+/// How long after a round about what elastic jobs have lost another one may be.
+const PLAN_AGAIN: Duration = Duration::from_secs(5);
 
 /// Most jobs of a tenant, and runners of a job.
 const MOST_JOBS: usize = 256;
@@ -46,6 +46,10 @@ pub(crate) struct Jobs {
     round: Option<Duration>,
     /// When one decides about those that wait, on hosts that nobody has.
     extra_round: Option<Duration>,
+    /// When one decides about elastic jobs that have lost workers, too.
+    lost_round: Option<Duration>,
+    /// When the last one of these did.
+    planned_again: Option<Duration>,
     /// Whether there was a round.
     settled: bool,
     /// Nothing is due before.
@@ -173,6 +177,9 @@ impl Jobs {
             }
         }
         self.schedule(now, allocator);
+        if self.jobs.get(key).is_some_and(Job::has_loss) {
+            self.plan_again(now);
+        }
         Ok(())
     }
 
@@ -202,6 +209,14 @@ impl Jobs {
             Some(_) => self.extra_round = self.extra_round.or(Some(soon)),
         }
         note(&mut self.due, soon);
+    }
+
+    /// An elastic job has lost a worker, or may get one again: a round decides soon, but not too often.
+    fn plan_again(&mut self, now: Duration) {
+        let soon = now.saturating_add(GATHER);
+        let earliest = self.planned_again.map_or(soon, |last| soon.max(last.saturating_add(PLAN_AGAIN)));
+        let at = *self.lost_round.get_or_insert(earliest);
+        note(&mut self.due, at);
     }
 
     /// The runner that asked is gone.
@@ -252,13 +267,16 @@ impl Jobs {
         }
         if self.round.is_some_and(|at| at <= ctx.now) {
             self.settled = true;
-            self.decide(ctx, effects, allocator, true);
+            self.lost_round = None;
+            self.decide(ctx, effects, allocator, Scope::All);
             self.extra_round = None;
             self.round = Some(ctx.now.saturating_add(allocator.round));
-        } else if self.extra_round.is_some_and(|at| at <= ctx.now) {
-            self.extra_round = None;
-            if self.settled {
-                self.decide(ctx, effects, allocator, false);
+        } else {
+            let extra = self.extra_round.take_if(|at| *at <= ctx.now).is_some();
+            let lost = self.lost_round.take_if(|at| *at <= ctx.now).is_some();
+            if (extra || lost) && self.settled {
+                self.planned_again = if lost { Some(ctx.now) } else { self.planned_again };
+                self.decide(ctx, effects, allocator, if lost { Scope::Lost } else { Scope::Waiting });
             }
         }
         self.after_loss(ctx, effects, allocator);
@@ -274,7 +292,8 @@ impl Jobs {
             let question = runner.question.map(|question| question.until);
             [ignored, question, gone_at(ctx, *key, runner)]
         });
-        dues.chain([self.round, self.extra_round]).flatten().min()
+        let wakes = self.jobs.values().map(|job| job.wakes(ctx.now));
+        dues.chain(wakes).chain([self.round, self.extra_round, self.lost_round]).flatten().min()
     }
 
     /// Runners may be gone: jobs go on without them, and what is empty is forgotten.
@@ -294,6 +313,12 @@ impl Jobs {
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
             let mut step = job.advance(ctx.now, allocator.notice, settled);
+            if let Some(at) = job.wakes(ctx.now) {
+                note(&mut self.due, at);
+            }
+            if job.awaits_round() {
+                self.plan_again(ctx.now);
+            }
             if step.is_none() && settled {
                 step = self.start(ctx, allocator, key);
             }
@@ -309,18 +334,23 @@ impl Jobs {
 
     /// Begins a generation of a job that wants one. First nobody may have a worker left on the hosts where the job is to start some.
     ///
-    /// One that is resized goes on without those hosts until then, if the others are enough.
+    /// One that is resized goes on without those hosts until then, if the others are enough. So it does without workers that start later,
+    /// because some have failed, and without hosts whose agents are away.
     fn start(&mut self, ctx: &Ctx<'_>, allocator: AllocatorSettings, key: &JobKey) -> Option<Step> {
         let job = self.jobs.get(key)?;
         let resizes = job.resizes();
-        if !resizes && !job.wants_start() {
+        if (!resizes && !job.wants_start()) || (resizes && job.gathers(ctx.now)) {
             return None;
         }
         let (now, notice) = (ctx.now, allocator.notice);
         let others = self.jobs.iter().filter(|(other, _)| *other != key);
         let mut busy: BTreeSet<HostId> = others.flat_map(|(_, job)| job.busy(now, notice)).collect();
         busy.extend(job.occupied(now, notice));
-        let is_free = |runner: &RunnerKey| (resizes && job.keeps(*runner)) || !busy.contains(&runner.0);
+        let may_start = job.may_start(now);
+        let is_free = |runner: &RunnerKey| {
+            let free = may_start && !busy.contains(&runner.0) && ctx.hosts.contains_key(&runner.0);
+            free || (resizes && job.keeps(*runner))
+        };
         let members: Vec<RunnerKey> = job.target.iter().filter(|it| is_free(it)).copied().collect();
         let whole = members.len() == job.target.len();
         let job = self.jobs.get_mut(key)?;
@@ -331,19 +361,21 @@ impl Jobs {
             true => members,
             false => members.into_iter().filter(|it| job.keeps(*it)).collect(),
         };
-        job.resize(now, &members)
+        job.resize(now, members)
     }
 
     /// Answers those runners of a job that have something to do, or have waited long enough.
     fn answer(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, key: &JobKey) {
         let settled = self.settled;
         let Some(job) = self.jobs.get_mut(key) else { return };
+        let ranks = job.rank_of_each();
         let due: Vec<(RunnerKey, Question, ElasticOrder)> = job
             .runners
             .iter()
             .filter_map(|(runner, known)| {
                 let question = known.question?;
-                let order = job.order(*runner, known, allocator.notice).filter(|_| settled);
+                let rank = ranks.get(runner).copied();
+                let order = job.order(rank, known, allocator.notice).filter(|_| settled);
                 let waited = (question.until <= ctx.now).then_some(RunnerOrder::Wait.into());
                 Some((*runner, question, order.or(waited)?))
             })
@@ -372,9 +404,9 @@ impl Jobs {
         }
     }
 
-    /// A round: about all jobs, or about those that wait and hosts that nobody has.
-    fn decide(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, all: bool) {
-        match self.set_targets(ctx, allocator, all) {
+    /// A round.
+    fn decide(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, scope: Scope) {
+        match self.set_targets(ctx, allocator, scope) {
             Ok(()) => self.advance_all(ctx, effects, allocator),
             Err(why) => effects.fact(Fact::JobsUndecided { why }),
         }
@@ -384,21 +416,29 @@ impl Jobs {
     ///
     /// # Errors
     /// Why the policy cannot decide. Nothing has changed then.
-    fn set_targets(&mut self, ctx: &Ctx<'_>, allocator: AllocatorSettings, all: bool) -> Result<(), String> {
-        let taken: BTreeSet<HostId> = match all {
-            true => BTreeSet::new(),
-            false => {
-                let busy = self.jobs.values().flat_map(|job| job.busy(ctx.now, allocator.notice));
-                busy.chain(self.jobs.values().flat_map(|job| job.target.iter().map(|(host, _)| *host)))
-                    .collect()
+    fn set_targets(
+        &mut self,
+        ctx: &Ctx<'_>,
+        allocator: AllocatorSettings,
+        scope: Scope,
+    ) -> Result<(), String> {
+        let taken: BTreeSet<(HostId, usize)> = match scope {
+            Scope::All => BTreeSet::new(),
+            Scope::Waiting | Scope::Lost => {
+                let of = |job: &Job| {
+                    let targets = job.target.iter().map(|(host, _)| *host);
+                    let hosts: Vec<HostId> = job.busy(ctx.now, allocator.notice).chain(targets).collect();
+                    let number = job.number;
+                    hosts.into_iter().map(move |host| (host, number))
+                };
+                self.jobs.values().flat_map(of).collect()
             }
         };
-        let mut jobs: Vec<(&JobKey, &mut Job)> = self
-            .jobs
-            .iter_mut()
-            .filter(|(_, job)| job.over.is_none())
-            .filter(|(_, job)| all || (job.ranks.is_empty() && job.target.is_empty()))
-            .collect();
+        let is_free = |host: HostId, job: &Job| {
+            taken.range((host, 0)..=(host, usize::MAX)).all(|(_, number)| *number == job.number)
+        };
+        let mut jobs: Vec<(&JobKey, &mut Job)> =
+            self.jobs.iter_mut().filter(|(_, job)| job.over.is_none() && scope.includes(job)).collect();
         jobs.sort_by_key(|(_, job)| job.number);
         let usable: Vec<BTreeMap<HostId, RunnerKey>> =
             jobs.iter().map(|(key, job)| usable(ctx, allocator, &key.0, job)).collect();
@@ -411,15 +451,21 @@ impl Jobs {
                 workers: (job.workers.0, job.workers.1.min(most_workers(ctx, &key.0)).max(job.workers.0)),
                 arrived: job.arrived,
                 attained: job.attained(ctx.now),
-                hosts: usable.keys().filter(|host| !taken.contains(host)).copied().collect(),
+                hosts: usable.keys().copied().filter(|host| is_free(*host, job)).collect(),
                 most_hosts: usable.len(),
                 current: job.hosts().filter(|host| usable.contains_key(host)).collect(),
             })
             .collect();
         let shares = round::share(allocator.policy, ctx.now, &wishes)?;
         for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shares) {
-            job.target = share.hosts.iter().filter_map(|host| usable.get(host).copied()).collect();
-            job.reason = (share.reason, share.text);
+            let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
+            // Between rounds about all nobody loses what it can go on with.
+            let keeps = scope != Scope::All && has >= job.workers.0 as usize && share.hosts.len() < has;
+            if !keeps {
+                job.target = share.hosts.iter().filter_map(|host| usable.get(host).copied()).collect();
+                job.reason = (share.reason, share.text);
+            }
+            job.decided(scope == Scope::All);
         }
         Ok(())
     }
@@ -458,7 +504,7 @@ impl Jobs {
                 attained_ns: nanos(job.attained(ctx.now)),
                 failures: job.failures(ctx.now),
                 reason: job.reason.0.into(),
-                reason_text: job.reason.1.clone(),
+                reason_text: job.reason_text(ctx.now),
                 elastic: job.elastic,
             }
         };
@@ -466,6 +512,28 @@ impl Jobs {
             policy: ctx.settings.allocator.map_or_else(String::new, |it| it.policy.name().to_owned()),
             hosts: count(hosts.len()),
             jobs: jobs.into_iter().map(status).collect(),
+        }
+    }
+}
+
+/// What a round decides about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// All jobs.
+    All,
+    /// Those that wait, and hosts that nobody has.
+    Waiting,
+    /// The same, and elastic jobs that have lost workers.
+    Lost,
+}
+
+impl Scope {
+    fn includes(self, job: &Job) -> bool {
+        let waits = job.ranks.is_empty() && job.target.is_empty();
+        match self {
+            Self::All => true,
+            Self::Waiting => waits,
+            Self::Lost => waits || job.has_loss(),
         }
     }
 }
@@ -539,7 +607,9 @@ fn usable(
     tenant: &str,
     job: &Job,
 ) -> BTreeMap<HostId, RunnerKey> {
-    let has = |key: &RunnerKey| job.ranks.contains(&Some(*key));
+    let members: BTreeSet<RunnerKey> =
+        job.ranks.iter().flatten().copied().filter(|key| !job.has_failed(*key)).collect();
+    let has = |key: &RunnerKey| members.contains(key);
     let mut usable: BTreeMap<HostId, RunnerKey> = BTreeMap::new();
     for (key, runner) in &job.runners {
         let there = has(key) || ctx.hosts.contains_key(&key.0);

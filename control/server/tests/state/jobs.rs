@@ -243,6 +243,26 @@ impl Play {
         (0..seconds).for_each(|_| self.wait(SECOND));
     }
 
+    /// Waits until something holds, so many seconds at most; how many it took.
+    fn wait_until(&mut self, most: u32, holds: impl Fn(&Self) -> bool) -> u32 {
+        for seconds in 0..most {
+            if holds(self) {
+                return seconds;
+            }
+            self.wait(SECOND);
+        }
+        assert!(holds(self), "not within {most} s: {:#?} {:#?}", self.jobs(), self.runners);
+        most
+    }
+
+    /// The agent of a host is gone, and what its runners ask with it.
+    fn lose_agent(&mut self, host: usize) {
+        let Some(session) = self.agents.remove(&host) else { return };
+        self.world.gone(session);
+        let there = self.runners.values_mut().filter(|runner| runner.host == host);
+        there.for_each(|runner| runner.open = None);
+    }
+
     /// A worker has ended: its runner says so with its next question.
     fn end(&mut self, number: u64, succeeded: bool) {
         let runner = self.runners.get_mut(&number).unwrap();
@@ -586,9 +606,8 @@ fn a_job_whose_workers_fail_again_and_again_is_over() {
 
 /// The worker of the first runner fails so often, each time a moment after it started.
 fn fail(play: &mut Play, runners: &[u64], times: u32) {
-    for before in 0..times {
-        play.wait_seconds(5);
-        assert!(play.place(runners[1]).is_some(), "after {before}: {:?}", play.jobs());
+    for _ in 0..times {
+        play.wait_until(400, |play| runners.iter().all(|runner| play.place(*runner).is_some()));
         play.end(runners[0], false);
     }
 }
@@ -602,11 +621,28 @@ fn failures_are_forgotten_after_an_hour_without() {
     (0..370).for_each(|_| play.wait(SECOND * 10));
     assert_eq!((play.jobs()[0].phase(), play.jobs()[0].failures), (JobPhase::Running, 0));
     fail(&mut play, &runners, 3);
-    play.wait_seconds(5);
+    play.wait_until(400, |play| play.place(runners[0]).is_some());
     assert_eq!((play.jobs()[0].phase(), play.jobs()[0].failures), (JobPhase::Running, 3));
     fail(&mut play, &runners, 1);
     play.wait_seconds(3);
     assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
+}
+
+#[test]
+fn a_job_that_fails_now_and_then_waits_longer_each_time() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
+    for (failures, wait) in (1..).zip([0, 10, 20, 40, 80, 160, 300, 300]) {
+        fail(&mut play, &runners, 1);
+        let text = play.jobs()[0].reason_text.clone();
+        let told = text.contains(&format!("after {failures} failures without a day between them"));
+        assert_eq!(told, wait > 0, "{text}");
+        let waited = play.wait_until(400, |play| play.place(runners[0]).is_some());
+        assert!((wait..=wait + 4).contains(&waited), "failure {failures}: {waited} s, and not {wait}");
+        (0..370).for_each(|_| play.wait(SECOND * 10));
+        assert_eq!((play.jobs()[0].phase(), play.jobs()[0].failures), (JobPhase::Running, 0));
+        assert!(!play.jobs()[0].reason_text.contains("failures"), "{:?}", play.jobs());
+    }
 }
 
 #[test]
@@ -693,14 +729,190 @@ fn an_elastic_job_goes_on_without_a_lost_runner() {
     assert_eq!(play.place(runners[3]), None);
 }
 
+/// An elastic job of three workers, with a runner to spare: the runners of its ranks, and that one.
+fn three_and_a_spare(play: &mut Play) -> ([u64; 3], u64) {
+    let runners = play.add_elastic((3, 3));
+    play.wait_seconds(3);
+    let mut members = [0; 3];
+    let mut spare = None;
+    for runner in runners {
+        match play.place(runner) {
+            Some(place) => members[place.rank.0 as usize] = runner,
+            None => spare = Some(runner),
+        }
+    }
+    (members, spare.unwrap())
+}
+
+/// Two workers have run on since they first started, and another is beside them since.
+fn assert_replaced(play: &Play, kept: [u64; 2], new: u64, starts: u32) {
+    assert_eq!(run_on(play, &kept), [0, 1].map(|rank| (2, Rank(rank), 3)));
+    let place = WorkerPlace { generation: 2, rank: Rank(2), workers: 3 };
+    assert_eq!((play.place(new), play.runners[&new].started), (Some(place), starts), "{:?}", play.jobs());
+}
+
+#[test]
+fn a_failed_worker_of_an_elastic_job_starts_beside_the_others() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], spare) = three_and_a_spare(&mut play);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    assert_eq!((play.place(spare), play.jobs()[0].failures), (None, 1));
+}
+
+#[test]
+fn a_failed_worker_goes_where_an_agent_is() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([failed, second, third], spare) = three_and_a_spare(&mut play);
+    play.end(failed, false);
+    let host = play.runners[&failed].host;
+    play.lose_agent(host);
+    play.wait_seconds(3);
+    assert_replaced(&play, [second, third], spare, 1);
+}
+
+#[test]
+fn a_lost_worker_is_placed_anew_before_the_next_round() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, second, lost], spare) = three_and_a_spare(&mut play);
+    play.die(lost);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, second], spare, 1);
+}
+
+#[test]
+fn a_worker_beyond_its_notice_is_replaced() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, stubborn, last], spare) = three_and_a_spare(&mut play);
+    // Its runner was asked to end, and cannot end it.
+    let place = play.place(stubborn).unwrap();
+    let runner = play.runners.get_mut(&stubborn).unwrap();
+    (runner.stubborn, runner.report.state) = (true, WorkerState::Running { place, stopping: true });
+    play.wait_seconds(10);
+    assert_eq!(play.place(spare), None, "its notice is not over");
+    play.wait_seconds(12);
+    assert_replaced(&play, [first, last], spare, 1);
+}
+
+#[test]
+fn workers_that_fail_together_are_one_failure() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let (members, _) = three_and_a_spare(&mut play);
+    for runner in [members[2], members[0]] {
+        let place = play.place(runner).unwrap();
+        play.runners.get_mut(&runner).unwrap().report.state = WorkerState::Ended { place, succeeded: false };
+    }
+    play.wait_seconds(5);
+    assert_eq!(run_on(&play, &members[1..2]), [(2, Rank(0), 3)]);
+    assert_eq!((play.jobs()[0].failures, play.jobs()[0].hosts.len()), (1, 3));
+    let started = [members[0], members[2]].map(|runner| play.runners[&runner].started);
+    assert_eq!(started, [2, 2]);
+}
+
+#[test]
+fn an_elastic_job_goes_on_while_a_worker_waits_to_start() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_elastic((2, 4));
+    play.wait_seconds(3);
+    play.end(runners[0], false);
+    play.wait_seconds(4);
+    assert_eq!(play.jobs()[0].hosts.len(), 4);
+    // With the second failure it starts again after 10 s, and the others go on until then.
+    play.end(runners[0], false);
+    play.wait_seconds(4);
+    let left = &runners[1..];
+    assert_eq!(run_on(&play, left), [0, 1, 2].map(|rank| (3, Rank(rank), 3)));
+    assert!(play.jobs()[0].reason_text.contains("after 2 failures"), "{:?}", play.jobs());
+    play.wait_seconds(9);
+    assert_eq!(run_on(&play, left), [0, 1, 2].map(|rank| (4, Rank(rank), 4)));
+    assert_eq!(play.runners[&runners[0]].started, 3);
+}
+
+#[test]
+fn a_job_that_loses_workers_all_the_time_is_planned_now_and_then() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = play.add_elastic((1, 4));
+    play.wait_seconds(3);
+    let mut last = runners[3];
+    for _ in 0..60 {
+        play.die(last);
+        last = play.add_one(3, ("a", "bert"), (1, 4), true);
+        play.wait(SECOND);
+    }
+    let job = &play.jobs()[0];
+    // It shrinks and grows once in 5 s; 60 times it would without a bound.
+    assert!((12..=35).contains(&job.generation), "{job:?}");
+    assert_eq!(run_on(&play, &runners[..3]).len(), 3);
+    play.wait_seconds(7);
+    assert_eq!(play.jobs()[0].hosts.len(), 4, "{:?}", play.jobs());
+}
+
+#[test]
+fn whatever_is_lost_is_there_again_before_the_next_round() {
+    for seed in seeds() {
+        println!("seed {seed}");
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let policy = LivePolicy::ALL[rng.random_range(0..2)];
+        let hosts = rng.random_range(4..=8_usize);
+        let settings = Settings { allocator: allocating(policy).allocator, ..settings(hosts) };
+        let mut play = Play::with(settings);
+        play.world.wait(ROUND);
+        let most = hosts as u32 - 1;
+        let workers = (rng.random_range(1..=most), most);
+        let runners: Vec<u64> =
+            (0..hosts).map(|host| play.add_one(host, ("a", "bert"), workers, true)).collect();
+        // The first round is a second away, and the next one 31.
+        play.wait_seconds(rng.random_range(3..18));
+        let mut members: Vec<u64> =
+            runners.into_iter().filter(|runner| play.place(*runner).is_some()).collect();
+        assert_eq!(members.len(), hosts - 1);
+        let lost = members.remove(rng.random_range(0..members.len()));
+        let host = play.runners[&lost].host;
+        match rng.random_range(0..5) {
+            0 => play.die(lost),
+            1 => play.end(lost, false),
+            2 => {
+                play.end(lost, false);
+                play.lose_agent(host);
+            }
+            3 => {
+                play.die(lost);
+                play.wait_seconds(rng.random_range(0..3));
+                play.add_one(host, ("a", "bert"), workers, true);
+            }
+            _ => {
+                let other = members.remove(rng.random_range(0..members.len()));
+                let place = play.place(other).unwrap();
+                play.runners.get_mut(&other).unwrap().report.state =
+                    WorkerState::Ended { place, succeeded: false };
+                play.end(lost, false);
+            }
+        }
+        play.wait_seconds(8);
+        play.check();
+        let ran_on = run_on(&play, &members);
+        assert_eq!(ran_on.len(), members.len(), "{:#?}", play.runners);
+        let job = play.jobs().remove(0);
+        let places: BTreeSet<(u64, Rank)> = play
+            .runners
+            .keys()
+            .filter_map(|runner| play.place(*runner))
+            .map(|place| (place.generation, place.rank))
+            .collect();
+        let expected = (0..most).map(|rank| (job.generation, Rank(rank))).collect();
+        assert_eq!(places, expected, "{job:?}");
+        assert_eq!(job.phase(), JobPhase::Running);
+        assert!(ran_on.iter().map(|(_, rank, _)| rank).is_sorted(), "{ran_on:?}");
+    }
+}
+
 #[test]
 fn a_restarted_control_goes_on_with_a_job_half_resized() {
     let mut play = Play::new(LivePolicy::Fifo);
     let runners = play.add_elastic((2, 4));
     play.wait_seconds(3);
-    let session = play.agents.remove(&3).unwrap();
-    play.world.gone(session);
-    play.runners.get_mut(&runners[3]).unwrap().open = None;
+    play.lose_agent(3);
     play.die(runners[0]);
     play.wait_seconds(3);
     let left = &runners[1..];
@@ -765,18 +977,28 @@ impl Play {
                 }
             }
             (45, Some(number)) => self.runners.get_mut(&number).unwrap().stubborn = true,
-            (46..49, _) => {
-                if let Some(session) = self.agents.remove(&host) {
-                    self.world.gone(session);
-                    let there = self.runners.values_mut().filter(|runner| runner.host == host);
-                    there.for_each(|runner| runner.open = None);
-                }
-            }
+            (46..49, _) => self.lose_agent(host),
             (49..55, _) => {
                 self.connect_all();
                 self.ask_all();
             }
             (55, _) => self.restart(),
+            // Whoever looks after a runner starts it again.
+            (56..59, Some(number)) => {
+                let Runner { host, tenant, report, elastic, .. } = self.runners[&number].clone();
+                self.die(number);
+                self.add_one(host, (tenant.as_str(), report.job.as_str()), report.workers, elastic);
+            }
+            // A worker fails, and its host's agent goes before or after that is known.
+            (59..61, Some(number)) => {
+                let runner = self.runners.get_mut(&number).unwrap();
+                let host = runner.host;
+                if let WorkerState::Running { place, .. } = runner.report.state {
+                    runner.report.state = WorkerState::Ended { place, succeeded: false };
+                }
+                self.wait(Duration::from_millis(rng.random_range(0..2000)));
+                self.lose_agent(host);
+            }
             _ => self.wait(Duration::from_millis(rng.random_range(0..3000))),
         }
         self.runners.retain(|_, runner| runner.over.is_none());
@@ -784,13 +1006,16 @@ impl Play {
     }
 }
 
+fn seeds() -> Vec<u64> {
+    match std::env::var("HARMONAIZE_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (0..20).collect(),
+    }
+}
+
 #[test]
 fn whatever_happens_no_host_has_two_workers_and_no_job_is_lost() {
-    let seeds = match std::env::var("HARMONAIZE_SEED") {
-        Ok(seed) => vec![seed.parse().unwrap()],
-        Err(_) => (0..20).collect::<Vec<u64>>(),
-    };
-    for seed in seeds {
+    for seed in seeds() {
         println!("seed {seed}");
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let policy = LivePolicy::ALL[rng.random_range(0..2)];

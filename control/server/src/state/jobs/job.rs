@@ -11,12 +11,25 @@ use std::time::Duration;
 /// How long after its notice a worker may be reported to run: then its runner ignores the recall.
 pub(super) const IGNORED: Duration = Duration::from_secs(10);
 
+/// How long a round between two others waits for more to happen. An elastic job that has lost a worker waits as long: others may be lost
+/// with it.
+pub(super) const GATHER: Duration = Duration::from_secs(1);
+
 /// How many generations of a job may end because a worker failed, before that is forgotten. One more, and the job is over.
 const MOST_FAILURES: u32 = 3;
 
 /// How long after the last failure a job's failures are forgotten. Workers that fail by themselves do so sooner: at their start, or at a
 /// checkpoint. In weeks of training some fail for their hosts' sake.
 const FAILURES_FORGOTTEN: Duration = Duration::from_secs(3600);
+
+/// How long workers wait before they start again, from the second failure on. Each further failure doubles it.
+const FIRST_BACKOFF: Duration = Duration::from_secs(10);
+
+/// How long they wait at most.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(300);
+
+/// How long after the last failure the waits begin anew. A job that fails every other hour waits as long as it can.
+const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(24 * 3600);
 
 /// A runner by its host and its own number.
 pub(super) type RunnerKey = (HostId, u64);
@@ -68,6 +81,59 @@ impl Runner {
             WorkerState::None | WorkerState::Ended { .. } => self.offered.is_some(),
         }
     }
+
+    /// Whether its worker has ended with success; none where it has not ended.
+    fn end(&self) -> Option<bool> {
+        match self.state {
+            WorkerState::Ended { place, succeeded } if place.generation >= self.started => Some(succeeded),
+            _ => None,
+        }
+    }
+}
+
+/// Generations of a job in which a worker failed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    /// Those without [`FAILURES_FORGOTTEN`] between them.
+    recent: u32,
+    /// Those without [`BACKOFF_FORGOTTEN`] between them.
+    waited_for: u32,
+    /// When the last one was.
+    last: Duration,
+}
+
+impl Failures {
+    fn recent(&self, now: Duration) -> u32 {
+        if now.saturating_sub(self.last) < FAILURES_FORGOTTEN { self.recent } else { 0 }
+    }
+
+    fn add(&mut self, now: Duration) {
+        let since = now.saturating_sub(self.last);
+        let waited_for = if since < BACKOFF_FORGOTTEN { self.waited_for } else { 0 };
+        let recent = self.recent(now);
+        *self =
+            Self { recent: recent.saturating_add(1), waited_for: waited_for.saturating_add(1), last: now };
+    }
+
+    /// Until when no worker starts.
+    fn backoff_until(&self) -> Duration {
+        let wait = |doublings| {
+            let times = 2_u32.checked_pow(doublings).unwrap_or(u32::MAX);
+            FIRST_BACKOFF.saturating_mul(times).min(LONGEST_BACKOFF)
+        };
+        self.last.saturating_add(self.waited_for.checked_sub(2).map_or(Duration::ZERO, wait))
+    }
+}
+
+/// An elastic job has lost workers, and lacks them still.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    /// How many workers it had.
+    had: usize,
+    /// When it lost the last of them.
+    at: Duration,
+    /// Whether a round has decided since.
+    decided: bool,
 }
 
 /// A job.
@@ -94,8 +160,12 @@ pub(super) struct Job {
     /// What its workers have had until `accounted`: time of hosts.
     pub attained: Duration,
     accounted: Duration,
-    /// Generations that ended because a worker failed, and when the last did.
-    failures: (u32, Duration),
+    failures: Failures,
+    /// The last generation in which a worker failed.
+    failed_in: u64,
+    /// How many of the generation's workers are lost, of an elastic job.
+    lost: usize,
+    loss: Option<Loss>,
     /// Whether all workers succeeded, once it is over.
     pub over: Option<bool>,
     /// Why it has what it has, by the last round.
@@ -132,7 +202,10 @@ impl Job {
             target: Vec::new(),
             attained: Duration::ZERO,
             accounted: arrived,
-            failures: (0, arrived),
+            failures: Failures::default(),
+            failed_in: 0,
+            lost: 0,
+            loss: None,
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
         }
@@ -146,8 +219,70 @@ impl Job {
 
     /// Generations that ended because a worker failed, as far as they are not forgotten.
     pub(super) fn failures(&self, now: Duration) -> u32 {
-        let (count, last) = self.failures;
-        if now.saturating_sub(last) < FAILURES_FORGOTTEN { count } else { 0 }
+        self.failures.recent(now)
+    }
+
+    /// Why it has what it has, for people.
+    pub(super) fn reason_text(&self, now: Duration) -> String {
+        let text = &self.reason.1;
+        let wait = self.failures.backoff_until().saturating_sub(now);
+        if self.over.is_some() || wait.is_zero() {
+            return text.clone();
+        }
+        let (seconds, failures) = (wait.as_millis().div_ceil(1000), self.failures.waited_for);
+        format!("{text}; workers start in {seconds} s, after {failures} failures without a day between them")
+    }
+
+    /// Whether its workers may start, as far as failures go.
+    pub(super) fn may_start(&self, now: Duration) -> bool {
+        self.failures.backoff_until() <= now
+    }
+
+    /// When it may go on though nothing has happened.
+    pub(super) fn wakes(&self, now: Duration) -> Option<Duration> {
+        let gathered = self.loss.map(|loss| loss.at.saturating_add(GATHER));
+        let times = [gathered, Some(self.failures.backoff_until())];
+        times.into_iter().flatten().filter(|at| *at > now && self.over.is_none()).min()
+    }
+
+    /// Whether it lacks workers that it has lost.
+    pub(super) fn has_loss(&self) -> bool {
+        self.over.is_none() && self.loss.is_some()
+    }
+
+    /// Whether no round has decided since it lost a worker.
+    pub(super) fn awaits_round(&self) -> bool {
+        self.over.is_none() && self.loss.is_some_and(|loss| !loss.decided)
+    }
+
+    /// Whether it has lost a worker just now: others may be lost with it.
+    pub(super) fn gathers(&self, now: Duration) -> bool {
+        self.loss.is_some_and(|loss| loss.at.saturating_add(GATHER) > now)
+    }
+
+    /// A round has set its target; one about `all` jobs settles what it lost.
+    pub(super) fn decided(&mut self, all: bool) {
+        let lacks = |loss: &Loss| !all && self.target.len() < loss.had;
+        self.loss = self.loss.filter(lacks).map(|loss| Loss { decided: true, ..loss });
+    }
+
+    /// It has lost a worker.
+    fn lose(&mut self, now: Duration) {
+        let had = self.loss.map_or(0, |loss| loss.had).max(self.ranks.len());
+        self.loss = Some(Loss { had, at: now, decided: false });
+    }
+
+    /// Sees which of the generation's workers are lost: failed, without a runner, or beyond their notice.
+    fn note_loss(&mut self, now: Duration, notice: Duration) {
+        let is_lost = |member: &&RunnerKey| {
+            let runner = self.runners.get(*member);
+            runner.is_none_or(|runner| runner.end() == Some(false) || runner.ignores(now, notice))
+        };
+        let lost = self.ranks.iter().flatten().filter(is_lost).count();
+        if lost > self.lost {
+            self.lose(now);
+        }
+        self.lost = lost;
     }
 
     fn account(&mut self, now: Duration) {
@@ -159,6 +294,17 @@ impl Job {
     fn rank_of(&self, runner: RunnerKey) -> Option<Rank> {
         let at = self.ranks.iter().position(|member| *member == Some(runner))?;
         u32::try_from(at).ok().map(Rank)
+    }
+
+    /// The ranks of all runners that have one.
+    pub(super) fn rank_of_each(&self) -> BTreeMap<RunnerKey, Rank> {
+        let ranks = (0..).zip(&self.ranks);
+        ranks.filter_map(|(rank, member)| Some(((*member)?, Rank(rank)))).collect()
+    }
+
+    /// Whether a runner's worker has failed, and none has started since.
+    pub(super) fn has_failed(&self, runner: RunnerKey) -> bool {
+        self.runners.get(&runner).is_some_and(|runner| runner.end() == Some(false))
     }
 
     /// Hosts of its workers, by rank.
@@ -185,7 +331,9 @@ impl Job {
         };
         match runner.state {
             WorkerState::Running { stopping, .. } => !stopping,
-            WorkerState::None | WorkerState::Ended { .. } => self.rank_of(key).is_some(),
+            WorkerState::None | WorkerState::Ended { .. } => {
+                runner.end().is_none() && self.rank_of(key).is_some()
+            }
         }
     }
 
@@ -220,23 +368,31 @@ impl Job {
             if self.runners.values().any(|runner| runner.occupies(now, notice)) {
                 return None;
             }
+            if self.elastic && self.runners.values().any(|runner| runner.ignores(now, notice)) {
+                self.lose(now);
+            }
             self.account(now);
             self.ranks.clear();
             self.recall = None;
             return Some(Step::Stopped);
         }
-        let states = self.ends();
-        let step = if states.contains(&Some(false)) {
-            let failures = self.failures(now) + 1;
-            self.failures = (failures, now);
-            match failures > MOST_FAILURES {
-                true => Step::Over(false),
-                false => Step::Recalled(RecallReason::WorkerFailed),
-            }
-        } else if states.iter().all(|state| *state == Some(true)) {
+        let ends = self.ends();
+        let failed = ends.contains(&Some(false));
+        if failed && self.failed_in != self.generation {
+            self.failed_in = self.generation;
+            self.failures.add(now);
+        }
+        if self.elastic && complete {
+            self.note_loss(now, notice);
+        }
+        let step = if failed && self.failures(now) > MOST_FAILURES {
+            Step::Over(false)
+        } else if ends.iter().all(|end| *end == Some(true)) {
             Step::Over(true)
-        } else if self.elastic && (!complete || self.resizes()) {
+        } else if self.elastic && (!complete || self.resizes() || self.awaits_replacement()) {
             return None;
+        } else if failed {
+            Step::Recalled(RecallReason::WorkerFailed)
         } else if self.has_lost(complete) {
             Step::Recalled(RecallReason::WorkerLost)
         } else if complete && !self.is_on_target() {
@@ -255,7 +411,7 @@ impl Job {
                 self.target.clear();
                 let text = match succeeded {
                     true => "all its workers succeeded".to_owned(),
-                    false => format!("its workers failed {} times", self.failures.0),
+                    false => format!("its workers failed {} times", self.failures(now)),
                 };
                 self.reason = (AllocationReason::Over, text);
             }
@@ -267,16 +423,8 @@ impl Job {
 
     /// By rank whether the generation's workers have ended with success; none where they have not ended.
     fn ends(&self) -> Vec<Option<bool>> {
-        let ended = |member: &Option<RunnerKey>| {
-            let runner = self.runners.get(member.as_ref()?)?;
-            match runner.state {
-                WorkerState::Ended { place, succeeded } if place.generation >= runner.started => {
-                    Some(succeeded)
-                }
-                _ => None,
-            }
-        };
-        self.ranks.iter().map(ended).collect()
+        let end = |member: &Option<RunnerKey>| self.runners.get(member.as_ref()?)?.end();
+        self.ranks.iter().map(end).collect()
     }
 
     /// Whether a rank of the generation has no runner. `complete`: every rank must be known.
@@ -294,7 +442,8 @@ impl Job {
 
     /// In a copy: its workers have ended and started as they are to.
     pub(super) fn assume_target(&mut self, now: Duration, notice: Duration) {
-        if self.recall.is_none() && self.is_on_target() {
+        let failed = self.ends().contains(&Some(false));
+        if self.recall.is_none() && self.is_on_target() && !failed {
             return;
         }
         self.account(now);
@@ -312,14 +461,22 @@ impl Job {
 
     /// Whether it is to go on with other workers beside some that run on.
     ///
-    /// Not once a worker has ended: the job is about to be over.
+    /// Not once a worker has succeeded: the job is about to be over.
     pub(super) fn resizes(&self) -> bool {
         let runs = self.over.is_none() && self.recall.is_none() && !self.ranks.is_empty();
+        let ends = self.ends();
         self.elastic
             && runs
-            && (self.has_lost(true) || !self.is_on_target())
-            && self.ends().iter().all(Option::is_none)
+            && (ends.contains(&Some(false)) || self.has_lost(true) || !self.is_on_target())
+            && !ends.contains(&Some(true))
             && self.target.iter().any(|runner| self.keeps(*runner))
+    }
+
+    /// Whether workers that run on wait for the round that decides about those that are lost.
+    fn awaits_replacement(&self) -> bool {
+        self.awaits_round()
+            && !self.ends().contains(&Some(true))
+            && self.ranks.iter().flatten().any(|runner| self.keeps(*runner))
     }
 
     /// Begins a generation on the hosts that the last round gave it.
@@ -330,14 +487,19 @@ impl Job {
         Step::Started
     }
 
-    /// Goes on with these in another generation, by rank; not where they are too few, or those that it has.
-    pub(super) fn resize(&mut self, now: Duration, members: &[RunnerKey]) -> Option<Step> {
+    /// Goes on with these in another generation; not where they are too few, or those that it has. Workers that run on keep their
+    /// order, and new ones come last.
+    pub(super) fn resize(&mut self, now: Duration, mut members: Vec<RunnerKey>) -> Option<Step> {
+        let ranks = self.rank_of_each();
+        members.sort_by_cached_key(|runner| {
+            (!self.keeps(*runner), ranks.get(runner).map_or(u32::MAX, |rank| rank.0))
+        });
+        let new: Vec<RunnerKey> = members.iter().filter(|runner| !self.keeps(**runner)).copied().collect();
         let same = self.ranks.iter().copied().eq(members.iter().copied().map(Some));
-        if same || members.len() < self.workers.0 as usize {
+        if (same && new.is_empty()) || members.len() < self.workers.0 as usize {
             return None;
         }
-        let new: Vec<RunnerKey> = members.iter().filter(|runner| !self.keeps(**runner)).copied().collect();
-        self.begin(now, members, &new);
+        self.begin(now, &members, &new);
         Some(Step::Resized)
     }
 
@@ -351,6 +513,7 @@ impl Job {
         });
         self.generation = reported.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
         self.ranks = members.iter().copied().map(Some).collect();
+        self.lost = 0;
         for key in new {
             if let Some(runner) = self.runners.get_mut(key) {
                 runner.started = self.generation;
@@ -358,11 +521,16 @@ impl Job {
         }
     }
 
-    /// What a runner is to do; nothing new where none.
-    pub(super) fn order(&self, key: RunnerKey, runner: &Runner, notice: Duration) -> Option<ElasticOrder> {
+    /// What a runner of this rank is to do; nothing new where none.
+    pub(super) fn order(
+        &self,
+        rank: Option<Rank>,
+        runner: &Runner,
+        notice: Duration,
+    ) -> Option<ElasticOrder> {
         let notice_ns = u64::try_from(notice.as_nanos()).unwrap_or(u64::MAX);
         let (generation, workers) = (self.generation, u32::try_from(self.ranks.len()).unwrap_or(u32::MAX));
-        let rank = self.rank_of(key).filter(|_| self.recall.is_none());
+        let rank = rank.filter(|_| self.recall.is_none());
         let place = rank.map(|rank| WorkerPlace { generation, rank, workers });
         let order = match (runner.state, self.over) {
             (WorkerState::Running { stopping: true, .. }, _) => return None,
@@ -388,5 +556,31 @@ impl Job {
             }
         };
         Some(order.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_begin_anew_after_a_day() {
+        let hour = Duration::from_secs(3600);
+        let (mut failures, mut now) = (Failures::default(), hour);
+        assert_eq!(failures.backoff_until(), Duration::ZERO);
+        for seconds in [0, 10, 20, 40, 80, 160, 300, 300] {
+            failures.add(now);
+            assert_eq!((failures.recent(now), failures.recent(now + hour)), (1, 0));
+            assert_eq!(failures.backoff_until(), now + Duration::from_secs(seconds));
+            now += 2 * hour;
+        }
+        now += 24 * hour;
+        failures.add(now);
+        assert_eq!(failures.backoff_until(), now);
+        failures.add(now);
+        assert_eq!((failures.recent(now), failures.backoff_until()), (2, now + FIRST_BACKOFF));
+        failures.waited_for = u32::MAX;
+        failures.add(now);
+        assert_eq!(failures.backoff_until(), now + LONGEST_BACKOFF);
     }
 }

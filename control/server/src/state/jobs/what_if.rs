@@ -2,7 +2,7 @@
 //! copies, by the code that decides rounds.
 
 use super::job::{Job, Runner};
-use super::{JobKey, Jobs, MOST_JOBS, most_workers, over_limit, round};
+use super::{JobKey, Jobs, MOST_JOBS, Scope, most_workers, over_limit, round};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::SessionId;
@@ -309,15 +309,18 @@ fn with_ctx<T>(settings: &Settings, facts: &Facts, now: Duration, read: impl FnO
     })
 }
 
-/// Jobs behind the next round about all, and behind the one before it about those that wait.
+/// Jobs behind the next round about all, and behind the one before it about those that wait or have lost workers.
 fn next_round(ctx: &Ctx<'_>, allocator: AllocatorSettings, mut jobs: Jobs) -> Result<Outcome, WhatIfError> {
     let at = jobs.round.unwrap_or(ctx.now).max(ctx.now);
-    if let Some(extra) = jobs.extra_round.filter(|extra| jobs.settled && *extra < at) {
-        let ctx = Ctx { now: extra.max(ctx.now), ..*ctx };
+    let before = |round: Option<Duration>| round.filter(|round| *round < at);
+    let (extra, lost) = (before(jobs.extra_round), before(jobs.lost_round));
+    if let Some(first) = extra.into_iter().chain(lost).min().filter(|_| jobs.settled) {
+        let ctx = Ctx { now: first.max(ctx.now), ..*ctx };
+        let scope = if lost.is_some() { Scope::Lost } else { Scope::Waiting };
         // Nobody is told anything.
-        jobs.decide(&ctx, &mut Effects::default(), allocator, false);
+        jobs.decide(&ctx, &mut Effects::default(), allocator, scope);
     }
-    jobs.set_targets(&Ctx { now: at, ..*ctx }, allocator, true).map_err(WhatIfError::Undecided)?;
+    jobs.set_targets(&Ctx { now: at, ..*ctx }, allocator, Scope::All).map_err(WhatIfError::Undecided)?;
     Ok(Outcome { jobs, at })
 }
 
