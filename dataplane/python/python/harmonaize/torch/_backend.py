@@ -414,8 +414,8 @@ class HarmonaizeBackend(_C10dBackend):
     def _root(self, options):
         root = options.rootRank
         if not 0 <= root < self._ranks:
-            # The words that gloo has for it.
-            raise ValueError(f"invalid root rank: {root}; the ranks of the group are 0 to {self._ranks - 1}")
+            # The words and the kind that gloo has for it.
+            raise dist.DistBackendError(f"harmonaize: invalid root rank: {root}; the group has ranks 0 to {self._ranks - 1}")
         return root
 
     def _work(self, staged, outputs, finish=None):
