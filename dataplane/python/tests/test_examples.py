@@ -66,8 +66,14 @@ class ByGloo(MultiProcessTestCase):
         self._spawn_processes()
 
     def test_all_reduce(self):
+        self.all_reduce("gloo")
+
+    def test_all_reduce_by_the_hosts_default(self):
+        self.all_reduce(None)
+
+    def all_reduce(self, backend):
         store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group("gloo", rank=self.rank, world_size=self.world_size, store=store)
+        dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, store=store)
         ones = torch.ones(1)
         dist.all_reduce(ones)
         assert ones.item() == 2 and len(_backend._live) == 1

@@ -217,6 +217,30 @@ def test_many_calls_are_in_flight(team, store):
     assert all(team.run(in_flight, store))
 
 
+def values(path):
+    with group(path) as (rank, ranks):
+        # What gloo's futures have of one input: a list with a tensor of each rank.
+        outputs = [torch.empty(2) for _ in range(ranks)]
+        value = dist.all_gather(outputs, torch.full((2,), float(rank)), async_op=True).get_future().wait()
+        assert [one.tolist() for one in value] == [[one, one] for one in range(ranks)]
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        wide = [[torch.empty(1), torch.empty(2)] for _ in range(ranks)]
+        inputs = [torch.full((1,), float(rank)), torch.full((2,), 2.0 * rank)]
+        work = backend.allgather_coalesced(wide, inputs, torch._C._distributed_c10d.AllgatherOptions())
+        value = work.get_future().wait()
+        assert [[part.tolist() for part in ones] for ones in value] == [[[one], [2 * one] * 2] for one in range(ranks)]
+        for root in (-1, ranks):
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            with pytest.raises(dist.DistBackendError, match=f"invalid root rank: {root}; the group has ranks 0 to {ranks - 1}"):
+                backend.broadcast([torch.ones(1)], options)
+    return True
+
+
+def test_futures_have_gloos_values_and_wrong_roots_are_named(pair, store):
+    assert all(pair.run(values, store))
+
+
 def messages(path):
     with group(path) as (rank, ranks):
         right, left = (rank + 1) % ranks, (rank - 1) % ranks

@@ -17,6 +17,9 @@ def pytest_configure():
     """Has a test's ranks fork from pytest's process: each that starts from nothing would import torch first."""
     from torch.testing._internal.common_distributed import MultiProcessTestCase
 
+    # Where a group's backend is not named, torch looks what gloo is before it looks for entry points.
+    register()
+
     def fork(self):
         self._start_processes(multiprocessing.Process)
 

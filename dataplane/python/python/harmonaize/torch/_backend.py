@@ -411,6 +411,13 @@ class HarmonaizeBackend(_C10dBackend):
         except Error as error:
             raise self._failed(error) from error
 
+    def _root(self, options):
+        root = options.rootRank
+        if not 0 <= root < self._ranks:
+            # The words and the kind that gloo has for it.
+            raise dist.DistBackendError(f"harmonaize: invalid root rank: {root}; the group has ranks 0 to {self._ranks - 1}")
+        return root
+
     def _work(self, staged, outputs, finish=None):
         work = _Work(self, staged, outputs, finish)
         if self._batch is not None:
@@ -483,12 +490,12 @@ class HarmonaizeBackend(_C10dBackend):
 
     @_profiled("reduce", _first)
     def reduce(self, tensors, options):
-        root = options.rootRank
+        root = self._root(options)
         return self._reduce_elements(_REDUCE, tensors, options, root, root == self._rank)
 
     @_profiled("broadcast", _first)
     def broadcast(self, tensors, options):
-        root, back, staged = options.rootRank, _Back(), []
+        root, back, staged = self._root(options), _Back(), []
         for tensor in tensors:
             mine = root == self._rank
             host = _input(tensor) if mine else back.output(tensor)
@@ -532,15 +539,21 @@ class HarmonaizeBackend(_C10dBackend):
 
     @_profiled("all_gather", _second)
     def allgather(self, outputs, inputs, options):
-        timeout, back = _seconds(options.timeout), _Back()
-        staged = [self._gathered(into, one, back, timeout) for into, one in zip(outputs, inputs)]
-        return self._work(staged, outputs, back.finish)
+        return self._gather_all(outputs, outputs, inputs, options)
 
+    @_profiled("all_gather", _second)
     def allgather_coalesced(self, outputs, inputs, options):
         # One list for each rank, with a tensor of each input.
+        into = outputs
         if len(outputs) == self._ranks and all(len(ones) == len(inputs) for ones in outputs):
-            outputs = [[ones[at] for ones in outputs] for at in range(len(inputs))]
-        return self.allgather(outputs, inputs, options)
+            into = [[ones[at] for ones in outputs] for at in range(len(inputs))]
+        return self._gather_all(outputs, into, inputs, options)
+
+    def _gather_all(self, outputs, into, inputs, options):
+        """Starts an AllGather of each input into the list of its place. Of one list the future has the tensors, as gloo's has."""
+        timeout, back = _seconds(options.timeout), _Back()
+        staged = [self._gathered(ones, one, back, timeout) for ones, one in zip(into, inputs)]
+        return self._work(staged, outputs[0] if len(outputs) == 1 else outputs, back.finish)
 
     @_profiled("all_gather_into_tensor", _second)
     def all_gather_single(self, output, tensor, options):
@@ -604,7 +617,7 @@ class HarmonaizeBackend(_C10dBackend):
             _GATHER,
             _code(tensor.dtype),
             _SUM,
-            options.rootRank,
+            self._root(options),
             _pieces([host]),
             _pieces(hosts),
             (host, hosts),
@@ -632,7 +645,7 @@ class HarmonaizeBackend(_C10dBackend):
             _SCATTER,
             _code(output.dtype),
             _SUM,
-            options.rootRank,
+            self._root(options),
             _pieces(hosts),
             _pieces([host]),
             (hosts, host),
