@@ -32,13 +32,13 @@ pub(super) struct Schedule {
 
 /// When to wake, and what besides the bell wakes.
 pub(super) struct Wake<'a> {
-    timeout: Duration,
+    pub(super) timeout: Duration,
     events: Option<BorrowedFd<'a>>,
     late_rtts: Option<BorrowedFd<'a>>,
 }
 
 impl Schedule {
-    /// Returns when to wake next. `next_sample` is none without traffic, `next_marks` with it or without own communicators, `next_ports`
+    /// Returns when to wake next. `next_sample` is none without traffic, `next_marks` without marks that wait, `next_ports`
     /// where RDMA ports show nothing that the programs do not see.
     pub(super) fn next_wake<'a>(
         &self,
