@@ -155,9 +155,13 @@ impl Thread {
     /// Returns when to wake next. Sampling begins with the mark of an operation: while none is under way, the first mark wakes.
     fn next_wake(&self, now: Nanos) -> Wake<'_> {
         let next_sample = self.next_sample(now);
-        let awaits = next_sample.is_none() && self.own_flows.any();
-        // All of them are to ring, whether one has a mark or not.
-        let marked = awaits && self.marks.iter().fold(false, |marked, marks| !marks.await_mark() || marked);
+        let mut marked = false;
+        if next_sample.is_none() && self.own_flows.any() {
+            // All of them are to ring, whether one has a mark or not.
+            for marks in &self.marks {
+                marked |= !marks.await_mark();
+            }
+        }
         let due = [next_sample, marked.then_some(now), self.next_ports()];
         self.schedule.next_wake(now, self.source.as_ref(), &self.sampler, due)
     }
