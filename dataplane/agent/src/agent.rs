@@ -567,6 +567,11 @@ impl Agent {
         None
     }
 
+    /// When [`Agent::handle_timeout`] has something to do next; none while nothing waits for a time.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.dissolving.iter().map(|(due, ..)| *due).min()
+    }
+
     /// Ends what control has ended.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(due) = self.dissolving.iter().position(|(due, ..)| now >= *due) {

@@ -48,7 +48,9 @@ const MARKS: usize = 1 << 16;
 /// From how many bytes queued on a connection on a sender writes them: enough work to wake a thread for.
 const SENDER_BYTES: usize = 256 << 10;
 /// How often it is looked at threads, and at who should not be there.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(500);
+/// How often it is looked at threads that are to end.
+const ENDING_TICK: Duration = Duration::from_millis(100);
 /// How soon a hand-over goes on.
 const HANDING: Duration = Duration::from_millis(1);
 /// How often the operator is told of connections that nobody introduced, and of links on whose way somebody is.
@@ -467,6 +469,7 @@ async fn serve(
                 tracing::info!("agent is going down");
                 harmonaize_program::stopping();
                 ending = Some(Instant::now());
+                tick = tokio::time::interval(ENDING_TICK);
                 wiring.agent.stop();
                 tenants.stop();
             }

@@ -9,10 +9,7 @@ use harmonaize_engine::Notice;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::Interval;
 
-/// How often the agent looks at what is due.
-const TICK: Duration = Duration::from_millis(100);
 /// How soon what waits for room at the engine or control is tried again.
 const LATE: Duration = Duration::from_millis(1);
 
@@ -26,7 +23,6 @@ pub struct Wiring {
     backlog: Backlog,
     events: mpsc::Receiver<Event>,
     checks: JoinSet<Checked>,
-    tick: Interval,
 }
 
 /// What is left to whoever drives the wiring.
@@ -48,21 +44,21 @@ impl Wiring {
         requests: mpsc::Receiver<SessionRequest>,
         events: mpsc::Receiver<Event>,
     ) -> Self {
-        let tick = tokio::time::interval(TICK);
         let (backlog, checks) = (Backlog::default(), JoinSet::new());
-        Self { agent, notices, requests, backlog, events, checks, tick }
+        Self { agent, notices, requests, backlog, events, checks }
     }
 
     /// Takes in the next that somebody says, once somebody does. What is not done with it then comes back. If the future is dropped, nothing
     /// is lost.
     pub async fn next(&mut self) -> Option<Remainder> {
-        let Self { agent, notices, requests, backlog, events, checks, tick } = self;
+        let Self { agent, notices, requests, backlog, events, checks } = self;
         agent.flush();
         while agent.has_room()
             && let Some(request) = backlog.pop()
         {
             agent.handle_request(request);
         }
+        let due = agent.poll_timeout().map(|due| due.saturating_duration_since(Instant::now()));
         tokio::select! {
             () = tokio::time::sleep(LATE), if agent.is_late() || !backlog.is_empty() => {}
             Some(notice) = notices.recv() => match notice {
@@ -79,7 +75,9 @@ impl Wiring {
                 event => return agent.handle_control(event).map(Remainder::Check),
             },
             Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
-            _ = tick.tick() => agent.handle_timeout(Instant::now()),
+            () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => {
+                agent.handle_timeout(Instant::now());
+            }
         }
         None
     }

@@ -237,6 +237,11 @@ impl Attachment {
         })
     }
 
+    /// Whether [`Attachment::flush`] would do anything.
+    pub(crate) fn is_unflushed(&self) -> bool {
+        self.unflushed
+    }
+
     /// Wakes the tenant, once for all completions since the last time.
     pub(crate) fn flush(&mut self) -> Result<(), EndError> {
         if std::mem::take(&mut self.unflushed) { self.end.flush() } else { Ok(()) }

@@ -229,7 +229,9 @@ impl Engine {
         worked += self.poll_aggregators(now);
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
-            self.rings(key, |engine| engine.attachments.get_mut(key).map_or(Ok(()), Attachment::flush));
+            if self.attachments.get(key).is_some_and(Attachment::is_unflushed) {
+                self.rings(key, |engine| engine.attachments.get_mut(key).map_or(Ok(()), Attachment::flush));
+            }
         }
         worked += self.drop_broken();
         if now >= self.timers.after(TIMER_INTERVAL) {

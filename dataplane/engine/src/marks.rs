@@ -10,8 +10,9 @@ use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use harmonaize_kernels::codes::zero_blocks;
 use harmonaize_plan::Participant;
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Tensors of fewer bytes are not looked into.
 const LARGE: u64 = 1 << 20;
@@ -20,6 +21,9 @@ const LARGE: u64 = 1 << 20;
 struct Queue {
     marks: ArrayQueue<Mark>,
     lost: AtomicU64,
+    /// Whether the next mark is to ring.
+    awaited: AtomicBool,
+    bell: OnceLock<Arc<OwnedFd>>,
 }
 
 /// The end that an engine writes; see [`crate::Engine::set_mark_writer`]. The default one leads nowhere.
@@ -32,7 +36,8 @@ pub struct MarkReader(Arc<Queue>);
 
 /// A queue for `capacity` marks (at least one), of 72 bytes each.
 pub fn marks(capacity: usize) -> (MarkWriter, MarkReader) {
-    let queue = Queue { marks: ArrayQueue::new(capacity.max(1)), lost: AtomicU64::new(0) };
+    let (marks, lost) = (ArrayQueue::new(capacity.max(1)), AtomicU64::new(0));
+    let queue = Queue { marks, lost, awaited: AtomicBool::new(false), bell: OnceLock::new() };
     let queue = Arc::new(queue);
     (MarkWriter(Some(Arc::clone(&queue))), MarkReader(queue))
 }
@@ -41,6 +46,17 @@ impl MarkReader {
     /// The oldest mark that was not read yet.
     pub fn read(&self) -> Option<Mark> {
         self.0.marks.pop()
+    }
+
+    /// Has marks ring this bell, an eventfd that does not block, when [awaited](Self::await_mark). The first bell stays.
+    pub fn set_bell(&self, bell: &Arc<OwnedFd>) {
+        let _ = self.0.bell.set(Arc::clone(bell));
+    }
+
+    /// The next mark rings the bell, once. False: a mark is there already, and none may ring.
+    pub fn await_mark(&self) -> bool {
+        self.0.awaited.store(true, Ordering::SeqCst);
+        self.0.marks.is_empty()
     }
 
     /// How many were lost so far because the queue was full.
@@ -58,6 +74,7 @@ impl MarkWriter {
     /// Writes a mark of now, which is made only if somebody reads marks. It is lost, and counted, if the queue is full.
     ///
     /// Cost: a look at the clock, and a place in the queue, which two threads at most change at a time; `benches/marks.rs` measures it.
+    /// A mark that is awaited costs a system call, too.
     pub fn write(&self, kind: MarkKind, mark: impl FnOnce() -> Mark) {
         let Some(queue) = &self.0 else { return };
         let now = clock_gettime(ClockId::Monotonic);
@@ -65,6 +82,21 @@ impl MarkWriter {
         let time_ns = seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
         if queue.marks.push(Mark { time_ns, kind: kind as u32, ..mark() }).is_err() {
             queue.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        if queue.awaited.load(Ordering::SeqCst) {
+            queue.ring();
+        }
+    }
+}
+
+impl Queue {
+    #[cold]
+    fn ring(&self) {
+        if self.awaited.swap(false, Ordering::SeqCst)
+            && let Some(bell) = self.bell.get()
+        {
+            // A full counter means that the bell is ringing already.
+            let _ = rustix::io::write(&**bell, &1_u64.to_ne_bytes());
         }
     }
 }
@@ -113,4 +145,33 @@ pub(crate) fn zeros(
     let view = attachment.end.memory().and_then(|memory| memory.view(tensor.offset, tensor.bytes).ok());
     let zeros = view.and_then(|view| zero_blocks(view, operation.0, SAMPLED_BLOCKS).ok());
     zeros.map_or(0, |zeros| 1 + u64::from(zeros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    #[test]
+    fn only_a_mark_that_is_awaited_rings_and_once() {
+        let (writer, reader) = marks(4);
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let rings = || {
+            let mut count = [0; 8];
+            rustix::io::read(&*bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+        };
+        let mark = || writer.write(MarkKind::Called, Mark::default);
+        reader.set_bell(&bell);
+        mark();
+        assert_eq!(rings(), 0, "nobody waits");
+        assert!(!reader.await_mark(), "one is there");
+        while reader.read().is_some() {}
+        assert!(reader.await_mark());
+        assert_eq!(rings(), 0, "nothing has happened");
+        mark();
+        mark();
+        assert_eq!(rings(), 1);
+        mark();
+        assert_eq!(rings(), 0, "nobody waits any more");
+    }
 }

@@ -393,6 +393,22 @@ mod tests {
     }
 
     #[test]
+    fn only_what_control_has_ended_has_an_agent_wake() {
+        let (mut agent, mut told, thread, counters) = agent();
+        attach(&mut agent, AttachmentId(1), &TenantLimits::of(Quota::default(), &counters));
+        let _answer = form(&mut agent, &mut told, 7);
+        assert_eq!(agent.poll_timeout(), None, "a communicator has no timer");
+        let kind = v1::FailureKind::RanksLost.into();
+        let dissolved = v1::Dissolved { communicator: 7, kind, ranks: vec![1], reason: "gone".into() };
+        assert!(agent.handle_control(Event::Dissolve(dissolved)).is_none());
+        let due = agent.poll_timeout().expect("links may say more until then");
+        agent.handle_timeout(due);
+        assert_eq!(agent.poll_timeout(), None);
+        agent.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
     fn a_communicator_beyond_the_quota_of_links_is_refused_with_the_limit() {
         // Three more beside the attachment's; each recipe here has three paths.
         let quota = Quota { descriptors: 5, ..Quota::default() };

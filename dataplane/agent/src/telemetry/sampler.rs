@@ -33,6 +33,8 @@ pub(crate) struct Sampler {
     busy: Nanos,
     /// Whether a late round trip since the last sample asks for one at once.
     urgent: bool,
+    /// Whether there were events at the last look: more may gather.
+    pub(crate) gathers: bool,
 }
 
 /// What a sample is charged to.
@@ -47,7 +49,15 @@ impl Sampler {
     /// A sampler of the calling thread, which samples by the clock once per `interval` at most.
     pub(crate) fn new(interval: Duration) -> Self {
         let (flows, budget) = (ActiveFlows::default(), CpuBudget::new(interval));
-        Self { flows, budget, sampled: Nanos(0), woken: Nanos(0), busy: Nanos(0), urgent: false }
+        Self {
+            flows,
+            budget,
+            sampled: Nanos(0),
+            woken: Nanos(0),
+            busy: Nanos(0),
+            urgent: false,
+            gathers: false,
+        }
     }
 
     /// Takes events out of their queues, in the order of their times. Returns whether a round trip was late.
@@ -78,6 +88,7 @@ impl Sampler {
         if let Err(error) = read {
             failed("reading events", &error);
         }
+        self.gathers = !into.is_empty();
         if let Some(latest) = into.last().map(|event| Nanos(event.time_ns)) {
             self.busy = self.busy.max(latest);
             self.woken = if woken { latest } else { self.woken };

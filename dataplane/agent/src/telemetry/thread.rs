@@ -23,7 +23,7 @@ use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_loader::Collector;
 use rustix::event::{EventfdFlags, eventfd};
-use schedule::Schedule;
+use schedule::{Schedule, Wake};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -34,9 +34,6 @@ use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
-/// How often marks are taken in while no own operation is under way. Sampling begins with the mark of an operation, of which the
-/// shortest take milliseconds.
-const MARKS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How the thread is set up.
 pub struct Setup {
@@ -142,13 +139,9 @@ impl Thread {
     }
 
     fn run(mut self) {
+        self.marks.iter().for_each(|marks| marks.set_bell(&self.bell));
         loop {
-            let now = monotonic();
-            let next_sample = self.next_sample(now);
-            let next_marks =
-                (next_sample.is_none() && self.own_flows.any()).then(|| now.after(MARKS_INTERVAL));
-            let due = [next_sample, next_marks, self.next_ports()];
-            self.schedule.next_wake(now, self.source.as_ref(), &self.sampler, due).sleep(&self.bell);
+            self.next_wake(monotonic()).sleep(&self.bell);
             while let Ok(command) = self.commands.try_recv() {
                 if matches!(command, Command::Stop) {
                     return self.end();
@@ -157,6 +150,20 @@ impl Thread {
             }
             self.run_once();
         }
+    }
+
+    /// Returns when to wake next. Sampling begins with the mark of an operation: while none is under way, the first mark wakes.
+    fn next_wake(&self, now: Nanos) -> Wake<'_> {
+        let next_sample = self.next_sample(now);
+        let mut marked = false;
+        if next_sample.is_none() && self.own_flows.any() {
+            // All of them are to ring, whether one has a mark or not.
+            for marks in &self.marks {
+                marked |= !marks.await_mark();
+            }
+        }
+        let due = [next_sample, marked.then_some(now), self.next_ports()];
+        self.schedule.next_wake(now, self.source.as_ref(), &self.sampler, due)
     }
 
     /// Takes in what has come and hands it on, then does what is due.

@@ -119,6 +119,7 @@ impl TcpTransport {
             path.begin(now);
             self.acceptor.beat(&path.pulse);
         }
+        self.timed.remove(&id);
         self.liveness.get_or_insert_with(|| LivenessTimer::begin(now, &self.config));
         self.rearm = true;
         sink(id, Event::Up);

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 pub(super) struct LivenessTimer {
     last: Instant,
     pub(super) next: Instant,
+    /// No peer is gone before, unless this end is away.
+    first_gone: Instant,
 }
 
 impl LivenessTimer {
     /// The first look is a tick from now.
     pub(super) fn begin(now: Instant, config: &Config) -> Self {
-        Self { last: now, next: now + config.tick() }
+        Self { last: now, next: now + config.tick(), first_gone: now }
     }
 
     /// A look; says how long this end was away before it. What it was late beyond a quarter of the peer's time it was
@@ -24,13 +26,22 @@ impl LivenessTimer {
         since.saturating_sub(config.peer_timeout / 4)
     }
 
-    /// Schedules the next check. It is a tick after this one was due, or when the first peer may be gone, which is
-    /// after `rest`.
-    pub(super) fn schedule(&mut self, rest: Duration, config: &Config) {
+    /// Whether all peers are to be looked at: one may be gone, or this end was away.
+    pub(super) fn is_due(&self, now: Instant, away: Duration) -> bool {
+        !away.is_zero() || now >= self.first_gone
+    }
+
+    /// All peers were looked at in the last check. The first may be gone after `rest`.
+    pub(super) fn note(&mut self, rest: Duration) {
+        self.first_gone = self.last + rest;
+    }
+
+    /// Schedules the next check. It is a tick after this one was due, or when the first peer may be gone.
+    pub(super) fn schedule(&mut self, config: &Config) {
         let tick = config.tick();
         // One that is late makes none of the next late; after a long pause, what came meanwhile is read first.
         let regular = (self.next + tick).max(self.last + tick / 2);
-        self.next = regular.min(self.last + rest);
+        self.next = regular.min(self.first_gone);
     }
 }
 
@@ -76,12 +87,42 @@ mod tests {
         loop {
             let now = looks.next + config.tick().mul_f64(late());
             let away = looks.check(now, config);
-            let lasted = silence.lasted(now, away);
-            if lasted >= config.silence_limit() {
-                return now - spoke;
+            if looks.is_due(now, away) {
+                let lasted = silence.lasted(now, away);
+                if lasted >= config.silence_limit() {
+                    return now - spoke;
+                }
+                looks.note(config.silence_limit() - lasted);
             }
-            looks.schedule(config.silence_limit() - lasted, config);
+            looks.schedule(config);
         }
+    }
+
+    /// A peer that is at rest speaks twice in the time after which it would be gone.
+    #[test]
+    fn peers_are_not_looked_at_before_the_first_may_be_gone() {
+        let config = config(5_000);
+        let begin = Instant::now();
+        let mut looks = LivenessTimer::begin(begin, &config);
+        let mut silence = Silence::begin(begin);
+        let mut looked = 0;
+        for tick in 0..120 {
+            if tick % 4 == 0 {
+                silence.broken(begin + config.tick() * tick);
+            }
+            let now = looks.next;
+            let away = looks.check(now, &config);
+            if looks.is_due(now, away) {
+                looked += 1;
+                looks.note(config.silence_limit() - silence.lasted(now, away));
+            }
+            looks.schedule(&config);
+        }
+        assert!(looked <= 120 / 4, "{looked} looks");
+        let late = looks.next + config.peer_timeout / 5;
+        assert!(late < looks.first_gone);
+        let away = looks.check(late, &config);
+        assert!(looks.is_due(late, away), "what this end was away is no peer's silence");
     }
 
     proptest! {

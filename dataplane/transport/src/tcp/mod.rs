@@ -59,7 +59,7 @@ use poll::{Poll, Ready, Token};
 use sender::SenderThread;
 use shares::Shares;
 use socket2::Socket;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -174,6 +174,8 @@ pub struct TcpTransport {
     arrivals: Arc<Arrivals>,
     poll: Poll,
     links: BTreeMap<LinkId, Link>,
+    /// Those that have a time of their own: they are not up yet, or about to end.
+    timed: BTreeSet<LinkId>,
     names: HashMap<[u8; 16], LinkId>,
     closing: VecDeque<Closing>,
     /// Paths with something to do, each once at most.
@@ -212,6 +214,7 @@ impl TcpTransport {
             arrivals,
             poll,
             links: BTreeMap::new(),
+            timed: BTreeSet::new(),
             names: HashMap::new(),
             closing: VecDeque::new(),
             queue: VecDeque::new(),
@@ -260,6 +263,7 @@ impl TcpTransport {
                         self.down(id, DownReason::Closed, sink);
                     } else if link.ending.is_none() {
                         link.ending = Some(Instant::now() + ENDING);
+                        self.timed.insert(id);
                         self.rearm = true;
                     }
                 }
@@ -353,6 +357,7 @@ impl TcpTransport {
 
     fn forget(&mut self, id: LinkId) -> Option<Link> {
         let mut link = self.links.remove(&id)?;
+        self.timed.remove(&id);
         self.names.remove(&link.introduction.name);
         self.rearm = true;
         if let Some(sender) = &mut self.sender {
@@ -373,7 +378,7 @@ impl TcpTransport {
         }
         let mut late = Vec::new();
         let mut dials = Vec::new();
-        for (id, link) in &self.links {
+        for (id, link) in self.timed.iter().filter_map(|id| Some((id, self.links.get(id)?))) {
             if link.ending.is_some_and(|at| at <= now) {
                 late.push((*id, DownReason::Closed));
             } else if !link.up && link.deadline <= now {
@@ -393,10 +398,15 @@ impl TcpTransport {
         }
     }
 
-    /// Looks for signs of life.
+    /// Looks for signs of life, where a peer may be gone.
     fn tick(&mut self, now: Instant, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
         let Some(mut looks) = self.liveness.take() else { return };
         let (away, limit) = (looks.check(now, &self.config), self.config.silence_limit());
+        if !looks.is_due(now, away) {
+            looks.schedule(&self.config);
+            self.liveness = Some(looks);
+            return;
+        }
         let mut rest = limit;
         let mut silent = Vec::new();
         let mut up = false;
@@ -409,6 +419,9 @@ impl TcpTransport {
                         rest = rest.min(left);
                     } else if !path.input_waits() {
                         silent.push(*id);
+                    } else {
+                        // What waits is read first.
+                        rest = rest.min(self.config.tick());
                     }
                 }
                 if !path.in_queue && path.has_work() {
@@ -417,7 +430,8 @@ impl TcpTransport {
                 }
             }
         }
-        looks.schedule(rest, &self.config);
+        looks.note(rest);
+        looks.schedule(&self.config);
         self.liveness = up.then_some(looks);
         for id in silent {
             let reason = format!("no sign of life from the peer for {:?}", self.config.peer_timeout);
@@ -429,7 +443,7 @@ impl TcpTransport {
     fn arm(&mut self) {
         self.rearm = false;
         let closing = self.closing.iter().map(|closing| closing.deadline);
-        let links = self.links.values().filter_map(Link::next);
+        let links = self.timed.iter().filter_map(|id| self.links.get(id)?.next());
         let next = closing.chain(links);
         let next = next.chain(self.liveness.map(|looks| looks.next)).min();
         self.poll.arm(next);
@@ -482,6 +496,7 @@ impl Transport for TcpTransport {
         let id = LinkId(self.next_link);
         self.next_link += 1;
         self.links.insert(id, link);
+        self.timed.insert(id);
         self.names.insert(name, id);
         self.queue.reserve(self.links.values().map(|link| link.slots.len()).sum());
         self.arm();

@@ -13,11 +13,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 /// Beats without anything else to write after which a path is at rest. They take 10 s by the usual time-out of a peer.
 const IDLE_AFTER: u32 = 20;
 /// A path at rest gives a sign of life at one beat of so many. A peer is gone after a silence of eight beats or
-/// more.
-const IDLE_BEATS: u32 = 3;
+/// more, so that one sign may be lost.
+const IDLE_BEATS: u32 = 4;
 /// Signs of life between two of the longest beats that mark a quick peer. From so many on it may have a shorter
 /// time-out than this end. It gives signs of life oftener the less long it waits for ours, so no path to it is at rest.
-const QUICK: u32 = 3;
+/// One that is never so quick within [`IDLE_AFTER`] beats waits for 3.8 s or longer.
+const QUICK: u32 = 2;
 
 /// A connection with the frames that are not yet with the kernel.
 #[derive(Debug)]
@@ -169,7 +170,8 @@ mod tests {
         assert!(sign > 0);
         assert_eq!(bytes_of(IDLE_AFTER - 1), u64::from(IDLE_AFTER - 1) * sign);
         assert_eq!(bytes_of(5 * IDLE_BEATS), 5 * sign, "at rest");
-        assert_eq!(bytes_of(1), 0, "the next is to give a sign");
+        assert_eq!(bytes_of(1), sign);
+        assert_eq!(bytes_of(IDLE_BEATS - 1), 0, "the next is to give a sign");
         let outbox = pulse.outbox();
         assert_eq!(bytes_of(1), 0, "the endpoint has the lock");
         drop(outbox);

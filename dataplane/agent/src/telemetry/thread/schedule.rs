@@ -32,13 +32,13 @@ pub(super) struct Schedule {
 
 /// When to wake, and what besides the bell wakes.
 pub(super) struct Wake<'a> {
-    timeout: Duration,
+    pub(super) timeout: Duration,
     events: Option<BorrowedFd<'a>>,
     late_rtts: Option<BorrowedFd<'a>>,
 }
 
 impl Schedule {
-    /// Returns when to wake next. `next_sample` is none without traffic, `next_marks` with it or without own communicators, `next_ports`
+    /// Returns when to wake next. `next_sample` is none without traffic, `next_marks` without marks that wait, `next_ports`
     /// where RDMA ports show nothing that the programs do not see.
     pub(super) fn next_wake<'a>(
         &self,
@@ -53,8 +53,8 @@ impl Schedule {
         let due = replies.chain(flows).chain(next_marks).chain(next_ports);
         let due = due.fold(self.next_housekeeping, Nanos::min);
         let mut timeout = due.since(now);
-        // Events that gather do not wake; late round trips do.
-        let gather = budget.gather_delay(now);
+        // Events that gather do not wake; late round trips do. Where none come, nothing gathers, whatever is owed.
+        let gather = if sampler.gathers { budget.gather_delay(now) } else { Duration::ZERO };
         let events = source.event_fd().filter(|_| gather.is_zero());
         if events.is_none() {
             timeout = timeout.min(if gather.is_zero() { budget.sample.min_interval() } else { gather });

@@ -125,9 +125,14 @@ fn communicators_without_operations_have_nothing_sampled() {
     let (writer, reader) = marks(16);
     let mut thread = begin(&fake, vec![reader]);
     thread.apply(Command::Formed(Box::new(formed())));
+    let sleep = |thread: &Thread| thread.next_wake(thread.begun).timeout;
+    assert_eq!(sleep(&thread), Duration::from_secs(1), "until the next look after interfaces");
+    thread.sampler.budget.wake.used(thread.begun, HOUR);
+    assert_eq!(sleep(&thread), Duration::from_secs(1), "no events gather");
     assert!(!turn(&mut thread), "it does nothing");
     let mark = || Mark { communicator: 3, ..Mark::default() };
     writer.write(MarkKind::Called, mark);
+    assert_eq!(sleep(&thread), Duration::ZERO, "a mark waits");
     assert!(turn(&mut thread), "an operation has begun");
     let later = monotonic().after(HOUR);
     assert!(thread.is_busy(later), "and goes on");
