@@ -267,3 +267,10 @@ pub enum Action {
         epoch: Epoch,
     },
 }
+
+impl Action {
+    /// Whether it is a message's: a collective does not wait for it.
+    pub(crate) fn is_p2p(&self) -> bool {
+        matches!(self, Self::P2pSend { .. } | Self::P2pReceive { .. } | Self::P2pCopy { .. })
+    }
+}

@@ -356,10 +356,10 @@ impl Communicator {
         self.inquiries.note_progress(now);
     }
 
-    /// An action is under way: what an operation waits for counts from now. Whatever happens meanwhile is told as ever, and nothing is
-    /// polled. After a failure the rest of the action is left.
-    pub fn handle_progress(&mut self, now: Nanos) {
-        if !self.shared.has_failed() {
+    /// An action is under way: what a collective waits for counts from now, unless the action is a message's. Whatever happens
+    /// meanwhile is told as ever, and nothing is polled. After a failure the rest of the action is left.
+    pub fn handle_progress(&mut self, now: Nanos, action: &Action) {
+        if !self.shared.has_failed() && !action.is_p2p() {
             self.inquiries.note_progress(now);
         }
     }

@@ -31,7 +31,12 @@ pub(crate) struct Attachment {
     counted: Option<(Submission, usize)>,
     /// Where fetched counts land.
     counts: Option<Arc<Memory>>,
+    /// A descriptor for which its communicator has no room yet. Those behind it are not taken yet.
+    held: Option<Taken>,
 }
+
+/// A descriptor that was taken, and its counts if they were fetched.
+pub(crate) type Taken = (Submission, Option<Arc<[u64]>>);
 
 /// An attachment as it is handed to another process.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -45,12 +50,6 @@ pub(crate) struct AttachmentImage {
     joined: Vec<JoinedCommunicator>,
     in_flight: u32,
     unflushed: bool,
-}
-
-/// A descriptor, and its counts, which were fetched.
-pub(crate) struct Counted {
-    pub(crate) submission: Submission,
-    pub(crate) counts: Arc<[u64]>,
 }
 
 /// A communicator that this attachment has joined and not left.
@@ -77,13 +76,14 @@ impl Attachment {
             waiting: VecDeque::with_capacity(64),
             counted: None,
             counts: None,
+            held: None,
         }
     }
 
     /// The attachment for another process; its end stands so in its rings.
     ///
     /// # Errors
-    /// If a transfer is under way.
+    /// If a transfer is under way, or a descriptor held.
     pub(crate) fn describe(
         &self,
         entries: u32,
@@ -92,6 +92,12 @@ impl Attachment {
     ) -> Result<AttachmentImage, String> {
         if !self.waiting.is_empty() || self.counted.is_some() {
             return Err(format!("attachment {} has transfers under way", self.id.0));
+        }
+        if self.held.is_some() {
+            return Err(format!(
+                "attachment {} has a call that waits for slower ranks'; try again",
+                self.id.0
+            ));
         }
         let Self { id, operation_timeout, in_flight, unflushed, .. } = *self;
         let joined = self.joined.clone();
@@ -178,13 +184,28 @@ impl Attachment {
     }
 
     /// The descriptor whose counts have been fetched, and they.
-    pub(crate) fn take_counted(&mut self) -> Result<Option<Counted>, EndError> {
+    pub(crate) fn take_counted(&mut self) -> Result<Option<Taken>, EndError> {
         let Some(((submission, bytes), memory)) = self.counted.take().zip(self.counts.as_ref()) else {
             return Ok(None);
         };
         let mut counts = vec![0_u64; bytes / size_of::<u64>()];
         memory.read(0, counts.as_mut_bytes())?;
-        Ok(Some(Counted { submission, counts: counts.into() }))
+        Ok(Some((submission, Some(counts.into()))))
+    }
+
+    /// Its communicator has no room for a descriptor: the rank is too far ahead of others of this host. It is the next one again.
+    pub(crate) fn hold(&mut self, taken: Taken) {
+        self.held = Some(taken);
+    }
+
+    /// The descriptor that is held.
+    pub(crate) fn take_held(&mut self) -> Option<Taken> {
+        self.held.take()
+    }
+
+    /// Announces that the loop will sleep. False: there is work. What waits behind a held descriptor is none.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        (self.held.is_some() && self.end.memory().is_some()) || self.end.prepare_sleep()
     }
 
     /// The next descriptor. More than the rings' entries in flight is the tenant's breach.

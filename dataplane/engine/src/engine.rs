@@ -6,7 +6,7 @@ mod panicked;
 #[cfg(test)]
 mod tests;
 
-use crate::attachment::{Attachment, Counted};
+use crate::attachment::Attachment;
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, Pending, status_of};
@@ -190,10 +190,8 @@ impl Engine {
 
     /// Announces to every attachment and the network that the loop will sleep; false if one of them has work.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        let busy = self
-            .attachments
-            .iter_mut()
-            .filter_map(|attachment| (!attachment.end.prepare_sleep()).then_some(()));
+        let busy =
+            self.attachments.iter_mut().filter_map(|attachment| (!attachment.prepare_sleep()).then_some(()));
         let attachments = busy.count();
         let mut datagrams = 0;
         for key in self.turns.iter() {
@@ -226,6 +224,8 @@ impl Engine {
         let mut turns = std::mem::take(&mut self.turns);
         worked += turns.run(now, self);
         self.turns = turns;
+        // Turns have told communicators of later times, and to none of them time goes back.
+        let now = self.now();
         worked += self.poll_aggregators(now);
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
@@ -372,17 +372,24 @@ impl Engine {
         }
         let Some(attachment) = attachments.get_mut(key) else { return Ok(worked) };
         worked += attachment.transfer_waiting()?;
-        let mut fetched = if counted { attachment.take_counted()? } else { None };
+        let mut next = if counted { attachment.take_counted()? } else { attachment.take_held() };
         while worked < SUBMISSIONS {
-            let (submission, counts) = match fetched.take() {
-                Some(Counted { submission, counts }) => (submission, Some(counts)),
+            let (submission, counts) = match next.take() {
+                Some(taken) => taken,
                 None => match attachment.submission()? {
                     Some(submission) => (submission, None),
                     None => break,
                 },
             };
+            let called =
+                submit(now, attachment, (&mut *members, &mut *aftermath), &submission, counts.clone());
+            // If it were refused, the next one would be matched with what other ranks call in its place.
+            if matches!(called, Err(Code::Busy)) {
+                attachment.hold((submission, counts));
+                break;
+            }
             worked += 1;
-            match submit(now, attachment, (&mut *members, &mut *aftermath), &submission, counts) {
+            match called {
                 Ok(Submitted::Message) => {}
                 Ok(Submitted::WithoutCounts(region)) => attachment.fetch_counts(key, submission, region)?,
                 Ok(Submitted::Collective(mark, checked)) => {
@@ -432,8 +439,8 @@ impl Engine {
             let mut slices = self.slicing.begin(self.start, until, progress);
             if let Some(action) = self.execute(now, key, action, &mut slices) {
                 if let Some(member) = self.communicators.get_mut(key) {
+                    member.core.handle_progress(now, &action);
                     member.unfinished = Some(slices.stand_by(action));
-                    member.core.handle_progress(now);
                 }
                 return (worked, true);
             }

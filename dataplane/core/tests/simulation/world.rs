@@ -380,8 +380,8 @@ impl World {
             let long = matches!(action, Action::Step { .. } | Action::P2pCopy { .. });
             if long && self.scenario.slices && self.rng.random_bool(0.3) {
                 let node = &mut self.nodes[p.0 as usize];
+                node.core.handle_progress(now, &action);
                 node.unfinished = Some(action);
-                node.core.handle_progress(now);
                 self.statistics.slices += 1;
                 self.wake(p);
                 break;
@@ -529,8 +529,8 @@ impl World {
         let timeout = self.scenario.timeouts[rank.0 as usize];
         let (seed, ranks, signature) = (self.scenario.seed, self.scenario.group.ranks(), act.signature);
         let counts = self.counts(rank, number, &signature);
-        let counts = counts.as_ref().map(|counts| memory::own_counts(counts, &signature, rank, ranks).into());
-        let call = Call { signature, counts, in_place: act.in_place, token, timeout };
+        let own = counts.as_ref().map(|counts| memory::own_counts(counts, &signature, rank, ranks).into());
+        let call = Call { signature, counts: own, in_place: act.in_place, token, timeout };
         match self.nodes[p.0 as usize].core.handle_call(Nanos(self.now), rank, call) {
             Ok(taken) => {
                 assert_eq!(taken, number, "rank {rank}'s call got another number");

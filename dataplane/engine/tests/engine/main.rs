@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod aggregated;
+mod ahead;
 mod blocks;
 mod carried;
 mod coded;
