@@ -13,13 +13,14 @@ const OUTPUT: u64 = 1 << 20;
 #[test]
 fn a_rank_far_ahead_waits_for_the_slower_ones_of_its_host() {
     let mut world = World::new(tcp(2), &[vec![0, 1], vec![2]], SMALL);
-    let gather = |number: u64| {
+    let broadcast = |number: u64| {
         let at = number * STRIDE;
         call(Collective::Broadcast, 1, 1, at, OUTPUT + at, 0)
     };
     (0..CALLS).for_each(|number| world.write(0, number * STRIDE, &[number + 1]));
     let (mut called, mut done) = ([0_u64; 3], [0_u64; 3]);
     let late = std::cell::Cell::new(false);
+    // Once nothing moves without the slower rank, it calls, too.
     let mut idle = 0;
     let mut turn = |world: &mut World| {
         for rank in 0..3 {
@@ -28,7 +29,7 @@ fn a_rank_far_ahead_waits_for_the_slower_ones_of_its_host() {
             }
             let communicator = world.tenants[rank].communicator;
             while called[rank] < CALLS {
-                let call = harmonaize_abi::Submission { communicator, ..gather(called[rank]) };
+                let call = harmonaize_abi::Submission { communicator, ..broadcast(called[rank]) };
                 if world.tenants[rank].end.submit(&call).is_err() {
                     break;
                 }
