@@ -32,7 +32,7 @@ pub(crate) struct Attachment {
     /// Where fetched counts land.
     counts: Option<Arc<Memory>>,
     /// A descriptor for which its communicator has no room yet. Those behind it are not taken yet.
-    held: Option<Taken>,
+    deferred: Option<Taken>,
 }
 
 /// A descriptor that was taken, and its counts if they were fetched.
@@ -76,14 +76,14 @@ impl Attachment {
             waiting: VecDeque::with_capacity(64),
             counted: None,
             counts: None,
-            held: None,
+            deferred: None,
         }
     }
 
     /// The attachment for another process; its end stands so in its rings.
     ///
     /// # Errors
-    /// If a transfer is under way, or a descriptor held.
+    /// If a transfer is under way, or a descriptor deferred.
     pub(crate) fn describe(
         &self,
         entries: u32,
@@ -93,7 +93,7 @@ impl Attachment {
         if !self.waiting.is_empty() || self.counted.is_some() {
             return Err(format!("attachment {} has transfers under way", self.id.0));
         }
-        if self.held.is_some() {
+        if self.deferred.is_some() {
             return Err(format!(
                 "attachment {} has a call that waits for slower ranks'; try again",
                 self.id.0
@@ -194,18 +194,18 @@ impl Attachment {
     }
 
     /// Its communicator has no room for a descriptor: the rank is too far ahead of others of this host. It is the next one again.
-    pub(crate) fn hold(&mut self, taken: Taken) {
-        self.held = Some(taken);
+    pub(crate) fn defer(&mut self, taken: Taken) {
+        self.deferred = Some(taken);
     }
 
-    /// The descriptor that is held.
-    pub(crate) fn take_held(&mut self) -> Option<Taken> {
-        self.held.take()
+    /// The descriptor that was deferred.
+    pub(crate) fn take_deferred(&mut self) -> Option<Taken> {
+        self.deferred.take()
     }
 
-    /// Announces that the loop will sleep. False: there is work. What waits behind a held descriptor is none.
+    /// Announces that the loop will sleep. False: there is work. What waits behind a deferred descriptor is none.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        (self.held.is_some() && self.end.memory().is_some()) || self.end.prepare_sleep()
+        (self.deferred.is_some() && self.end.memory().is_some()) || self.end.prepare_sleep()
     }
 
     /// The next descriptor. More than the rings' entries in flight is the tenant's breach.

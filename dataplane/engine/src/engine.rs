@@ -372,7 +372,7 @@ impl Engine {
         }
         let Some(attachment) = attachments.get_mut(key) else { return Ok(worked) };
         worked += attachment.transfer_waiting()?;
-        let mut next = if counted { attachment.take_counted()? } else { attachment.take_held() };
+        let mut next = if counted { attachment.take_counted()? } else { attachment.take_deferred() };
         while worked < SUBMISSIONS {
             let (submission, counts) = match next.take() {
                 Some(taken) => taken,
@@ -385,7 +385,7 @@ impl Engine {
                 submit(now, attachment, (&mut *members, &mut *aftermath), &submission, counts.clone());
             // If it were refused, the next one would be matched with what other ranks call in its place.
             if matches!(called, Err(Code::Busy)) {
-                attachment.hold((submission, counts));
+                attachment.defer((submission, counts));
                 break;
             }
             worked += 1;

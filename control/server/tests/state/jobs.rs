@@ -176,14 +176,14 @@ impl Play {
                         let runner = self.runners.get_mut(&number).unwrap();
                         (runner.open, runner.refused) = (None, refused.to_string());
                     }
-                    Ok(order) => self.carry_out(number, order),
+                    Ok(order) => self.execute(number, order),
                 }
             }
         }
     }
 
     /// A runner does what it is told.
-    fn carry_out(&mut self, number: u64, order: ElasticOrder) {
+    fn execute(&mut self, number: u64, order: ElasticOrder) {
         self.check_recall(number, &order);
         let before = self.place(number);
         let runner = self.runners.get_mut(&number).unwrap();
@@ -730,7 +730,7 @@ fn an_elastic_job_goes_on_without_a_lost_runner() {
 }
 
 /// An elastic job of three workers, with a runner to spare: the runners of its ranks, and that one.
-fn three_and_a_spare(play: &mut Play) -> ([u64; 3], u64) {
+fn three_and_another(play: &mut Play) -> ([u64; 3], u64) {
     let runners = play.add_elastic((3, 3));
     play.wait_seconds(3);
     let mut members = [0; 3];
@@ -754,7 +754,7 @@ fn assert_replaced(play: &Play, kept: [u64; 2], new: u64, starts: u32) {
 #[test]
 fn a_failed_worker_of_an_elastic_job_starts_beside_the_others() {
     let mut play = Play::new(LivePolicy::Fifo);
-    let ([first, failed, last], spare) = three_and_a_spare(&mut play);
+    let ([first, failed, last], spare) = three_and_another(&mut play);
     play.end(failed, false);
     play.wait_seconds(3);
     assert_replaced(&play, [first, last], failed, 2);
@@ -764,7 +764,7 @@ fn a_failed_worker_of_an_elastic_job_starts_beside_the_others() {
 #[test]
 fn a_failed_worker_goes_where_an_agent_is() {
     let mut play = Play::new(LivePolicy::Fifo);
-    let ([failed, second, third], spare) = three_and_a_spare(&mut play);
+    let ([failed, second, third], spare) = three_and_another(&mut play);
     play.end(failed, false);
     let host = play.runners[&failed].host;
     play.lose_agent(host);
@@ -775,7 +775,7 @@ fn a_failed_worker_goes_where_an_agent_is() {
 #[test]
 fn a_lost_worker_is_placed_anew_before_the_next_round() {
     let mut play = Play::new(LivePolicy::Fifo);
-    let ([first, second, lost], spare) = three_and_a_spare(&mut play);
+    let ([first, second, lost], spare) = three_and_another(&mut play);
     play.die(lost);
     play.wait_seconds(3);
     assert_replaced(&play, [first, second], spare, 1);
@@ -784,7 +784,7 @@ fn a_lost_worker_is_placed_anew_before_the_next_round() {
 #[test]
 fn a_worker_beyond_its_notice_is_replaced() {
     let mut play = Play::new(LivePolicy::Fifo);
-    let ([first, stubborn, last], spare) = three_and_a_spare(&mut play);
+    let ([first, stubborn, last], spare) = three_and_another(&mut play);
     // Its runner was asked to end, and cannot end it.
     let place = play.place(stubborn).unwrap();
     let runner = play.runners.get_mut(&stubborn).unwrap();
@@ -798,7 +798,7 @@ fn a_worker_beyond_its_notice_is_replaced() {
 #[test]
 fn workers_that_fail_together_are_one_failure() {
     let mut play = Play::new(LivePolicy::Fifo);
-    let (members, _) = three_and_a_spare(&mut play);
+    let (members, _) = three_and_another(&mut play);
     for runner in [members[2], members[0]] {
         let place = play.place(runner).unwrap();
         play.runners.get_mut(&runner).unwrap().report.state = WorkerState::Ended { place, succeeded: false };
