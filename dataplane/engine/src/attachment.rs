@@ -94,10 +94,7 @@ impl Attachment {
             return Err(format!("attachment {} has transfers under way", self.id.0));
         }
         if self.deferred.is_some() {
-            return Err(format!(
-                "attachment {} has a call that waits for slower ranks'; try again",
-                self.id.0
-            ));
+            return Err(format!("attachment {} has a call that waits for room; try again", self.id.0));
         }
         let Self { id, operation_timeout, in_flight, unflushed, .. } = *self;
         let joined = self.joined.clone();
@@ -193,7 +190,7 @@ impl Attachment {
         Ok(Some((submission, Some(counts.into()))))
     }
 
-    /// Its communicator has no room for a descriptor: the rank is too far ahead of others of this host. It is the next one again.
+    /// Its communicator has no room for a descriptor until it has seen that others have ended. It is the next one again.
     pub(crate) fn defer(&mut self, taken: Taken) {
         self.deferred = Some(taken);
     }
@@ -203,9 +200,10 @@ impl Attachment {
         self.deferred.take()
     }
 
-    /// Announces that the loop will sleep. False: there is work. What waits behind a deferred descriptor is none.
+    /// Announces that the loop will sleep. False: there is work. Room for a deferred descriptor comes without anything from outside:
+    /// its rank has fewer operations in flight than there is room for, once the communicator has seen that others have ended.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        (self.deferred.is_some() && self.end.memory().is_some()) || self.end.prepare_sleep()
+        self.deferred.is_none() && self.end.prepare_sleep()
     }
 
     /// The next descriptor. More than the rings' entries in flight is the tenant's breach.
@@ -215,7 +213,10 @@ impl Attachment {
         }
         let submission = self.end.submission()?;
         self.in_flight += u32::from(submission.is_some());
-        Ok(submission)
+        match self.in_flight > self.end.entries() {
+            true => Err(EndError::Protocol("more operations in flight than the rings have entries")),
+            false => Ok(submission),
+        }
     }
 
     pub(crate) fn complete(&mut self, completion: &Completion) -> Result<(), EndError> {

@@ -373,7 +373,7 @@ impl Engine {
         let Some(attachment) = attachments.get_mut(key) else { return Ok(worked) };
         worked += attachment.transfer_waiting()?;
         let mut next = if counted { attachment.take_counted()? } else { attachment.take_deferred() };
-        while worked < SUBMISSIONS {
+        while next.is_some() || worked < SUBMISSIONS {
             let (submission, counts) = match next.take() {
                 Some(taken) => taken,
                 None => match attachment.submission()? {

@@ -1,8 +1,10 @@
 """Protected state as checkpoints of torch's: written after a loss or by all ranks, read by torch and by a rank, refused."""
 
+import gc
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import harmonaize
 import pytest
@@ -127,6 +129,13 @@ def test_ranks_write_a_checkpoint_together_and_read_each_others(team, tmp_path, 
     assert all(team.run(writes_as_one, tmp_path / "store", backend, tmp_path / "3"))
 
 
+class Interrupted:
+    """A state at which somebody presses Ctrl-C."""
+
+    def write_safetensors(self, _):
+        raise KeyboardInterrupt
+
+
 def fails_as_one(store, folder):
     with group(store) as (rank, _):
         job = join("checkpoint-fails")
@@ -140,6 +149,13 @@ def fails_as_one(store, folder):
         with pytest.raises(harmonaize.ProtectionError, match="here are states of 1, 2") as caught:
             write_checkpoint(folder, [late] if rank else [early])
         assert caught.value.status == "Differ"
+        gc.collect()
+        gc.disable()
+        with pytest.raises(KeyboardInterrupt if rank else harmonaize.ProtectionError):
+            write_checkpoint(folder, [late, Interrupted()] if rank else [late])
+        maps = Path("/proc/self/maps").read_text()
+        gc.enable()
+        assert not rank or "state.safetensors" not in maps, "what was read before the interrupt is let go"
     return True
 
 

@@ -272,7 +272,7 @@ impl Play {
     }
 
     /// A runner dies, and its worker with it.
-    fn die(&mut self, number: u64) {
+    pub(super) fn die(&mut self, number: u64) {
         let Some(runner) = self.runners.remove(&number) else { return };
         if let (Some(request), Some(session)) = (runner.open, self.agents.get(&runner.host)) {
             let gone = v1::CancelOrder { request };
@@ -759,6 +759,19 @@ fn a_failed_worker_of_an_elastic_job_starts_beside_the_others() {
     play.wait_seconds(3);
     assert_replaced(&play, [first, last], failed, 2);
     assert_eq!((play.place(spare), play.jobs()[0].failures), (None, 1));
+}
+
+#[test]
+fn a_runner_whose_worker_fails_in_the_last_generation_ends_its_job_alone() {
+    for elastic in [false, true] {
+        let mut play = Play::new(LivePolicy::Fifo);
+        let runner = play.add_one(0, ("a", "bert"), (1, 1), elastic);
+        play.wait_seconds(3);
+        let place = WorkerPlace { generation: u64::MAX, ..play.place(runner).unwrap() };
+        play.runners.get_mut(&runner).unwrap().report.state = WorkerState::Ended { place, succeeded: false };
+        play.wait_seconds(120);
+        assert_eq!(play.runners[&runner].over, Some(false), "{:?}", play.jobs());
+    }
 }
 
 #[test]

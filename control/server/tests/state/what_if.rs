@@ -166,6 +166,21 @@ fn an_elastic_job_shrinks_as_answered_and_its_workers_run_on() {
 }
 
 #[test]
+fn workers_that_wait_for_another_one_are_not_forgotten() {
+    let allocator = allocating(LivePolicy::Fifo).allocator;
+    let mut play = Play::with(Settings { allocator, ..super::world::settings(6) });
+    play.world.wait(ROUND);
+    let add = |play: &mut Play, host: usize| play.add_one(host, ("a", "bert"), (3, 3), true);
+    let members = [3, 4, 5].map(|host| add(&mut play, host));
+    play.wait_seconds(3);
+    [0, 1].map(|host| add(&mut play, host));
+    play.die(members[2]);
+    let reply = play.what_if(&of_policy(LivePolicy::Fifo)).unwrap();
+    assert_eq!(reply.jobs[0].hosts, ["h3", "h4", "h0"], "{reply:?}");
+    play.check_answer(&reply, "a worker is lost");
+}
+
+#[test]
 fn another_policy_would_let_the_other_job_run() {
     let mut play = Play::new(LivePolicy::Fifo);
     play.add_all("a", "bert", (4, 4));

@@ -1,38 +1,43 @@
-//! A rank that is far ahead of another one of its host.
+//! A rank that is ahead of another one of its host, by as many calls as its rings have entries, and by more.
 
 use crate::common::{SMALL, World, call, tcp};
-use harmonaize_abi::{Collective, Status};
+use harmonaize_abi::{Collective, Status, Submission};
+use harmonaize_engine::{AttachmentId, Notice};
 
-/// More than rings have entries.
+/// Many times the entries of rings.
 const CALLS: u64 = 3000;
 /// Bytes between the tensors of two calls.
 const STRIDE: u64 = 64;
 const OUTPUT: u64 = 1 << 20;
+/// Rounds after which nothing moves any more.
+const ROUNDS: u32 = 200;
 
-/// Rank 0 broadcasts, and rank 1 of its host calls late. Nobody's call is matched with another one of a slower rank.
-#[test]
-fn a_rank_far_ahead_waits_for_the_slower_ones_of_its_host() {
-    let mut world = World::new(tcp(2), &[vec![0, 1], vec![2]], SMALL);
-    let broadcast = |number: u64| {
-        let at = number * STRIDE;
-        call(Collective::Broadcast, 1, 1, at, OUTPUT + at, 0)
-    };
+fn world() -> World {
+    let world = World::new(tcp(2), &[vec![0, 1], vec![2]], SMALL);
     (0..CALLS).for_each(|number| world.write(0, number * STRIDE, &[number + 1]));
-    let (mut called, mut done) = ([0_u64; 3], [0_u64; 3]);
-    let late = std::cell::Cell::new(false);
-    // Once nothing moves without the slower rank, it calls, too.
-    let mut idle = 0;
-    let mut turn = |world: &mut World| {
+    world
+}
+
+/// A broadcast of rank 0's.
+fn broadcast(world: &World, rank: usize, number: u64) -> Submission {
+    let at = number * STRIDE;
+    let communicator = world.tenants[rank].communicator;
+    Submission { communicator, ..call(Collective::Broadcast, 1, 1, at, OUTPUT + at, 0) }
+}
+
+/// Rank 1 stands still whenever the others go on. Nobody's call is matched with another one of a slower rank.
+#[test]
+fn a_rank_far_ahead_is_matched_with_its_own_calls() {
+    let mut world = world();
+    let entries = u64::from(world.tenants[0].end.entries());
+    let (mut called, mut done, mut idle) = ([0_u64; 3], [0_u64; 3], 0);
+    world.until("all", |world| {
+        idle += 1;
+        let late = idle > ROUNDS;
         for rank in 0..3 {
-            if rank == 1 && !late.get() {
-                continue;
-            }
-            let communicator = world.tenants[rank].communicator;
-            while called[rank] < CALLS {
-                let call = harmonaize_abi::Submission { communicator, ..broadcast(called[rank]) };
-                if world.tenants[rank].end.submit(&call).is_err() {
-                    break;
-                }
+            while (rank != 1 || late) && called[rank] < CALLS.min(done[rank] + entries) {
+                let call = broadcast(world, rank, called[rank]);
+                world.tenants[rank].end.submit(&call).unwrap();
                 called[rank] += 1;
                 idle = 0;
             }
@@ -42,14 +47,26 @@ fn a_rank_far_ahead_waits_for_the_slower_ones_of_its_host() {
                 idle = 0;
             }
         }
-        idle += 1;
-        late.set(late.get() || idle > 1000);
         done == [CALLS; 3]
-    };
-    world.until("all", |world| turn(world));
+    });
     for rank in 0..3 {
         for number in 0..CALLS {
             assert_eq!(world.read(rank, OUTPUT + number * STRIDE, 1), [number + 1], "rank {rank}");
         }
     }
+}
+
+/// Who has more in flight than its rings have entries harms itself alone: its attachment ends.
+#[test]
+fn more_in_flight_than_entries_ends_the_attachment() {
+    let mut world = world();
+    let mut called = 0;
+    world.until("the end", |world| {
+        let call = broadcast(world, 0, called);
+        called += u64::from(called < CALLS && world.tenants[0].end.submit(&call).is_ok());
+        let _ = world.tenants[0].end.completion();
+        let notices = world.notices[0].lock().unwrap();
+        notices.iter().any(|notice| matches!(notice, Notice::Detached { attachment: AttachmentId(0), .. }))
+    });
+    assert!(called > u64::from(world.tenants[1].end.entries()), "{called} calls");
 }

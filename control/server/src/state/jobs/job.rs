@@ -443,7 +443,9 @@ impl Job {
     /// In a copy: its workers have ended and started as they are to.
     pub(super) fn assume_target(&mut self, now: Duration, notice: Duration) {
         let failed = self.ends().contains(&Some(false));
-        if self.recall.is_none() && self.is_on_target() && !failed {
+        // Without a target the round about what it has lost comes first, and keeps who runs on.
+        let waits = self.target.is_empty() && self.awaits_replacement();
+        if self.recall.is_none() && (waits || self.is_on_target() && !failed) {
             return;
         }
         self.account(now);
@@ -514,6 +516,8 @@ impl Job {
         self.generation = reported.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
         self.ranks = members.iter().copied().map(Some).collect();
         self.lost = 0;
+        // A runner may say that its worker failed in a generation beyond all: then each start is a failure of its own.
+        self.failed_in = 0;
         for key in new {
             if let Some(runner) = self.runners.get_mut(key) {
                 runner.started = self.generation;

@@ -9,6 +9,7 @@ those of when the state was protected.
 import json
 import mmap
 import tempfile
+import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -74,16 +75,20 @@ def write_checkpoint(
             rank, step, tensors = _read_state(state, shapes or {})
             steps.add(step)
             ranks[f"rank-{rank}"] = tensors
-    except Exception as error:
-        # The others wait for what this rank has.
-        failed = error
-    own = (steps, failed and str(failed))
+    except BaseException as error:
+        # The others wait for what this rank has. What its frames hold of states is no longer needed.
+        traceback.clear_frames(error.__traceback__)
+        ranks, tensors, failed = {}, None, error
+    own = (steps, failed and (str(failed) or type(failed).__name__))
     found = [own]
     if not no_dist:
         found *= dist.get_world_size(process_group)
         dist.all_gather_object(found, own, group=process_group)
     if failed is not None:
-        raise failed
+        try:
+            raise failed
+        finally:
+            failed = None
     for rank, (_, text) in enumerate(found):
         if text is not None:
             raise _error("Peers", f"rank {rank} has no state to write: {text}")
