@@ -415,15 +415,11 @@ impl Engine {
             if !member.backlog.is_empty() {
                 break;
             }
-            let mut progress = Progress::default();
-            let action = match member.take_unfinished() {
-                Some(unfinished) => {
-                    progress = unfinished.progress;
-                    Some(unfinished.action)
-                }
-                None => member.core.poll(now),
-            };
-            let Some(action) = action else {
+            let left = member.take_unfinished();
+            let next = left.or_else(|| {
+                Some(Unfinished { action: member.core.poll(now)?, progress: Progress::default() })
+            });
+            let Some(Unfinished { action, progress }) = next else {
                 if member.core.finished() || member.core.failure().is_some() {
                     let status = member.core.failure().map_or(Code::Destroyed, status_of);
                     let (communicator, ended) = (member.id, member.ended);

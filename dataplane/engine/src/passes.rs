@@ -553,6 +553,52 @@ mod tests {
         bytes.chunks_exact(4).map(|four| f32::from_ne_bytes(four.try_into().unwrap())).collect()
     }
 
+    /// Tensors, and two outputs for their sum.
+    struct Sum {
+        tensors: Vec<Arc<Memory>>,
+        outputs: Vec<Arc<Memory>>,
+        expected: Vec<f32>,
+    }
+
+    impl Sum {
+        fn of(tensors: usize) -> Self {
+            Self {
+                tensors: (0..tensors).map(|seed| memory(&numbers(seed))).collect(),
+                outputs: (0..2).map(|_| Memory::private(BYTES).unwrap()).collect(),
+                expected: (0..BYTES / 4)
+                    .map(|index| (0..tensors).map(|seed| numbers_at(seed, index)).sum())
+                    .collect(),
+            }
+        }
+
+        fn clear(&self) {
+            self.outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
+        }
+
+        fn is_right(&self) -> bool {
+            self.outputs.iter().all(|output| contents(output) == self.expected)
+        }
+
+        fn pass<T>(&self, run: impl FnOnce(Pass<'_, '_>) -> T) -> T {
+            let whole = |memory| (memory, 0, BYTES as u64);
+            let sources: Vec<Located<'_>> = self.tensors.iter().map(whole).collect();
+            let destinations: Vec<Located<'_>> = self.outputs.iter().map(whole).collect();
+            let kernel = Kernel::Reduce { op: ReduceOp::Sum, dtype: Dtype::F32, divide: None };
+            run(Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations })
+        }
+    }
+
+    /// A copy of each block: from where it lies to where it goes.
+    fn copies<'a>(blocks: &'a [[Located<'a>; 2]]) -> Vec<Pass<'a, 'a>> {
+        let copy = |[from, to]: &'a [Located<'a>; 2]| Pass {
+            kernel: &Kernel::Copy,
+            whole: BYTES,
+            sources: std::slice::from_ref(from),
+            destinations: std::slice::from_ref(to),
+        };
+        blocks.iter().map(copy).collect()
+    }
+
     /// Of an action whose turn nothing ends.
     fn unsliced() -> Slices {
         Slicing::default().begin(Instant::now(), None, Progress::default())
@@ -607,20 +653,12 @@ mod tests {
 
     #[test]
     fn a_shared_pass_sums_as_one_thread_does() {
-        let tensors: Vec<_> = (0..4).map(|seed| memory(&numbers(seed))).collect();
-        let expected: Vec<f32> =
-            (0..BYTES / 4).map(|index| (0..4).map(|seed| numbers_at(seed, index)).sum()).collect();
-        let kernel = Kernel::Reduce { op: ReduceOp::Sum, dtype: Dtype::F32, divide: None };
-        let outputs: Vec<_> = (0..2).map(|_| Memory::private(BYTES).unwrap()).collect();
-        let whole = |memory| (memory, 0, BYTES as u64);
-        let sources: Vec<Located<'_>> = tensors.iter().map(whole).collect();
-        let destinations: Vec<Located<'_>> = outputs.iter().map(whole).collect();
+        let sum = Sum::of(4);
         let mut helped = 0;
         beside_a_helper(1, |owner| {
-            outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
-            let pass = Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-            owner.run(&[pass], &mut unsliced()).unwrap();
-            assert!(contents(&outputs[0]) == expected && contents(&outputs[1]) == expected);
+            sum.clear();
+            sum.pass(|pass| owner.run(&[pass], &mut unsliced())).unwrap();
+            assert!(sum.is_right());
             helped += owner.take_helped();
             assert_eq!(owner.take_helped(), 0, "it is taken once");
         });
@@ -642,15 +680,7 @@ mod tests {
             (0..3).map(|to| at(of, to)).collect()
         };
         let spans: Vec<_> = (0..3).flat_map(spans).collect();
-        let passes: Vec<_> = spans
-            .iter()
-            .map(|[from, to]| Pass {
-                kernel: &Kernel::Copy,
-                whole: BYTES,
-                sources: std::slice::from_ref(from),
-                destinations: std::slice::from_ref(to),
-            })
-            .collect();
+        let passes = copies(&spans);
         beside_a_helper(1, |owner| {
             outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
             owner.run(&passes, &mut unsliced()).unwrap();
@@ -667,26 +697,16 @@ mod tests {
 
     #[test]
     fn slices_sum_as_one_pass_does_with_helpers_and_without() {
-        let tensors: Vec<_> = (0..3).map(|seed| memory(&numbers(seed))).collect();
-        let expected: Vec<f32> =
-            (0..BYTES / 4).map(|index| (0..3).map(|seed| numbers_at(seed, index)).sum()).collect();
-        let kernel = Kernel::Reduce { op: ReduceOp::Sum, dtype: Dtype::F32, divide: None };
-        let outputs: Vec<_> = (0..2).map(|_| Memory::private(BYTES).unwrap()).collect();
-        let whole = |memory| (memory, 0, BYTES as u64);
-        let sources: Vec<Located<'_>> = tensors.iter().map(whole).collect();
-        let destinations: Vec<Located<'_>> = outputs.iter().map(whole).collect();
-        let pass = || Pass { kernel: &kernel, whole: 0, sources: &sources, destinations: &destinations };
-        let clear = || outputs.iter().for_each(|output| output.write(0, &vec![0xff; BYTES]).unwrap());
-        let right = || contents(&outputs[0]) == expected && contents(&outputs[1]) == expected;
+        let sum = Sum::of(3);
         for bytes in [100_000, 256 << 10] {
-            clear();
-            let turns = run_sliced(&mut PassSharing::default(), &[pass()], bytes);
-            assert!(right() && turns >= 5 * BYTES / bytes, "{turns} turns of {bytes} bytes");
+            sum.clear();
+            let turns = sum.pass(|pass| run_sliced(&mut PassSharing::default(), &[pass], bytes));
+            assert!(sum.is_right() && turns >= 5 * BYTES / bytes, "{turns} turns of {bytes} bytes");
         }
         beside_a_helper(1, |owner| {
-            clear();
-            run_sliced(owner, &[pass()], 256 << 10);
-            assert!(right());
+            sum.clear();
+            sum.pass(|pass| run_sliced(owner, &[pass], 256 << 10));
+            assert!(sum.is_right());
         });
     }
 
@@ -720,15 +740,7 @@ mod tests {
         let ends = [0, 4, 4, 3000, 9996, 10_000];
         let blocks: Vec<[Located<'_>; 2]> =
             ends.windows(2).map(|of| [(&from, of[0], of[1] - of[0]), (&to, of[0], of[1] - of[0])]).collect();
-        let passes: Vec<_> = blocks
-            .iter()
-            .map(|[from, to]| Pass {
-                kernel: &Kernel::Copy,
-                whole: BYTES,
-                sources: std::slice::from_ref(from),
-                destinations: std::slice::from_ref(to),
-            })
-            .collect();
+        let passes = copies(&blocks);
         for bytes in [1, 64, 65, 1000, 7000] {
             to.write(0, &vec![0xff; BYTES]).unwrap();
             let turns = run_sliced(&mut PassSharing::default(), &passes, bytes);

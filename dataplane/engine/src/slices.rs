@@ -39,9 +39,7 @@ impl Slicing {
 
     /// Begins an action, or goes on with it. The turn is over `until` after `start`; none: it is not.
     pub(crate) fn begin(self, start: Instant, until: Option<Nanos>, progress: Progress) -> Slices {
-        let deadline = until.and_then(|until| start.checked_add(Duration::from_nanos(until.0)));
-        let resumed = progress.begun;
-        Slices { slicing: self, deadline, resumed, set: 0, since: 0, progress }
+        Slices { slicing: self, start, until, set: 0, since: 0, progress }
     }
 }
 
@@ -71,8 +69,8 @@ pub(crate) struct Unfinished {
 #[derive(Debug)]
 pub(crate) struct Slices {
     slicing: Slicing,
-    deadline: Option<Instant>,
-    resumed: bool,
+    start: Instant,
+    until: Option<Nanos>,
     /// The number of the next set of passes.
     set: u32,
     /// Bytes since the last look at the time.
@@ -88,7 +86,7 @@ impl Slices {
 
     /// Whether the action has begun in an earlier turn.
     pub(crate) fn is_resumed(&self) -> bool {
-        self.resumed
+        self.progress.begun
     }
 
     /// Which pieces of the next set are left, of so many. None: it was done in an earlier turn.
@@ -105,7 +103,8 @@ impl Slices {
     /// Whether the turn is over before so many bytes more. If not, they are counted. The first ones of a turn never are too many.
     pub(crate) fn ends_before(&mut self, bytes: usize) -> bool {
         if self.since > 0 && self.since.saturating_add(bytes) > self.slicing.bytes {
-            if self.slicing.each || self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let over = |until: Nanos| self.start.elapsed() >= Duration::from_nanos(until.0);
+            if self.slicing.each || self.until.is_some_and(over) {
                 return true;
             }
             self.since = 0;
