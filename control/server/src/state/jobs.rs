@@ -275,8 +275,9 @@ impl Jobs {
             let extra = self.extra_round.take_if(|at| *at <= ctx.now).is_some();
             let lost = self.lost_round.take_if(|at| *at <= ctx.now).is_some();
             if (extra || lost) && self.settled {
-                self.planned_again = if lost { Some(ctx.now) } else { self.planned_again };
-                self.decide(ctx, effects, allocator, if lost { Scope::Lost } else { Scope::Waiting });
+                let scope = if lost { Scope::Lost } else { Scope::Waiting };
+                self.planned_again = lost.then_some(ctx.now).or(self.planned_again);
+                self.decide(ctx, effects, allocator, scope);
             }
         }
         self.after_loss(ctx, effects, allocator);
@@ -425,13 +426,11 @@ impl Jobs {
         let taken: BTreeSet<(HostId, usize)> = match scope {
             Scope::All => BTreeSet::new(),
             Scope::Waiting | Scope::Lost => {
-                let of = |job: &Job| {
+                let hosts = self.jobs.values().flat_map(|job| {
                     let targets = job.target.iter().map(|(host, _)| *host);
-                    let hosts: Vec<HostId> = job.busy(ctx.now, allocator.notice).chain(targets).collect();
-                    let number = job.number;
-                    hosts.into_iter().map(move |host| (host, number))
-                };
-                self.jobs.values().flat_map(of).collect()
+                    job.busy(ctx.now, allocator.notice).chain(targets).map(|host| (host, job.number))
+                });
+                hosts.collect()
             }
         };
         let is_free = |host: HostId, job: &Job| {

@@ -117,10 +117,8 @@ impl Failures {
 
     /// Until when no worker starts.
     fn backoff_until(&self) -> Duration {
-        let wait = |doublings| {
-            let times = 2_u32.checked_pow(doublings).unwrap_or(u32::MAX);
-            FIRST_BACKOFF.saturating_mul(times).min(LONGEST_BACKOFF)
-        };
+        let wait =
+            |doublings| FIRST_BACKOFF.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_BACKOFF);
         self.last.saturating_add(self.waited_for.checked_sub(2).map_or(Duration::ZERO, wait))
     }
 }
