@@ -74,7 +74,7 @@ Examples:
   harmonaize explain a/world --last 3         of one communicator
   harmonaize explain --json | jq '.decisions[-1]'
 
-Times are counted from when control received the verdict, or, where there was none, from the decision. Scores are how
+Times are counted from when control received the report, or, where there was none, from the decision. Scores are how
 much longer operations take than on an idle fabric: 1.00 is best.";
 
 /// What is done with tenants.

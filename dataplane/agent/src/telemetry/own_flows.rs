@@ -115,7 +115,7 @@ impl OwnFlows {
     /// Whose connection takes a path; none where it is nobody's any more.
     pub(crate) fn owner_of(&self, path: Path) -> Option<Owner> {
         let Path::Connection { address, local, remote } = path else { return None };
-        // The other end's address and both ports: this host has few connections, and verdicts on them are rare.
+        // The other end's address and both ports: this host has few connections, and reports on them are rare.
         let takes = |key: &FlowKey| (key.remote, key.local_port, key.remote_port) == (address, local, remote);
         let owner = self.owners.iter().find(|(key, _)| takes(key) && key.protocol == Protocol::Tcp as u8);
         owner.map(|(_, owner)| *owner)

@@ -419,7 +419,7 @@ impl SubjectState {
         }
     }
 
-    /// The verdict on a rank from all edges that are laid to it.
+    /// The finding on a rank from all edges that are laid to it.
     fn straggler_of(&self, subject: Subject, rank: Rank) -> Option<Straggler> {
         let late = self.network.late().filter(|turn| self.blamed.get(&turn.key) == Some(&rank));
         let mut since = None;

@@ -56,7 +56,7 @@ pub(crate) struct PendingProbe {
     pub verifies: Option<PendingReport>,
 }
 
-/// A verdict that trains are to verify.
+/// A report that trains are to verify.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingReport {
     pub report: CongestionReport,
