@@ -189,7 +189,7 @@ fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::Conges
     let (local, remote) = (owner.flow.local_port, owner.flow.remote_port);
     v1::CongestionReport {
         congestion: Some(congestion),
-        communicator: owner.communicator,
+        communicator: owner.communicator.0,
         epoch: owner.epoch.into(),
         peer: owner.to,
         source_port: if local == listen { remote } else { local }.into(),

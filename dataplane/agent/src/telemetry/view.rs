@@ -332,7 +332,7 @@ fn end_of_queue_pair(pair: &QueuePair) -> v1::FlowEndpoint {
 fn owner_of(owner: &Owner) -> v1::FlowOwner {
     v1::FlowOwner {
         tenant: owner.tenant.to_string(),
-        communicator: owner.communicator,
+        communicator: owner.communicator.0,
         epoch: owner.epoch.into(),
         participant: owner.from,
         peer: owner.to,
