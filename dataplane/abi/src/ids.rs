@@ -53,6 +53,9 @@ macro_rules! ids {
 ids! {
     /// Identifies a communicator at every agent and at control, for good: control never gives a number twice.
     CommunicatorId(u64);
+    /// What a process calls a communicator in the descriptors of its attachment. The agent gives it at joining, from 1, and control
+    /// never sees it.
+    CommunicatorHandle(u32);
     /// Identifies what control grants a communicator's epoch at its aggregators, drawn at random. Packets carry it in the communicator's place.
     GrantId(u64);
     /// Numbers the plans of a communicator, from 1. Agents' messages carry it in 32 bits, protobuf in 64.

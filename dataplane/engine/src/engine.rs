@@ -28,8 +28,8 @@ use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_coun
 use crate::wake::{Woken, watch};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, ChannelId, CommunicatorId, Completion, Cookie, Direction, Epoch, OperationId, Rank, Region,
-    Signature, Status as Code, StepId, Submission, Token,
+    ABI_VERSION, ChannelId, CommunicatorHandle, CommunicatorId, Completion, Cookie, Direction, Epoch,
+    OperationId, Rank, Region, Signature, Status as Code, StepId, Submission, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -663,7 +663,7 @@ impl Engine {
         let completion = Completion {
             version: ABI_VERSION,
             status: Code::Ok.code(),
-            communicator: local.handle,
+            communicator: local.handle.0,
             cookie: call.cookie.0,
             operation: receipt.operation.0,
             wire_bytes: receipt.wire_bytes,
@@ -694,7 +694,7 @@ impl Engine {
         let completion = Completion {
             version: ABI_VERSION,
             status: status.code(),
-            communicator: local.handle,
+            communicator: local.handle.0,
             cookie: call.cookie.0,
             operation: operation.0,
             ..Completion::default()
@@ -900,7 +900,7 @@ fn submit(
     submission: &Submission,
     fetched: Option<Arc<[u64]>>,
 ) -> Result<Submitted, Code> {
-    let (key, rank) = attachment.find(submission.communicator)?;
+    let (key, rank) = attachment.find(CommunicatorHandle(submission.communicator))?;
     // One that is not there has panicked, and is about to be ended.
     let calls = members.get(key).ok_or(Code::Internal)?.calls_in_flight();
     let submitted = contain(members, aftermath, (key, Task::Call), |member| {

@@ -237,7 +237,7 @@ impl Engine {
         let completion = Completion {
             version: ABI_VERSION,
             status: Status::Ok.code(),
-            communicator: local.handle,
+            communicator: local.handle.0,
             cookie: call.cookie.0,
             operation: receipt.number,
             wire_bytes: receipt.wire_bytes,

@@ -4,7 +4,9 @@ use harmonaize_abi::session::{
     Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused,
     Negotiated, Refusal,
 };
-use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, StragglerCause, Submission};
+use harmonaize_abi::{
+    ABI_VERSION, CommunicatorHandle, Completion, Rank, Region, Status, StragglerCause, Submission,
+};
 use harmonaize_agent::counters::Counters;
 use harmonaize_agent::session::{
     AttachmentId, BindError, Joined, Question, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules,
@@ -307,7 +309,13 @@ impl Engine {
                 self.next += 1;
                 let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|other| *other != rank).collect();
                 let answer = match ranks {
-                    1 => Ok(Joined { communicator: self.next, name, rank, ranks, before: Vec::new() }),
+                    1 => Ok(Joined {
+                        communicator: CommunicatorHandle(self.next),
+                        name,
+                        rank,
+                        ranks,
+                        before: Vec::new(),
+                    }),
                     _ => Err(JoinRefused {
                         kind: JoinRefusal::Timeout,
                         text: "some ranks never came".into(),
@@ -321,7 +329,7 @@ impl Engine {
                 self.next += 1;
                 let before = vec![Some(Rank(1)), None];
                 let _ = reply.send(Ok(Joined {
-                    communicator: self.next,
+                    communicator: CommunicatorHandle(self.next),
                     name: "job".into(),
                     rank: Rank(0),
                     ranks: 2,
@@ -334,7 +342,7 @@ impl Engine {
                 let (kind, text) = (JoinRefusal::LeftOut, "the rank named no color".to_owned());
                 let refused = JoinRefused { kind, text, ranks: Vec::new() };
                 let joined = color.map(|color| Joined {
-                    communicator: self.next,
+                    communicator: CommunicatorHandle(self.next),
                     name: format!("job#1.{color}"),
                     rank: Rank(0),
                     ranks: 1,
