@@ -29,7 +29,7 @@ use crate::wake::{Woken, watch};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
     ABI_VERSION, ChannelId, CommunicatorHandle, CommunicatorId, Completion, Cookie, Direction, Epoch,
-    OperationId, Rank, Region, Signature, Status as Code, StepId, Submission, Token,
+    OperationId, Rank, Region, Signature, Status as Code, StepId, Submission, Tag, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -315,8 +315,8 @@ impl Engine {
                 Event::Received { header, payload, posted } => {
                     handle_frame(member, now, (epoch, peer), header, payload, posted, marks);
                 }
-                Event::Sent { token } => {
-                    let (_, channel, step) = untag(token);
+                Event::Sent { tag } => {
+                    let (_, channel, step) = untag(tag);
                     member.core.handle_completion(now, channel, step);
                 }
                 Event::Down { reason } => {
@@ -356,12 +356,12 @@ impl Engine {
         } = self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
         let mut counted = false;
-        let mut worked = attachment.end.progress(&mut |token| {
-            if token == COUNTS {
+        let mut worked = attachment.end.progress(&mut |tag| {
+            if tag == COUNTS {
                 counted = true;
                 return;
             }
-            let (of, channel, step) = untag(token);
+            let (of, channel, step) = untag(tag);
             contain(members, aftermath, (of, Task::Transfer), |member| {
                 asked.extend(handle_transferred(now, member, transport.as_mut(), (of, channel, step)));
             });
@@ -803,7 +803,7 @@ fn run_step(
     context: &Context<'_>,
     (passes, slices): (&mut PassSharing, &mut Slices),
     key: Key,
-    (step, tag): (StepId, u64),
+    (step, tag): (StepId, Tag),
     pending: &mut Vec<PendingTransfer>,
 ) -> Result<StepResult, ExecuteError> {
     if step == StepId(0) && !feedback::begin(context, (&mut *passes, &mut *slices), key, pending)? {

@@ -5,7 +5,7 @@ use harmonaize_abi::session::{
     Negotiated, Refusal,
 };
 use harmonaize_abi::{
-    ABI_VERSION, CommunicatorHandle, Completion, Rank, Region, Status, StragglerCause, Submission,
+    ABI_VERSION, CommunicatorHandle, Completion, Rank, Region, Status, StragglerCause, Submission, Tag,
 };
 use harmonaize_agent::counters::Counters;
 use harmonaize_agent::session::{
@@ -224,8 +224,8 @@ struct Attachment {
     pending: Vec<Submission>,
     operations: u64,
     /// Remote: operations whose bytes are on their way, by tag.
-    moving: HashMap<u64, (Submission, Arc<Memory>, bool)>,
-    tag: u64,
+    moving: HashMap<Tag, (Submission, Arc<Memory>, bool)>,
+    tag: Tag,
 }
 
 impl Engine {
@@ -278,8 +278,10 @@ impl Engine {
                 self.seen.push(attachment);
                 self.knobs.log_line(format!("attached {} of {tenant}", self.seen.len()));
                 let (held, moving) = (Vec::new(), HashMap::new());
-                self.attachments
-                    .insert(attachment, Attachment { end, pending: held, operations: 0, moving, tag: 0 });
+                self.attachments.insert(
+                    attachment,
+                    Attachment { end, pending: held, operations: 0, moving, tag: Tag(0) },
+                );
             }
             SessionRequest::AddRegion { attachment, base, memory, reply } => {
                 self.knobs.log_line(format!("{} bytes more at {base}", memory.bytes()));
@@ -512,13 +514,13 @@ impl Attachment {
             return self.complete(&submission, Status::Ok);
         }
         let staging = Memory::private(bytes as usize)?;
-        self.tag += 1;
+        self.tag = self.tag.next();
         self.end.fetch(self.tag, offset, Span::new(&staging, 0, bytes)?)?;
         self.moving.insert(self.tag, (submission, staging, false));
         Ok(())
     }
 
-    fn moved(&mut self, tag: u64) -> Result<(), EndError> {
+    fn moved(&mut self, tag: Tag) -> Result<(), EndError> {
         let (submission, staging, stored) = self.moving.remove(&tag).expect("a tag that was given");
         if stored {
             return self.complete(&submission, Status::Ok);
