@@ -55,7 +55,7 @@ pub struct Request {
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
     #[arg(long, value_name = "FOLDER")]
     pub traces: Option<PathBuf>,
-    /// Suite telemetry: keep the traces and logs of trainings whose verdicts on stragglers are wrong in this folder
+    /// Suite telemetry: keep the traces and logs of trainings whose findings on stragglers are wrong in this folder
     #[arg(long, value_name = "FOLDER")]
     pub wrong: Option<PathBuf>,
     /// Suite sweep, and suite rdma by hosts' names: sizes in bytes, with K, M or G; of the sweep 1K to 256M by 4 without it

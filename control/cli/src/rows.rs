@@ -260,7 +260,7 @@ async fn ask(control: &ControlArguments, arguments: RowArguments, kind: RowKind)
             let Target::Id(id) = target else {
                 return Err(usage("an agent has ids of communicators, and no names"));
             };
-            filter.communicators.push(*id);
+            filter.communicators.push(id.0);
         }
         return match kind {
             RowKind::Flow if follow => Err(usage("--follow of flows asks control")),
@@ -277,7 +277,7 @@ async fn ask(control: &ControlArguments, arguments: RowArguments, kind: RowKind)
     }
     let mut operate = Box::new(Operate::connect(control).await?);
     for target in &arguments.communicator {
-        filter.communicators.push(operate.resolve(target).await?);
+        filter.communicators.push(operate.resolve(target).await?.0);
     }
     let request = AskRequest {
         kind: kind.into(),

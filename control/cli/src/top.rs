@@ -130,8 +130,8 @@ async fn fabric(
     selection: &Selection,
 ) -> Result<(FabricSnapshot, PlansReply, ExplainReply), Failure> {
     let next = stream.message().await.map_err(|status| control.failure(&status))?;
-    let (mut fabric, mut plans) = (next.ok_or_else(ended)?, control.plans_of(0).await?);
-    let mut decisions = control.decisions(0, MAX_DECISIONS).await?;
+    let (mut fabric, mut plans) = (next.ok_or_else(ended)?, control.plans_of(None).await?);
+    let mut decisions = control.decisions(None, MAX_DECISIONS).await?;
     selection.apply(&mut fabric, &mut plans, &mut decisions)?;
     Ok((fabric, plans, decisions))
 }

@@ -1,6 +1,7 @@
 //! The RDMA transport conforms, on devices of this process, and ends its links when those break.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, Acceptor, TcpTransport};
 use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
@@ -101,7 +102,7 @@ mod spread {
 enum Seen {
     Up,
     Received(Vec<u8>, Option<u32>),
-    Sent(u64),
+    Sent(Tag),
     Down(DownReason),
 }
 
@@ -112,7 +113,7 @@ fn turn(end: &mut dyn Transport, seen: &mut Vec<Seen>) {
             Event::Received { header, payload, .. } => {
                 Seen::Received(header.to_vec(), payload.map(|(_, bytes)| bytes))
             }
-            Event::Sent { token } => Seen::Sent(token),
+            Event::Sent { tag } => Seen::Sent(tag),
             Event::Down { reason } => Seen::Down(reason),
         });
     });
@@ -207,7 +208,7 @@ fn a_failed_completion_ends_the_link_and_says_what_it_was() {
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.inject("a0", Fault::Complete(Status::TransportRetriesExceeded));
     let landing = Landing { ring: 0, sequence: 0 };
-    a.send(to_b, 1, b"lost", Some((landing, span(1 << 16), 7))).unwrap();
+    a.send(to_b, 1, b"lost", Some((landing, span(1 << 16), Tag(7)))).unwrap();
     let seen = both_ended(&mut a, &mut b);
     let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(reason.contains("path 1") && reason.contains("retry counter exceeded"), "{reason}");
@@ -244,7 +245,7 @@ fn a_device_that_settles_nothing_ends_its_links() {
     b.attach_ring(theirs, 1, ring(4096, 4)).unwrap();
     fabric.hold("a0");
     let landing = Landing { ring: 1, sequence: 0 };
-    a.send(link, 0, b"payload", Some((landing, span(4096), 7))).unwrap();
+    a.send(link, 0, b"payload", Some((landing, span(4096), Tag(7)))).unwrap();
     until([&mut a, &mut b], &mut seen, both_down);
     let Some(DownReason::Network(why)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(why.contains("neither sent message") && why.contains("within 536"), "{why}");
@@ -321,7 +322,7 @@ fn queue_pairs_are_destroyed_by_a_thread_of_their_own() {
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.take_calls("a0");
     fabric.inject("a0", Fault::PortDown);
-    a.send(to_b, 0, b"lost", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
+    a.send(to_b, 0, b"lost", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), Tag(7)))).unwrap();
     both_ended(&mut a, &mut b);
     fabric.inject("a0", Fault::PortUp);
     let [to_b, _] = up(&mut a, &mut b, 1);
@@ -382,7 +383,7 @@ fn memory_that_cannot_be_registered_is_a_typed_error() {
     );
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.inject("a0", refused);
-    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
+    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), Tag(7)))).unwrap();
     let seen = both_ended(&mut a, &mut b);
     assert!(
         matches!(down(&seen[0]), Some(DownReason::Network(why)) if why.contains("RLIMIT_MEMLOCK")),
@@ -399,7 +400,7 @@ fn last_words_overtake_payloads_that_will_not_go() {
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     a.send(to_b, 0, &[1; 3], None).unwrap();
     for sequence in 0..8 {
-        let payload = (Landing { ring: 0, sequence }, span(1 << 16), u64::from(sequence));
+        let payload = (Landing { ring: 0, sequence }, span(1 << 16), Tag(sequence.into()));
         a.send(to_b, 0, b"payload", Some(payload)).unwrap();
     }
     let word: Vec<u8> = (0..512).map(|i| (i % 251) as u8).collect();
@@ -459,11 +460,11 @@ fn memory_is_let_go_when_nobody_else_has_it() {
     let weak = std::sync::Arc::downgrade(&memory);
     let payload = Span::new(&memory, 0, 1 << 16).unwrap();
     drop(memory);
-    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, payload, 7))).unwrap();
+    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, payload, Tag(7)))).unwrap();
     let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, |seen| seen[0].contains(&Seen::Sent(7)) && seen[1].len() == 1);
+    until([&mut a, &mut b], &mut seen, |seen| seen[0].contains(&Seen::Sent(Tag(7))) && seen[1].len() == 1);
     until([&mut a, &mut b], &mut seen, |_| weak.upgrade().is_none());
-    assert_eq!(seen, [vec![Seen::Sent(7)], vec![Seen::Received(vec![], Some(1 << 16))]]);
+    assert_eq!(seen, [vec![Seen::Sent(Tag(7))], vec![Seen::Received(vec![], Some(1 << 16))]]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn congestion(interface: &str, level: CongestionLevel, cause: CongestionCause, a
     }
 }
 
-fn link(interface: &str, rates: [u64; 3], verdict: v1::Congestion, faults: [u64; 2]) -> v1::Link {
+fn link(interface: &str, rates: [u64; 3], finding: v1::Congestion, faults: [u64; 2]) -> v1::Link {
     let [egress_bits, own_egress_bits, ingress_bits] = rates.map(|rate| rate * 1_000_000);
     let [marked, retransmissions] = faults;
     v1::Link {
@@ -36,7 +36,7 @@ fn link(interface: &str, rates: [u64; 3], verdict: v1::Congestion, faults: [u64;
         egress_bps: egress_bits,
         ingress_bps: ingress_bits,
         own_egress_bps: own_egress_bits,
-        congestion: Some(verdict),
+        congestion: Some(finding),
         counters: Some(v1::LinkCounters {
             ecn_ce: marked,
             retransmits: retransmissions,
@@ -111,9 +111,9 @@ fn flows() -> Vec<v1::Flow> {
     vec![own, back, gloo, roce]
 }
 
-/// A host whose link others congest, with an own communicator and a foreign job.
+/// A host whose link others congest, with an own communicator and an external job.
 fn snapshot() -> v1::Snapshot {
-    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 4200 * MILLI);
+    let congested = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 4200 * MILLI);
     let quiet = congestion("eth1", CongestionLevel::None, CongestionCause::Unspecified, 3900 * SECOND);
     let operation = v1::Operation {
         communicator: WORLD,
@@ -137,7 +137,7 @@ fn snapshot() -> v1::Snapshot {
         interval_ns: SECOND,
         uptime_ns: 3912 * SECOND,
         links: vec![
-            link("eth0", [878, 463, 855], foreign, [0, 46]),
+            link("eth0", [878, 463, 855], congested, [0, 46]),
             link("eth1", [88, 0, 1], quiet, [12, 0]),
         ],
         flows: flows(),
@@ -209,10 +209,10 @@ fn fabric() -> v1::FabricSnapshot {
     };
     let quiet = congestion("eth0", CongestionLevel::None, CongestionCause::Unspecified, 700 * SECOND);
     let own = congestion("eth0", CongestionLevel::Mild, CongestionCause::Own, 61 * SECOND);
-    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 8 * SECOND);
-    let verdict = v1::finding_change::Finding::Congestion(foreign.clone());
+    let congested = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 8 * SECOND);
+    let finding = v1::finding_change::Finding::Congestion(congested.clone());
     let changes = vec![
-        v1::FindingChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), finding: Some(verdict) },
+        v1::FindingChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), finding: Some(finding) },
         v1::FindingChange {
             time_ns: NOW - 7 * SECOND,
             host: String::new(),
@@ -222,7 +222,7 @@ fn fabric() -> v1::FabricSnapshot {
     let mut hosts = vec![
         host("h0", 412, vec![link("eth0", [463, 461, 455], quiet.clone(), [0, 0])]),
         host("h1", 398, vec![link("eth0", [951, 940, 455], own, [0, 2])]),
-        host("h2", 407, vec![link("eth0", [463, 461, 949], foreign, [0, 977])]),
+        host("h2", 407, vec![link("eth0", [463, 461, 949], congested, [0, 977])]),
         host("h3", 0, vec![]),
     ];
     hosts[1].refused = 1;

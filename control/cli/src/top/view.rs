@@ -20,11 +20,11 @@ pub(crate) enum Kind {
     Flows,
     /// Own communicators.
     Communicators,
-    /// Foreign jobs and their phases.
+    /// External jobs and their phases.
     Phases,
-    /// Verdicts on ranks.
+    /// Findings on ranks.
     Stragglers,
-    /// Verdicts that changed.
+    /// Findings that changed.
     Changes,
     /// What communicators run by.
     Plans,

@@ -22,6 +22,7 @@ use crate::{
     DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, Transport,
 };
 use exchange::{Control, RemoteMemory, RingEnd};
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use harmonaize_verbs::{Access, VerbsError};
 pub use harmonaize_verbs::{Devices, PortOptions};
@@ -523,7 +524,7 @@ impl Transport for VerbsTransport {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         let inline_payload = self.config.inline_payload;
         let link = self.link(link).filter(|link| link.flows()).ok_or(SendError::Down)?;
