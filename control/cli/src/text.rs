@@ -84,13 +84,15 @@ pub(crate) fn date(nanos: u64) -> String {
     }
 }
 
-/// When something was, by a clock that reads `now`: the time of day, and a date where it is a day ago or more, or `now` is 0.
+/// The time of day when something was, or a date where that is a day ago or more by a clock that reads `now`.
+/// A date too where `now` is 0, which is not known; "-" where `then` is 0.
 pub(crate) fn moment(now: u64, then: u64) -> String {
     const DAY: u64 = 24 * 3_600_000_000_000;
     if now == 0 || now.saturating_sub(then) >= DAY { date(then) } else { clock(then) }
 }
 
-/// How long ago it was, by a clock that reads `now`: "4.2s". "-" where `then` is 0, and a date where `now` is.
+/// How long ago something was, by a clock that reads `now`: "4.2s".
+/// A date where `now` is 0, which is not known; "-" where `then` is 0.
 pub(crate) fn age(now: u64, then: u64) -> String {
     if now == 0 || then == 0 { date(then) } else { duration(now.saturating_sub(then)) }
 }
