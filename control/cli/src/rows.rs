@@ -53,10 +53,10 @@ pub(crate) struct RowArguments {
     #[arg(long, value_name = "TIME|DURATION")]
     until: Option<Past>,
     /// The last N alone; 0 for all.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
     last: u32,
     /// Go on with what is seen from now on.
-    #[arg(long)]
+    #[arg(short, long)]
     follow: bool,
     /// How long agents may take to answer; at most 1min.
     #[arg(long, value_name = "DURATION", default_value = "5s")]

@@ -60,6 +60,7 @@ impl Queries<'_> {
             switches: switches.collect(),
             links: self.link_states(&crossings),
             aggregators: self.aggregators.reply(topology),
+            now_ns: self.ctx.operator.realtime(self.ctx.now).0,
         }
     }
 
