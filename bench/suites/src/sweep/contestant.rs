@@ -78,7 +78,7 @@ impl Peers {
             Site::Shaped => {
                 all.push((Ok(Contestant::Stream), alone("goodput of one TCP stream", Role::Stream)))
             }
-            Site::Unshaped | Site::Hosts => {}
+            Site::Unshaped | Site::Unprotected | Site::Hosts => {}
         }
         if site == Site::Host && collective.name == "all_reduce" {
             all.push((Ok(Contestant::Relay), alone("relay by a third thread", Role::Relay)));
