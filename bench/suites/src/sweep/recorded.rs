@@ -225,7 +225,7 @@ fn iterations(request: &Request) -> Result<Vec<Iteration>> {
         "--recordings needs {MINA} or {MCCS}, the folders of the recordings"
     );
     eprintln!(
-        "Neither of {MINA}, the folder traces of MINA's artifact, nor of {MCCS}, workloads of MCCS's: generated"
+        "Generated: neither {MINA} names the folder traces of MINA's artifact, nor {MCCS} workloads of MCCS's"
     );
     let layer = if request.smoke { LAYER.1 } else { LAYER.0 };
     Ok(vec![Iteration::generated(layer), Iteration::generated_in_turn(layer)])
@@ -311,8 +311,8 @@ mod tests {
 
     fn load(communicator: &str, size: u64) -> String {
         format!(
-            "communicator_id = {communicator}\ncuda_devices = [0, 1]\n[[traces]]\nsize = {size}\ntype = \"all_reduce\"\n\
-             compute_interval = 300\n"
+            "communicator_id = {communicator}\ncuda_devices = [0, 1]\n\
+             [[traces]]\nsize = {size}\ntype = \"all_reduce\"\ncompute_interval = 300\n"
         )
     }
 
