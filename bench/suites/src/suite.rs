@@ -70,6 +70,9 @@ pub struct Request {
     /// Suite sweep: which collectives; all without it
     #[arg(long, value_delimiter = ',', value_parser = collectives())]
     pub collectives: Vec<String>,
+    /// Suite sweep, part recorded: files of HARMONAIZE_MINA and HARMONAIZE_MCCS by name, such as vit-base or setup-1_resnet_0; all without it
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub recordings: Vec<String>,
     /// More runs, and rows that last longer
     #[arg(long)]
     pub full: bool,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 mod contestant;
+mod loads;
 pub mod named;
 mod nodes;
 mod page;
