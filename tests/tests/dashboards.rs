@@ -120,7 +120,7 @@ impl Prometheus {
     fn variables(&self, board: &Value) -> Result<Vec<(String, String)>> {
         let all = board["templating"]["list"].as_array().context("no variables")?;
         let queried = all.iter().filter(|variable| variable["type"] == "query");
-        let chosen = queried.map(|variable| {
+        let chosen = queried.map(|variable| -> Result<(String, String)> {
             let query = variable["query"].as_str().context("no query")?;
             let asked = query.strip_prefix("label_values(").and_then(|query| query.strip_suffix(')'));
             let (selector, label) =
@@ -244,7 +244,7 @@ fn legend(format: &str, labels: &Value) -> String {
 
 /// Times and values of a series.
 fn samples(values: &Value) -> Result<Vec<(f64, f64)>> {
-    let sample = |pair: &Value| Some((pair[0].as_f64()?, pair[1].as_str()?.parse().ok()?));
+    let sample = |pair: &Value| Some((pair[0].as_f64()?, pair[1].as_str()?.parse::<f64>().ok()?));
     let values = values.as_array().context("no values")?;
     values.iter().map(|pair| sample(pair).with_context(|| format!("no sample: {pair}"))).collect()
 }
@@ -343,7 +343,9 @@ fn now() -> f64 {
 
 #[test]
 fn prometheus_answers_each_panel_of_the_dashboards() {
-    let Some(promtool) = packages::promtool() else {
+    // Debian's package has both.
+    let beside = packages::promtool().map(|promtool| promtool.with_file_name("prometheus"));
+    let Some(program) = beside.filter(|program| program.is_file()) else {
         return strict::skip_test("Debian's package prometheus is missing: cargo xtask test unpacks it");
     };
     let store = tempfile::tempdir().unwrap();
@@ -355,8 +357,7 @@ fn prometheus_answers_each_panel_of_the_dashboards() {
         setup.measure(RATE);
     };
     let Some(mut deployment) = deploy(&racks_with_unmanaged_hosts(2, 2, 2, RATE), shows) else { return };
-    // The package has both.
-    let prometheus = Prometheus::start(&promtool.with_file_name("prometheus"), &deployment).unwrap();
+    let prometheus = Prometheus::start(&program, &deployment).unwrap();
     let writes = golden::writes();
     let began = now();
     story(&deployment, LASTS[usize::from(writes)]).unwrap();
