@@ -1,5 +1,4 @@
-//! Each alert's condition on an emulated fabric, and that the shipped rule fires by what the programs then show. `HarmonaizePanic` is not
-//! here: nothing from outside makes a program of the provider's panic. promtool's test of the rules has it.
+//! Each alert's condition on an emulated fabric, and that the shipped rule fires by what the programs then show.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Result, ensure};
@@ -15,7 +14,7 @@ use harmonaize_tests::load::{noticed_soon, train, under_load_of};
 use harmonaize_tests::scrape::{PORTS, scrape};
 use harmonaize_tests::{racks_with_unmanaged_hosts, star};
 use rustix::net::sockopt::set_tcp_congestion;
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -241,6 +240,36 @@ fn an_agent_a_certificate_and_the_disk_come_to_their_ends() {
     }
     let after = Scrape::new(&instances);
     fires("HarmonaizeStoreFailing", &before, &after, &[labels([("instance", "control")])]);
+}
+
+/// Bytes that control may still map: less than the 2 MiB of another thread's stack.
+const SPARE: u64 = 1 << 20;
+
+#[test]
+fn control_panics_where_the_machine_gives_it_no_thread() {
+    let Some(mut deployment) = deploy(&star(2, "1Gbit/s"), |_| ()) else { return };
+    let instances = [agents(&deployment), vec![control(&deployment)]].concat();
+    let before = Scrape::new(&instances);
+    let id = deployment.control().unwrap().id();
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let mapped = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
+    let most = (mapped.unwrap().parse::<u64>().unwrap() << 10) + SPARE;
+
+    // Dry runs are planned on a thread of their own. Control has had none yet, and tokio panics where it cannot have the first.
+    let pid = Pid::from_raw(id.try_into().unwrap());
+    let limited = Rlimit { current: Some(most), maximum: None };
+    let usual = prlimit(pid, Resource::As, limited).unwrap();
+    let refused = deployment.harmonaize(&["plan", "--dry-run"]);
+    prlimit(pid, Resource::As, usual).unwrap();
+    assert!(refused.is_err(), "control has planned without a thread: {refused:?}");
+
+    let panicked = labels([("work", "other"), ("instance", "control")]);
+    let metric = "harmonaize_control_panics_total";
+    let after = until(&instances, |scrape| scrape.with(metric, 1.0) == [panicked.clone()]);
+    fires("HarmonaizePanic", &before, &after.unwrap(), &[panicked]);
+    // That one request was all it cost.
+    deployment.harmonaize(&["plan", "--dry-run"]).unwrap();
+    deployment.check().unwrap();
 }
 
 #[test]

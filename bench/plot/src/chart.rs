@@ -6,8 +6,9 @@ use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 use std::path::Path;
 
-const WIDTH: u32 = 760;
-const HEIGHT: u32 = 300;
+/// Pixels of a chart.
+pub(crate) const WIDTH: u32 = 760;
+pub(crate) const HEIGHT: u32 = 300;
 /// Most points drawn of a series; of longer ones every k-th stretch is drawn by its least and greatest value.
 const MOST_POINTS: usize = 1200;
 /// Colours of lines, which are Okabe and Ito's. Each has a dash and a gap in pixels; a gap of 0 is a solid
@@ -35,7 +36,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub struct Series {
     /// The name in the legend.
     pub name: String,
-    /// In order of x. What is not finite, or not positive on a logarithmic axis, is left out.
+    /// In order of x. The line is broken where y is no number. What is infinite, or not positive on a logarithmic axis, is left out.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -107,7 +108,7 @@ fn drawn((width, height): (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>
 }
 
 /// Writes a picture into `folder`, which is made where it is missing: `name`.svg.
-fn write(folder: &Path, name: &str, svg: &str) -> Result<()> {
+pub(crate) fn write(folder: &Path, name: &str, svg: &str) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let path = folder.join(name).with_extension("svg");
     std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))
@@ -132,14 +133,20 @@ fn size(bytes: f64) -> String {
 }
 
 impl Chart {
-    fn shown<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = (f64, f64)> + 'a {
+    /// Those of the points that can be shown.
+    fn shown<'a>(&'a self, points: &'a [(f64, f64)]) -> impl Iterator<Item = (f64, f64)> + 'a {
         let drawable = |&(x, y): &(f64, f64)| {
             x.is_finite()
                 && y.is_finite()
                 && (self.axes == Axes::Linear || y > 0.0)
                 && (self.axes != Axes::Sizes || x > 0.0)
         };
-        series.points.iter().copied().filter(drawable)
+        points.iter().copied().filter(drawable)
+    }
+
+    /// Whether no line has a point that can be shown.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.series.iter().all(|series| self.shown(&series.points).next().is_none())
     }
 
     /// Writes the chart as a picture that stands alone: `name`.svg in `folder`.
@@ -155,7 +162,7 @@ impl Chart {
     /// # Errors
     /// Where it cannot be drawn.
     pub fn svg(&self) -> Result<String> {
-        let all = || self.series.iter().flat_map(|series| self.shown(series));
+        let all = || self.series.iter().flat_map(|series| self.shown(&series.points));
         let [x, y] = [all().map(|(x, _)| x).collect(), all().map(|(_, y)| y).collect::<Vec<f64>>()].map(ends);
         let logarithmic = (y.0..y.1 * 1.01).log_scale();
         drawn((WIDTH, HEIGHT), |area| match self.axes {
@@ -191,13 +198,18 @@ impl Chart {
             .y_label_formatter(&format);
         mesh.x_desc(&self.x).y_desc(&self.y).draw()?;
         for (series, (colour, dash, gap)) in self.series.iter().zip(LINES.iter().cycle()) {
-            let points = thinned(&self.shown(series).collect::<Vec<_>>());
             let style = colour.stroke_width(2);
-            let line = match gap {
-                0 => chart.draw_series(LineSeries::new(points, style))?,
-                _ => chart.draw_series(DashedLineSeries::new(points, *dash, *gap, style))?,
-            };
-            line.label(&series.name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+            let mut name = Some(&series.name);
+            for points in series.points.split(|(_, y)| y.is_nan()) {
+                let points = thinned(&self.shown(points).collect::<Vec<_>>());
+                let line = match gap {
+                    0 => chart.draw_series(LineSeries::new(points, style))?,
+                    _ => chart.draw_series(DashedLineSeries::new(points, *dash, *gap, style))?,
+                };
+                if let Some(name) = name.take() {
+                    line.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+                }
+            }
         }
         let (_, height) = area.dim_in_pixel();
         for (place, mark) in self.marks.iter().enumerate().filter(|(_, at)| (ends.0..=ends.1).contains(*at)) {
@@ -313,6 +325,18 @@ mod tests {
         for tick in ["1", "10", "100"] {
             assert!(svg.lines().any(|line| line.trim() == tick), "{tick}: {svg}");
         }
+    }
+
+    #[test]
+    fn a_line_is_broken_where_there_is_no_number() {
+        let lines = |middle: f64| {
+            let points = vec![(0.0, 1.0), (1.0, 1.0), (2.0, middle), (3.0, 1.0), (4.0, 1.0)];
+            let svg = Chart { marks: Vec::new(), ..chart(points, Axes::Linear) }.svg().unwrap();
+            assert_eq!(svg.matches("a &lt;b&gt;").count(), 1, "one name: {svg}");
+            svg.matches("stroke=\"#0072B2\" stroke-width=\"2\"").count()
+        };
+        // And that of the legend.
+        assert_eq!((lines(1.0), lines(f64::NAN)), (2, 3));
     }
 
     #[test]

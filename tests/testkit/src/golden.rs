@@ -3,6 +3,11 @@
 use crate::workspace;
 use clap::Command;
 
+/// Whether tests write such files: the environment has `HARMONAIZE_GOLDEN=write`.
+pub fn writes() -> bool {
+    std::env::var_os("HARMONAIZE_GOLDEN").is_some_and(|wish| wish == "write")
+}
+
 /// Compares a text with the file of this path in the workspace. It writes the file instead where the
 /// environment has `HARMONAIZE_GOLDEN=write`.
 ///
@@ -10,7 +15,7 @@ use clap::Command;
 /// If the file has another text, or cannot be written.
 pub fn same(path: &str, content: &str) {
     let file = workspace::root().join(path);
-    if std::env::var_os("HARMONAIZE_GOLDEN").is_some_and(|wish| wish == "write") {
+    if writes() {
         let folder = file.parent().map_or(Ok(()), std::fs::create_dir_all);
         let written = folder.and_then(|()| std::fs::write(&file, content));
         assert!(written.is_ok(), "{path}: {written:?}");
