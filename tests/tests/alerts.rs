@@ -7,7 +7,7 @@ use harmonaize_identity::Use;
 use harmonaize_testkit::cross_traffic::CrossTraffic;
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_testkit::namespace::Namespace;
-use harmonaize_testkit::plans::{self, Plan};
+use harmonaize_testkit::plans;
 use harmonaize_testkit::{clock, etcd, packages, strict, workspace};
 use harmonaize_tests::job::{at_all, deploy, joined, sockets};
 use harmonaize_tests::load::{noticed_soon, train, under_load_of};
@@ -366,19 +366,6 @@ fn a_late_rank_a_broken_promise_and_a_full_queue_are_found() {
     fires("HarmonaizeInterfaceCongested", &idle, &after, &after.with(metric, 2.0));
 }
 
-/// A spine that the ring of the only job crosses.
-fn crossed_spine(deployment: &Deployment) -> String {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let plan = plans::plans(deployment).unwrap().into_iter().next().filter(Plan::paths_known);
-        if let Some(spine) = plan.as_ref().and_then(|plan| plan.crossed("spine").first().copied()) {
-            return spine.to_owned();
-        }
-        assert!(Instant::now() < deadline, "control does not know the paths of {plan:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 #[test]
 fn links_that_are_cut_and_congested_are_found() {
     const RATE: &str = "100Mbit/s";
@@ -395,7 +382,7 @@ fn links_that_are_cut_and_congested_are_found() {
     };
     let at = |labels: &Labels, node: &str| labels["from"] == node || labels["to"] == node;
     under_load_of(&sockets(&deployment, "a"), 250_000, |_| {
-        let spine = crossed_spine(&deployment);
+        let spine = plans::crossed_spine(&deployment, PATIENCE).unwrap();
         let cut = Instant::now();
         deployment.fabric().set_switch(&spine, false).unwrap();
         let failed =

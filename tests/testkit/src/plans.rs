@@ -1,10 +1,11 @@
 //! What control says of plans, decisions and links, through `harmonaize` as an operator has it.
 
 use crate::deployment::Deployment;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::time::{Duration, Instant};
 
 /// What a communicator runs by.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -145,6 +146,22 @@ pub struct Link {
 /// What all communicators run by.
 pub fn plans(deployment: &Deployment) -> Result<Vec<Plan>> {
     part(deployment.ask(&["plans"])?, "plans")
+}
+
+/// A spine that the one communicator's traffic crosses, once control knows its paths.
+///
+/// # Errors
+/// If it does not within that time.
+pub fn crossed_spine(deployment: &Deployment, limit: Duration) -> Result<String> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let plan = plans(deployment)?.into_iter().next().filter(Plan::paths_known);
+        if let Some(spine) = plan.as_ref().and_then(|plan| plan.crossed("spine").first().copied()) {
+            return Ok(spine.to_owned());
+        }
+        ensure!(Instant::now() < deadline, "control does not know the paths of {plan:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// What control has decided lately, oldest first.
