@@ -16,6 +16,7 @@ mod perfetto;
 mod phases;
 mod rotated;
 mod rows;
+mod slurm;
 mod status;
 mod table;
 mod tenant;
@@ -33,6 +34,7 @@ use harmonaize_api::v1::RowKind;
 use harmonaize_planner::Nanos;
 use operate::{Moment, Operate, TenantAction, WithdrawOptions};
 use output::{Format, PageArguments};
+use slurm::SlurmAction;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -57,6 +59,7 @@ Examples:
   harmonaize explain a/world                  why it runs by its plan, and when that changed
   harmonaize jobs                             tenants' jobs, the hosts that they have, and why
   harmonaize what-if --job a/gpt --workers 2..8   who would run, and where, if this job came
+  harmonaize slurm nodes --workers 4          which free nodes of Slurm a job should have
   harmonaize plan --dry-run --drain spine0    what would happen if
   harmonaize drain spine0                     our traffic leaves a switch, while collectives run
   harmonaize maintenance h3 --from +30min --for 2h
@@ -227,6 +230,9 @@ enum Command {
     /// Says what jobs would have if one more came, hosts came or went, or another policy allocated; nothing changes.
     #[command(after_help = what_if::HELP)]
     WhatIf(what_if::WhatIf),
+    /// For clusters whose hosts Slurm hands out.
+    #[command(subcommand)]
+    Slurm(SlurmAction),
     /// Says what control would plan now, or if more were drained; nothing changes.
     #[command(after_help = help::PLAN)]
     Plan {
@@ -561,6 +567,7 @@ async fn operate(control: &ControlArguments, command: Command) -> Result<String,
             let reply = control.what_if(asked.request()?).await?;
             Ok(asked.print.page(&reply, what_if::text))
         }
+        Command::Slurm(SlurmAction::Nodes(asked)) => asked.run(&mut control).await,
         Command::Plan { dry_run: _, drain, print } => control.dry_run(drain, &print).await,
         Command::Drain { targets, end, reason, wait, print } => {
             control.withdraw(WithdrawOptions { targets, window: None, end, reason, wait, print }).await

@@ -221,17 +221,20 @@ impl Operate {
     }
 
     pub(crate) async fn topology(&mut self, print: &PageArguments) -> Result<String, Failure> {
+        Ok(print.page(&self.fabric().await?, text::topology))
+    }
+
+    /// The fabric as control has it.
+    pub(crate) async fn fabric(&mut self) -> Result<v1::TopologyReply, Failure> {
         let outcome = self.client.topology(v1::TopologyRequest {}).await;
-        let reply = self.done(outcome)?;
-        Ok(print.page(&reply, text::topology))
+        self.done(outcome)
     }
 
     /// The fabric as control has it, and the routes that agents traced.
     pub(crate) async fn traced_paths(
         &mut self,
     ) -> Result<(v1::TopologyReply, v1::TracedPathsReply), Failure> {
-        let outcome = self.client.topology(v1::TopologyRequest {}).await;
-        let fabric = self.done(outcome)?;
+        let fabric = self.fabric().await?;
         let outcome = self.client.traced_paths(v1::TracedPathsRequest {}).await;
         Ok((fabric, self.done(outcome)?))
     }

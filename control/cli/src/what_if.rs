@@ -109,10 +109,15 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
         page.push('\n');
     }
     for job in waiting {
-        let reason: String = job.reason_text.chars().map(visible).take(REASON_CHARS).collect();
-        page += &format!("{}: {reason}{}\n", name(job), nearest(job));
+        page += &format!("{}: {}\n", name(job), why(job));
     }
     page
+}
+
+/// Why a job would wait, and for an assumed one what would not.
+pub(crate) fn why(job: &JobForecast) -> String {
+    let reason: String = job.reason_text.chars().map(visible).take(REASON_CHARS).collect();
+    format!("{reason}{}", nearest(job))
 }
 
 fn name(job: &JobForecast) -> String {

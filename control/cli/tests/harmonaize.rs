@@ -9,6 +9,7 @@ use harmonaize_events::{Mark, MarkKind};
 use harmonaize_server::{Config, Server};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -637,4 +638,92 @@ async fn backup_writes_a_store() {
     let nowhere: &'static [&'static str] = vec!["backup", "/proc/nothing/copy"].leak();
     let (code, _, error) = ask(control, nowhere).await;
     assert!(code != 0 && error.contains("/proc/nothing/copy"), "{error}");
+}
+
+/// What `harmonaize slurm nodes` says where `sinfo` prints this, and what `sinfo` was asked.
+async fn slurm_nodes(
+    control: SocketAddr,
+    sinfo: &'static str,
+    arguments: &'static [&'static str],
+) -> ((i32, String, String), String) {
+    let run = move || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let script = format!("#!/bin/sh\necho \"$@\" > {}\n{sinfo}\n", path("asked").display());
+        std::fs::write(path("sinfo"), script).unwrap();
+        std::fs::set_permissions(path("sinfo"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let search = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+        let output = Command::new(env!("CARGO_BIN_EXE_harmonaize"))
+            .args(["--insecure-loopback", "--control", &control.to_string(), "slurm", "nodes"])
+            .args(arguments)
+            .env("PATH", search)
+            .env_remove("HARMONAIZE_TLS")
+            .output();
+        (outcome(&output.unwrap()), std::fs::read_to_string(path("asked")).unwrap())
+    };
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
+
+#[tokio::test]
+async fn free_nodes_of_slurm_become_a_list_for_it() {
+    const SINFO: &str =
+        "printf 'h0 idle\\nh0 idle\\nh1 mixed\\nh2 allocated\\nh7 idle\\nh8 idle\\nh9 down*\\n'";
+    let control = serve_with("allocator = { policy = \"fifo\" }\n").await;
+    run_fake_agent(control, "h0", 0).await;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while ask(control, &["topology", "-o", "jsonpath={.hosts[*].connected}"]).await.1 != "true false\n" {
+        assert!(std::time::Instant::now() < deadline);
+    }
+    let unknown = "harmonaize: left out, not in control's topology: h[7-8]\n";
+    let away = format!("harmonaize: left out, no agent is connected: h1\n{unknown}");
+    let ((code, out, err), asked) =
+        slurm_nodes(control, SINFO, &["--workers", "1..4", "--partition", "gpu"]).await;
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "h0\n", away.as_str()));
+    assert_eq!(asked, "--noheader --Node --format %N %T --partition=gpu\n");
+    let ((code, out, err), _) = slurm_nodes(control, SINFO, &["--workers", "2"]).await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(
+        err.contains("harmonaize: of 1 node the job would get none: its runners are on 1 hosts"),
+        "{err}"
+    );
+    assert!(err.ends_with("; the nearest range that would get hosts is 1..2\n"), "{err}");
+
+    run_fake_agent(control, "h1", 1).await;
+    running(control).await;
+    let ((code, out, err), _) = slurm_nodes(control, SINFO, &["--workers", "2", "--tenant", "a"]).await;
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "h[0-1]\n", unknown));
+    let ((code, out, _), _) =
+        slurm_nodes(control, SINFO, &["--workers", "1..2", "--idle-only", "-o", "json"]).await;
+    let choice: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let reason = "not in control's topology";
+    let left_out = serde_json::json!([{"host": "h7", "reason": reason}, {"host": "h8", "reason": reason}]);
+    let expected = serde_json::json!({"nodelist": "h0", "hosts": ["h0"], "left_out": left_out});
+    assert_eq!((code, choice), (0, expected));
+    let ((code, _, err), _) = slurm_nodes(control, SINFO, &["--workers", "1", "--tenant", "z"]).await;
+    assert_eq!((code, err), (4, format!("{unknown}harmonaize: there is no tenant `z`\n")));
+
+    let (code, _, err) = ask(control, &["drain", "h0", "h1", "--wait", "0s"]).await;
+    assert_eq!(code, 0, "{err}");
+    let ((code, out, err), _) = slurm_nodes(control, SINFO, &["--workers", "1"]).await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.starts_with("harmonaize: left out, drained or under maintenance: h[0-1]\n"), "{err}");
+    assert!(err.ends_with("harmonaize: control has no use of any free node of Slurm\n"), "{err}");
+}
+
+#[tokio::test]
+async fn why_slurm_gives_no_node_is_said() {
+    let control = serve().await;
+    for (sinfo, expected) in [
+        (
+            "echo 'slurm_load_partitions: no controller' >&2; exit 1",
+            "sinfo failed (exit status: 1): slurm_load",
+        ),
+        ("true", "sinfo lists no node; is the partition right?"),
+        ("echo h0 allocated", "Slurm has no free node: none of 1 node\n"),
+        ("echo PARTITION AVAIL TIMELIMIT", "sinfo prints `PARTITION AVAIL TIMELIMIT`, not a node"),
+    ] {
+        let ((code, out, err), _) = slurm_nodes(control, sinfo, &["--workers", "1"]).await;
+        assert_eq!((code, out.as_str()), (1, ""));
+        assert!(err.starts_with(&format!("harmonaize: {expected}")), "{err}");
+    }
 }
