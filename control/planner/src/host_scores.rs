@@ -80,7 +80,7 @@ impl<'a> HostScores<'a> {
             pool.into_iter().map(|host| (Reverse(self.free(host)), host)).collect();
         pool.retain(|(free, _)| free.0 > 0);
         let mut ways =
-            PathFinder::excluding(self.topology, |link| self.conditions.usable(link) == LinkUse::Failed);
+            PathFinder::excluding(self.topology, move |link| self.conditions.usable(link) == LinkUse::Failed);
         let times: Vec<Timed<'a>> = kinds
             .into_iter()
             .map(|((place, ..), hosts)| {

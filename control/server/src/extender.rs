@@ -56,17 +56,11 @@ pub(crate) async fn serve(
     access: Arc<Current>,
     commands: Commands,
 ) {
-    let extender = Arc::new(Extender {
-        commands,
-        turns: Arc::new(Semaphore::new(TURNS)),
-        placements: Mutex::default(),
-        begun: Instant::now(),
-    });
     let router = Router::new()
         .route("/filter", post(filter))
         .route("/prioritize", post(prioritize))
         .fallback(async || (StatusCode::NOT_FOUND, "the extender has /filter and /prioritize\n"))
-        .with_state(extender)
+        .with_state(Arc::new(Extender::new(commands)))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(access, guard));
     crate::http::serve(connections, router).await;
@@ -125,6 +119,11 @@ fn refuse(code: StatusCode, text: &str) -> Refused {
 }
 
 impl Extender {
+    fn new(commands: Commands) -> Self {
+        let turns = Arc::new(Semaphore::new(TURNS));
+        Self { commands, turns, placements: Mutex::default(), begun: Instant::now() }
+    }
+
     /// Reads a request's body. Returns what it says, its nodes, and the turn that it has until it is answered.
     async fn read(&self, request: Request) -> Result<(Args, Vec<String>, OwnedSemaphorePermit), Refused> {
         // A browser sends this type to its own origin alone.
@@ -251,4 +250,51 @@ fn filtered(nodes: impl Iterator<Item = (String, Option<String>)>) -> FilterResu
 fn prioritized(names: Vec<String>, scores: &BTreeMap<String, u8>) -> Vec<HostPriority> {
     let score = |name: &String| scores.get(name).copied().unwrap_or(0);
     names.into_iter().map(|host| HostPriority { score: score(&host), host }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leader::Leader;
+    use axum::body::{Body, to_bytes};
+    use tokio::sync::mpsc;
+
+    /// A question about a pod of a job.
+    fn question() -> Request {
+        let args = r#"{"Pod":{"metadata":{"labels":{"harmonaize.dev/job":"j"}}},"NodeNames":["h0"]}"#;
+        let request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
+        request.body(Body::from(args)).unwrap()
+    }
+
+    async fn parts(response: Response) -> (StatusCode, String) {
+        let code = response.status();
+        let body = to_bytes(response.into_body(), MAX_BODY).await.unwrap();
+        (code, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_control_that_follows_names_the_leader() {
+        let (leads, commands) = Commands::new();
+        leads.send_replace(Leader::Elsewhere(Some("10.0.0.2:7000".to_owned())));
+        let extender = Arc::new(Extender::new(commands));
+        let filtered = parts(filter(State(Arc::clone(&extender)), question()).await).await;
+        for (code, text) in [filtered, parts(prioritize(State(extender), question()).await).await] {
+            assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
+            assert!(text.contains("10.0.0.2:7000"), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_state_that_stands_still_is_not_waited_for() {
+        let (leads, commands) = Commands::new();
+        let (queue, _asked) = mpsc::channel(16);
+        leads.send_replace(Leader::Here(queue));
+        let extender = Arc::new(Extender::new(commands));
+        let (code, text) = parts(filter(State(Arc::clone(&extender)), question()).await).await;
+        assert_eq!(
+            (code, text.as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "no answer within 3 s; try again\n")
+        );
+        assert_eq!(extender.turns.available_permits(), TURNS);
+    }
 }
