@@ -51,6 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
         packages::C,
         packages::MPI,
         packages::ETCD,
+        packages::SLURM,
         packages::METRICS,
         packages::BROWSER,
     ]

@@ -5,7 +5,7 @@
 //! that by a walk round a minimum spanning tree, optimal where distances form a tree as in a fat tree, and 2-opt.
 
 use harmonaize_topology::PathFinder;
-use harmonaize_topology::{HostId, Topology};
+use harmonaize_topology::{HostId, Node, Topology};
 use std::collections::BTreeMap;
 
 /// Up to so many places the order is exact.
@@ -81,14 +81,21 @@ pub fn racks(topology: &Topology, ring: &[HostId]) -> Racks {
     if together { Racks { sizes, from: from as u32 } } else { Racks::default() }
 }
 
+/// What a host hangs on, and its rack.
+pub(crate) type Place<'a> = (Vec<Node>, Option<&'a str>);
+
+/// The place of a host.
+pub(crate) fn place_of(topology: &Topology, host: HostId) -> Place<'_> {
+    let rack = topology.hosts().get(host.0).and_then(|host| host.rack.as_deref());
+    (topology.neighbours(host), rack)
+}
+
 /// Hosts by what they hang on, each list ascending; the first place has host 0.
 fn places(topology: &Topology, hosts: &[HostId]) -> Vec<Vec<usize>> {
     let mut places: Vec<Vec<usize>> = Vec::new();
     let mut known = BTreeMap::new();
     for (index, host) in hosts.iter().enumerate() {
-        let rack = topology.hosts().get(host.0).and_then(|host| host.rack.as_deref());
-        let key = (topology.neighbours(*host), rack);
-        let place = *known.entry(key).or_insert_with(|| {
+        let place = *known.entry(place_of(topology, *host)).or_insert_with(|| {
             places.push(Vec::new());
             places.len() - 1
         });

@@ -39,6 +39,8 @@ pub struct Config {
     pub metrics: SocketAddr,
     /// Where operators' browsers read the page.
     pub page: SocketAddr,
+    /// Where a scheduler of Kubernetes asks about hosts; none: nowhere.
+    pub scheduler_extender: Option<SocketAddr>,
     /// How long a silent session lives.
     pub session_timeout: Duration,
     /// Who may do what.
@@ -133,6 +135,7 @@ struct File {
     listen_operators: Option<toml::Spanned<SocketAddr>>,
     metrics: Option<SocketAddr>,
     page: Option<toml::Spanned<SocketAddr>>,
+    scheduler_extender: Option<toml::Spanned<SocketAddr>>,
     topology: PathBuf,
     store: Option<PathBuf>,
     etcd: Option<toml::Spanned<Vec<String>>>,
@@ -326,6 +329,8 @@ impl File {
             Some(page) => operators_only(text, page, &protection)?,
             None => PAGE,
         };
+        let scheduler_extender =
+            self.scheduler_extender.map(|address| operators_only(text, address, &protection)).transpose()?;
         let mut access = Access { protection, operators: BTreeMap::new(), hosts: BTreeMap::new() };
         for FileOperator { name, role } in self.operator {
             let (at, name) = (name.span().start, name.into_inner());
@@ -448,6 +453,7 @@ impl File {
             listen_operators,
             metrics: self.metrics.unwrap_or(METRICS),
             page,
+            scheduler_extender,
             session_timeout,
             access,
             settings,
@@ -694,6 +700,18 @@ name = "a"
         let open = load(&format!("page = \"10.0.0.1:9479\"\n{GOOD}")).unwrap_err();
         assert!(open.starts_with("control.toml: line 1, column 8: `insecure_loopback` is for"), "{open}");
         assert_eq!(load(GOOD).unwrap().page, PAGE);
+    }
+
+    #[test]
+    fn schedulers_ask_nowhere_unless_configured() {
+        assert_eq!(load(GOOD).unwrap().scheduler_extender, None);
+        let address = "127.0.0.1:9480";
+        let asked = load(&format!("scheduler_extender = \"{address}\"\n{GOOD}")).unwrap();
+        assert_eq!(asked.scheduler_extender, Some(address.parse().unwrap()));
+        let open = load(&format!("scheduler_extender = \"0.0.0.0:9480\"\n{GOOD}")).unwrap_err();
+        assert!(open.starts_with("control.toml: line 1, column 22: `insecure_loopback` is for"), "{open}");
+        let secured = GOOD.replace("insecure_loopback = true", "tls = \"tls\"");
+        assert!(load(&format!("scheduler_extender = \"0.0.0.0:9480\"\n{secured}")).is_ok());
     }
 
     #[test]

@@ -6,6 +6,8 @@
 mod access;
 mod actor;
 mod config;
+mod extender;
+mod http;
 mod keeper;
 mod leader;
 mod log;

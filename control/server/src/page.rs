@@ -8,43 +8,26 @@ mod feed;
 
 pub(crate) use feed::Feed;
 
-use crate::access::{Current, Role, refused};
+use crate::access::{Current, Role};
+use crate::http::{admit, call_from, refusal};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use axum::http::header::{self, HeaderName, HeaderValue};
-use axum::http::{StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use feed::Watcher;
-use harmonaize_identity::{Connection, Identity, Peer};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::service::TowerToHyperService;
+use harmonaize_identity::{Connection, Peer};
 use std::convert::Infallible;
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
-use tonic::transport::server::Connected;
-use tonic::{Code, Status};
-
-/// Connections at a time; others wait.
-const MAX_CONNECTIONS: usize = 128;
-
-/// Most bytes of a request's head.
-const MAX_HEAD: usize = 16 << 10;
-
-/// How long a request's head may take, and an answer to a ping.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Streams at a time of a connection.
-const MAX_STREAMS: u32 = 16;
 
 /// How long a browser may take to read an event.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -68,7 +51,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 
 /// Serves browsers until the connections end.
 pub(crate) async fn serve(
-    mut connections: impl Stream<Item = io::Result<Connection>> + Unpin,
+    connections: impl Stream<Item = io::Result<Connection>> + Unpin,
     access: Arc<Current>,
     feed: Arc<Feed>,
 ) {
@@ -88,30 +71,7 @@ pub(crate) async fn serve(
         .fallback(async || StatusCode::NOT_FOUND)
         .with_state((Arc::clone(&access), feed))
         .layer(from_fn_with_state(access, guard));
-    let mut http = Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
-    http.http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(MAX_HEAD as u32)
-        .keep_alive_interval(HEAD_TIMEOUT)
-        .keep_alive_timeout(HEAD_TIMEOUT);
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let connection = match connections.next().await {
-            None => return,
-            Some(Err(_)) => continue,
-            Some(Ok(connection)) => connection,
-        };
-        let service = TowerToHyperService::new(router.clone().layer(Extension(connection.connect_info())));
-        let http = http.clone();
-        tokio::spawn(async move {
-            // Who is too slow, or gone, gets nothing.
-            let _ = http.serve_connection(TokioIo::new(connection), service).await;
-            drop(place);
-        });
-    }
+    crate::http::serve(connections, router).await;
 }
 
 type Shared = (Arc<Current>, Arc<Feed>);
@@ -123,48 +83,14 @@ async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match admit(&access, &peer, &request) {
+    let mut response = match admit(&access, &peer, &request, "page") {
         Ok(()) => next.run(request).await,
-        Err(status) => refusal(&status),
+        Err(status) => refusal(&status).into_response(),
     };
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
-}
-
-fn admit(access: &Current, peer: &Peer, request: &Request) -> Result<(), Status> {
-    // Without certificates a page of somebody else's would read ours, were its name resolved to this machine: it asks for its own.
-    if peer.identity == Identity::Local && !is_this_machine(request) {
-        let why = "without certificates the page is at 127.0.0.1 or localhost alone";
-        return Err(refused(peer, "page", why));
-    }
-    access.caller(&of(peer), Role::Viewer, "page").map(drop)
-}
-
-/// A call from there, as other listeners have them.
-fn of(peer: &Peer) -> tonic::Request<()> {
-    let mut request = tonic::Request::new(());
-    request.extensions_mut().insert(peer.clone());
-    request
-}
-
-/// Whether a request is for this machine's loopback by its name or an address.
-fn is_this_machine(request: &Request) -> bool {
-    let header = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    let asked = header.and_then(|host| host.parse::<Uri>().ok());
-    let Some(host) = request.uri().host().or_else(|| asked.as_ref()?.host()) else { return false };
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-fn refusal(status: &Status) -> Response {
-    let code = match status.code() {
-        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
-        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::FORBIDDEN,
-    };
-    (code, format!("{}\n", status.message())).into_response()
 }
 
 /// Everything, once.
@@ -211,7 +137,7 @@ async fn follow(
             () = events.closed() => return,
         };
         // The role may be his no longer.
-        if access.get().caller(&of(&peer), Role::Viewer, "page").is_err() {
+        if access.get().caller(&call_from(&peer), Role::Viewer, "page").is_err() {
             return;
         }
         if !matches!(timeout(READ_TIMEOUT, events.send(Ok(event))).await, Ok(Ok(()))) {

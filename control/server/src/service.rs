@@ -89,6 +89,8 @@ pub struct Server {
     /// Where operators have a listener of their own.
     operators: Option<(Connections, SocketAddr)>,
     page: Option<(Connections, SocketAddr)>,
+    /// Where schedulers ask.
+    extender: Option<(Connections, SocketAddr)>,
     config: Config,
     kept: Kept,
 }
@@ -183,7 +185,11 @@ impl Server {
         };
         let page = listen(config.page, protection, CONNECTIONS.1).await;
         let page = page.inspect_err(|error| tracing::error!("no page: {error}")).ok();
-        Ok(Self { connections, address, operators, page, config, kept })
+        let extender = match config.scheduler_extender {
+            Some(extender) => Some(listen(extender, protection, CONNECTIONS.1).await?),
+            None => None,
+        };
+        Ok(Self { connections, address, operators, page, extender, config, kept })
     }
 
     /// Where agents and aggregators connect.
@@ -199,6 +205,11 @@ impl Server {
     /// Where operators' browsers read the page; none where that address could not be had.
     pub fn page_address(&self) -> Option<SocketAddr> {
         self.page.as_ref().map(|(_, address)| *address)
+    }
+
+    /// Where schedulers of Kubernetes ask about hosts; none where that is not configured.
+    pub fn extender_address(&self) -> Option<SocketAddr> {
+        self.extender.as_ref().map(|(_, address)| *address)
     }
 
     /// Serves until `shutdown`; then agents are told, and streams end. Communicators run on without control. What control decides it
@@ -242,6 +253,9 @@ impl Server {
             let feed = Feed::new();
             background.spawn(Arc::clone(&feed).run(commands.clone()));
             background.spawn(crate::page::serve(connections, Arc::clone(&access), feed));
+        }
+        if let Some((connections, _)) = self.extender {
+            background.spawn(crate::extender::serve(connections, Arc::clone(&access), commands.clone()));
         }
         let relay = Arc::new(Relay::new());
         let operators = Operators::new(commands.clone(), Arc::clone(&access), shared, Arc::clone(&relay));

@@ -62,6 +62,9 @@ pub const AARCH64: &[&str] = &[
 /// What offload units need beside the machine with SoftRoCE: their emulator.
 pub const DPU: &[&str] = &["qemu-system-arm"];
 
+/// What starts ranks as Slurm does: its control, its daemon and its commands.
+pub const SLURM: &[&str] = &["slurm-wlm"];
+
 /// What reads a scrape as Prometheus does not: the reference parser of OpenMetrics. [`promtool`] comes by itself.
 pub const METRICS: &[&str] = &["python3-prometheus-client"];
 

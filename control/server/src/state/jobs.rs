@@ -469,6 +469,12 @@ impl Jobs {
         Ok(())
     }
 
+    /// Hosts where a job's runners wait or its workers run.
+    pub(crate) fn hosts_of(&self, tenant: &str, name: &str) -> BTreeSet<HostId> {
+        let known = self.jobs.get(&(tenant.to_owned(), name.to_owned())).into_iter();
+        known.flat_map(|job| job.runners.keys().map(|(host, _)| *host).chain(job.hosts())).collect()
+    }
+
     /// Hosts of other jobs' workers.
     fn taken_hosts(&self, key: &JobKey) -> BTreeSet<HostId> {
         self.jobs.iter().filter(|(other, _)| *other != key).flat_map(|(_, job)| job.hosts()).collect()

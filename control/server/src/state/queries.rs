@@ -1,5 +1,6 @@
 //! What operators ask: replies that change nothing.
 
+mod candidates;
 mod dry_run;
 mod fabric;
 mod metrics;
@@ -23,6 +24,7 @@ use crate::state::world::link_state::LinkState;
 use crate::state::world::telemetry::Telemetry;
 use harmonaize_planner::Drains;
 
+pub use candidates::{Candidates, NextWorker, Unfit};
 pub use dry_run::DryRun;
 
 /// What replies to operators read.

@@ -28,6 +28,7 @@ mod adversary;
 mod aggregation;
 mod aggregation_tree;
 mod agreements;
+mod candidates;
 mod carried;
 mod closed_loop;
 mod coding;

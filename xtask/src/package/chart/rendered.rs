@@ -39,6 +39,7 @@ pub(in super::super) fn test(package: &Package, programs: &Programs, consent: Co
     );
     several(&tests)?;
     everything(&tests)?;
+    extender(&tests)?;
     parts(&tests)?;
     offload_units(&tests)?;
     let refused = wrong_values();
@@ -162,6 +163,32 @@ fn everything(tests: &Tests) -> Result<()> {
     Ok(())
 }
 
+/// Kubernetes' scheduler finds each control.
+fn extender(tests: &Tests) -> Result<()> {
+    let rendered = tests.render(
+        "harmonaize",
+        &json!({ "schedulerExtender": { "enabled": true }, "control": { "replicas": 2, "etcd": ["10.65.0.1:2379"] } }),
+    )?;
+    rendered.has(
+        "ConfigMap/r-agent ConfigMap/r-control DaemonSet/r-agent Service/r-control Service/r-extender-0 Service/r-extender-1 \
+         StatefulSet/r-control",
+    )?;
+    let control = rendered.configuration("ConfigMap/r-control", "control.toml")?;
+    let asked = control.get("scheduler_extender").and_then(toml::Value::as_str);
+    ensure!(asked == Some("0.0.0.0:9480"), "the scheduler is to ask at {asked:?}");
+    let service = rendered.object("Service/r-extender-1")?;
+    let expected = json!({
+        "selector": { "statefulset.kubernetes.io/pod-name": "r-control-1" },
+        "ports": [{ "name": "extender", "port": 9480 }],
+    });
+    ensure!(service.get("spec") == Some(&expected), "another service: {service}");
+    let ports = rendered
+        .object("StatefulSet/r-control")?
+        .pointer("/spec/template/spec/containers/0/ports/1/containerPort");
+    ensure!(ports == Some(&json!(9480)), "the port is {ports:?}");
+    Ok(())
+}
+
 /// Agents without control, and control without agents.
 fn parts(tests: &Tests) -> Result<()> {
     let away =
@@ -230,6 +257,16 @@ fn wrong_values() -> Vec<(&'static str, Value, &'static str)> {
         ("harmonaize", json!({ "control": { "replicas": 3 } }), "etcd"),
         ("harmonaize", json!({ "control": { "replicas": 0 } }), "replicas"),
         ("harmonaize", json!({ "control": { "enabled": false } }), "controlAddresses"),
+        (
+            "harmonaize",
+            json!({ "control": { "enabled": false }, "controlAddresses": ["10.65.0.1:7000"], "schedulerExtender": { "enabled": true } }),
+            "schedulerExtender",
+        ),
+        (
+            "harmonaize",
+            json!({ "control": { "settings": { "scheduler_extender": "0.0.0.0:1" } } }),
+            "settings",
+        ),
         ("harmonaize", json!({ "control": { "operators": [{ "name": "a", "role": "root" }] } }), "role"),
         ("harmonaize", json!({ "control": { "settings": { "listen": "0.0.0.0:1" } } }), "settings"),
         ("harmonaize", json!({ "control": { "settings": { "tenant": { "name": "a" } } } }), "settings"),

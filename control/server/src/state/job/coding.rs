@@ -144,8 +144,16 @@ pub(crate) fn set_budget(
 
 /// How many other communicators use each link along their rings.
 pub(crate) fn takers(view: &View<'_>, id: CommunicatorId) -> BTreeMap<DirectedLink, u32> {
+    links_taken(view, |other, _| other != id)
+}
+
+/// How many communicators of these use each link along their rings.
+pub(crate) fn links_taken(
+    view: &View<'_>,
+    counts: impl Fn(CommunicatorId, &Communicator) -> bool,
+) -> BTreeMap<DirectedLink, u32> {
     let mut takers = BTreeMap::new();
-    for (_, known) in view.ctx.communicators.iter().filter(|(other, _)| **other != id) {
+    for (_, known) in view.ctx.communicators.iter().filter(|(id, known)| counts(**id, known)) {
         let hops = known.current().map_or_else(Vec::new, |current| view.links.hops(known, current));
         let links = hops.iter().filter_map(|hop| hop.paths.first()).flat_map(|path| path.links());
         for link in links {

@@ -1,0 +1,320 @@
+//! How good hosts are for one more worker of a job, as scores for a scheduler of somebody else's. A host is scored by the predicted time
+//! of an AllReduce between it, the job's other workers, and hosts nearby that its further workers could get.
+
+use crate::algorithm::{GroupCosts, HostCosts, delays};
+use crate::all_to_all::{exchange_rate, exchange_usage, usage};
+use crate::conditions::{Conditions, LinkUse};
+use crate::ring_order::{Place, order, place_of};
+use crate::tuning::tuning;
+use harmonaize_topology::PathFinder;
+use harmonaize_topology::{DirectedLink, HostId, Node, Topology};
+use harmonaize_units::Bytes;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The score of the best hosts.
+pub const MAX_HOST_SCORE: u8 = 10;
+
+/// Most hosts between which an operation is predicted. With more of them the time of a score grows, and its meaning hardly changes.
+const MAX_GROUP: usize = 8;
+
+/// In so many steps hosts differ in what others leave of their links. Hosts that do not differ are predicted once.
+const STEPS: u64 = 16;
+
+/// Times within this factor are alike.
+const SAME: f64 = 1.001;
+
+/// What scores are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct HostScores<'a> {
+    /// The fabric.
+    pub topology: &'a Topology,
+    /// As it is now.
+    pub conditions: &'a Conditions,
+    /// How many communicators of other jobs use each link.
+    pub others: &'a BTreeMap<DirectedLink, u32>,
+    /// Hosts that the job has.
+    pub placed: &'a BTreeSet<HostId>,
+    /// Hosts, each once, of which one is to get the job's next worker.
+    pub candidates: &'a [HostId],
+    /// Workers that the job is to have in all. More than 8 count as 8.
+    pub workers: usize,
+    /// Bytes of a typical operation.
+    pub operation: Bytes,
+}
+
+/// Hosts that are alike, and what is predicted if one of them gets the next worker.
+struct Timed<'a> {
+    place: Place<'a>,
+    /// Hosts of the group that was predicted.
+    size: usize,
+    seconds: f64,
+    hosts: Vec<HostId>,
+}
+
+/// The place with the most of these hosts. All workers of a job that comes at once are drawn there.
+fn largest_place<'a: 't, 't>(kinds: impl Iterator<Item = &'t Timed<'a>>) -> Option<Place<'a>> {
+    let mut places: BTreeMap<&Place<'a>, usize> = BTreeMap::new();
+    for kind in kinds {
+        *places.entry(&kind.place).or_default() += kind.hosts.len();
+    }
+    let largest = places.into_iter().min_by_key(|(_, hosts)| Reverse(*hosts));
+    largest.map(|(place, _)| place.clone())
+}
+
+/// What tells hosts apart: where they hang, whether the job has them, and per own link its rate, what is left of it in steps, its use, and
+/// how many others take.
+type Alike<'a> = (Place<'a>, bool, Vec<(u64, u64, LinkUse, u32)>);
+
+impl<'a> HostScores<'a> {
+    /// Scores each candidate from 0 to [`MAX_HOST_SCORE`]. A host that nothing reaches has 0. A host with twice the best one's time has
+    /// half the score. Of the best, those next to the job's hosts have the full score, and others one less. While the job has no hosts,
+    /// one place takes theirs. The same input gives the same scores. Cost: one prediction for each kind of host.
+    pub fn scores(&self) -> BTreeMap<HostId, u8> {
+        let mut kinds: BTreeMap<Alike<'a>, Vec<HostId>> = BTreeMap::new();
+        for host in self.candidates {
+            kinds.entry(self.alike(*host)).or_default().push(*host);
+        }
+        let pool: BTreeSet<HostId> = self.placed.iter().chain(self.candidates).copied().collect();
+        let mut pool: Vec<(Reverse<u64>, HostId)> =
+            pool.into_iter().map(|host| (Reverse(self.free(host)), host)).collect();
+        pool.retain(|(free, _)| free.0 > 0);
+        let mut ways =
+            PathFinder::excluding(self.topology, move |link| self.conditions.usable(link) == LinkUse::Failed);
+        let times: Vec<Timed<'a>> = kinds
+            .into_iter()
+            .map(|((place, ..), hosts)| {
+                let first = hosts.first();
+                let (size, seconds) =
+                    first.and_then(|host| self.time(&mut ways, &pool, *host)).unwrap_or((0, f64::INFINITY));
+                Timed { place, size, seconds, hosts }
+            })
+            .collect();
+        // From hosts with fewer the others cannot be reached.
+        let size = times.iter().map(|kind| kind.size).max().unwrap_or(0);
+        let best = times.iter().filter(|kind| kind.size == size).map(|kind| kind.seconds);
+        let best = best.fold(f64::INFINITY, f64::min);
+        let is_best = |kind: &&Timed<'a>| kind.size == size && kind.seconds <= best * SAME;
+        let near: BTreeSet<Place<'a>> = match self.placed.is_empty() {
+            false => self.placed.iter().map(|host| place_of(self.topology, *host)).collect(),
+            true => largest_place(times.iter().filter(is_best)).into_iter().collect(),
+        };
+        let mut scores = BTreeMap::new();
+        for kind in &times {
+            let most = if near.contains(&kind.place) { MAX_HOST_SCORE } else { MAX_HOST_SCORE - 1 };
+            let score = match kind.size == size && kind.seconds.is_finite() {
+                false => 0,
+                true if is_best(&kind) => most,
+                true => ((best / kind.seconds * f64::from(MAX_HOST_SCORE)) as u8).min(most),
+            };
+            scores.extend(kind.hosts.iter().map(|host| (*host, score)));
+        }
+        scores
+    }
+
+    fn alike(&self, host: HostId) -> Alike<'a> {
+        let mut links: Vec<(u64, u64, LinkUse, u32)> = self
+            .own_links(host)
+            .map(|(rate, link)| {
+                let left = u128::from(self.conditions.available(link).0) * u128::from(STEPS);
+                let steps = u64::try_from(left / u128::from(rate.max(1))).unwrap_or(STEPS);
+                let others = self.others.get(&link).copied().unwrap_or(0);
+                (rate, steps, self.conditions.usable(link), others)
+            })
+            .collect();
+        links.sort_unstable();
+        (place_of(self.topology, host), self.placed.contains(&host), links)
+    }
+
+    /// The links of a host with their rates, both directions of each.
+    fn own_links(&self, host: HostId) -> impl Iterator<Item = (u64, DirectedLink)> + use<'a> {
+        let topology = self.topology;
+        let links = topology.links_at(Node::Host(host)).iter();
+        let links = links.filter_map(move |link| Some((*link, topology.links().get(link.0)?.rate.0)));
+        links.flat_map(|(link, rate)| [true, false].map(|forward| (rate, DirectedLink { link, forward })))
+    }
+
+    /// What one more job has of a host's links that are open, in bits a second.
+    fn free(&self, host: HostId) -> u64 {
+        let open = self.own_links(host).filter(|(_, link)| self.conditions.usable(*link) == LinkUse::Open);
+        let left = open.map(|(_, link)| {
+            let takers = 1 + u64::from(self.others.get(&link).copied().unwrap_or(0));
+            self.conditions.available(link).0 / takers
+        });
+        left.fold(0, u64::saturating_add)
+    }
+
+    /// The predicted time of an operation in seconds where the next worker gets this host, and between how many hosts; none where nothing
+    /// reaches it. `pool`: hosts that could be in the job, and what each has left.
+    fn time(
+        &self,
+        ways: &mut PathFinder<'_>,
+        pool: &[(Reverse<u64>, HostId)],
+        host: HostId,
+    ) -> Option<(usize, f64)> {
+        if self.free(host) == 0 {
+            return None;
+        }
+        let mut group: Vec<HostId> = self.placed.iter().take(MAX_GROUP - 1).copied().collect();
+        for known in &group {
+            ways.crossings(*known, host)?;
+        }
+        if !group.contains(&host) {
+            group.push(host);
+        }
+        // Every group has as many hosts where it can, so that their times compare.
+        let size = self.workers.max(self.placed.len().saturating_add(1)).min(MAX_GROUP);
+        let first = group.first().copied().unwrap_or(host);
+        let mut nearby: Vec<(u64, Reverse<u64>, HostId)> = pool
+            .iter()
+            .filter(|(_, other)| !group.contains(other))
+            .filter_map(|(free, other)| Some((ways.crossings(first, *other)?, *free, *other)))
+            .collect();
+        nearby.sort_unstable();
+        let lacking = size.saturating_sub(group.len());
+        group.extend(nearby.into_iter().take(lacking).map(|(_, _, other)| other));
+        Some((group.len(), self.predict(&group)))
+    }
+
+    /// The least predicted time of an AllReduce in a group, in seconds.
+    fn predict(&self, group: &[HostId]) -> f64 {
+        let Self { topology, conditions, others, .. } = *self;
+        let ring: Vec<HostId> =
+            order(topology, group).into_iter().filter_map(|at| group.get(at)).copied().collect();
+        let hops = ring.iter().zip(ring.iter().cycle().skip(1)).map(|(from, to)| (*from, *to));
+        let along = usage(topology, hops.filter(|(from, to)| from != to), 1.0);
+        let (delay, hop_delay) = delays(topology, &ring);
+        let costs = GroupCosts {
+            hosts: u32::try_from(group.len()).unwrap_or(u32::MAX),
+            delay,
+            hop_delay,
+            direct_rate: exchange_rate(&exchange_usage(topology, group), conditions, others),
+            ring_rate: exchange_rate(&along, conditions, others),
+            chunk: tuning(topology, group).chunk,
+            straight: true,
+            host: HostCosts::default(),
+            racks: None,
+        };
+        costs.fastest(self.operation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::all_to_all::tests::racks;
+    use harmonaize_topology::LinkId;
+    use harmonaize_units::Rate;
+
+    /// Two racks of four hosts, and what is asked about them.
+    struct Play {
+        topology: Topology,
+        conditions: Conditions,
+        others: BTreeMap<DirectedLink, u32>,
+        hosts: Vec<HostId>,
+    }
+
+    impl Play {
+        fn new(uplink: &str) -> Self {
+            let (topology, hosts) = racks(4, uplink);
+            let conditions = Conditions::clear(&topology);
+            Self { topology, conditions, others: BTreeMap::new(), hosts }
+        }
+
+        /// The scores of hosts from 0 to 7; none of those that are no candidates.
+        fn scores(&self, placed: &[usize], candidates: &[usize], workers: usize) -> Vec<Option<u8>> {
+            let placed = placed.iter().copied().map(HostId).collect();
+            let candidates: Vec<HostId> = candidates.iter().copied().map(HostId).collect();
+            let scores = HostScores {
+                topology: &self.topology,
+                conditions: &self.conditions,
+                others: &self.others,
+                placed: &placed,
+                candidates: &candidates,
+                workers,
+                operation: Bytes(1 << 20),
+            };
+            let scores = scores.scores();
+            assert_eq!(scores.len(), candidates.len());
+            self.hosts.iter().map(|host| scores.get(host).copied()).collect()
+        }
+
+        fn link_of(&self, host: usize) -> LinkId {
+            self.topology.links_at(Node::Host(HostId(host)))[0]
+        }
+
+        /// Both directions of a host's link.
+        fn directions(&self, host: usize) -> [DirectedLink; 2] {
+            let link = self.link_of(host);
+            [true, false].map(|forward| DirectedLink { link, forward })
+        }
+    }
+
+    const ALL: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+    #[test]
+    fn hosts_of_the_same_rack_score_highest() {
+        let play = Play::new("8Gbit/s");
+        let scores = play.scores(&[5], &ALL, 4);
+        assert!(scores[4..].iter().all(|score| *score == Some(10)), "{scores:?}");
+        assert!(scores[..4].iter().all(|score| score.is_some_and(|score| score < 10)), "{scores:?}");
+        // Alike, where the rack alone tells.
+        assert_eq!(scores[0], scores[3]);
+        let narrow = Play::new("100Mbit/s").scores(&[5], &ALL, 4);
+        assert!(narrow[0] < scores[0], "an uplink that is narrow: {narrow:?}");
+    }
+
+    #[test]
+    fn contended_links_cost_a_host_its_score() {
+        let mut play = Play::new("8Gbit/s");
+        for link in play.directions(6) {
+            play.others.insert(link, 4);
+        }
+        for link in play.directions(7) {
+            play.conditions.set_available(link, Rate(100_000_000));
+        }
+        let scores = play.scores(&[5], &ALL, 2);
+        assert_eq!(scores[4], Some(10));
+        assert!(scores[6] < scores[0] && scores[7] < scores[6], "{scores:?}");
+    }
+
+    #[test]
+    fn one_place_draws_a_job_that_has_no_hosts() {
+        let mut play = Play::new("8Gbit/s");
+        let idle = play.scores(&[], &ALL, 4);
+        let full = |scores: &[Option<u8>]| scores.iter().filter(|score| **score == Some(10)).count();
+        assert_eq!((full(&idle[..4]), full(&idle[4..])), (4, 0), "{idle:?}");
+        // Fewer hosts are free there, or its links are others'.
+        let fewer = play.scores(&[], &[0, 1, 4, 5, 6, 7], 2);
+        assert_eq!((full(&fewer[..4]), full(&fewer[4..])), (0, 4), "{fewer:?}");
+        for host in 0..4 {
+            for link in play.directions(host) {
+                play.others.insert(link, 1);
+            }
+        }
+        let contended = play.scores(&[], &ALL, 4);
+        assert_eq!((full(&contended[..4]), full(&contended[4..])), (0, 4), "{contended:?}");
+    }
+
+    #[test]
+    fn hosts_that_nothing_reaches_score_nothing() {
+        let mut play = Play::new("8Gbit/s");
+        play.conditions.restrict(play.link_of(6), LinkUse::Failed);
+        let scores = play.scores(&[5], &ALL, 4);
+        assert_eq!((scores[6], scores[7]), (Some(0), Some(10)));
+        // The uplink of the first rack.
+        play.conditions.restrict(LinkId(0), LinkUse::Failed);
+        let scores = play.scores(&[5], &ALL, 4);
+        assert_eq!((scores[0], scores[7]), (Some(0), Some(10)), "{scores:?}");
+    }
+
+    #[test]
+    fn any_numbers_of_hosts_and_workers_have_scores() {
+        let play = Play::new("1Gbit/s");
+        assert_eq!(play.scores(&[], &[], 4), [None; 8]);
+        assert_eq!(play.scores(&[], &[3], 0)[3], Some(10));
+        assert_eq!(play.scores(&[3], &[3], usize::MAX)[3], Some(10));
+        let scores = play.scores(&ALL, &ALL, usize::MAX);
+        assert!(scores.iter().all(|score| *score == Some(10)), "{scores:?}");
+    }
+}

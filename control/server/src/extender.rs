@@ -1,0 +1,300 @@
+//! The scheduler extender: Kubernetes' scheduler asks which nodes can take a job's pod, and which are best for it.
+//!
+//! Pods belong to a job by their labels; about others nothing is said. A host is scored by what the planner predicts, as a number from 0 to
+//! 10. What is not answered in time, or is refused, the scheduler does without.
+
+mod placements;
+mod wire;
+
+use crate::access::Current;
+use crate::actor::Command;
+use crate::http::{admit, refusal};
+use crate::leader::Commands;
+use crate::state::{Candidates, Controller, NextWorker};
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Extension, Router};
+use harmonaize_identity::{Connection, Peer};
+use placements::Placements;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout;
+use tokio_stream::Stream;
+use wire::{Args, FilterResult, HostPriority};
+
+/// What the log calls it.
+const WHAT: &str = "scheduler extender";
+
+/// Most bytes of a request: a pod, and the names of 10,000 nodes.
+const MAX_BODY: usize = 4 << 20;
+
+/// How long a request may take to come and to be answered. By default the scheduler waits 5 s.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Requests that are read and answered at a time; others wait.
+const TURNS: usize = 4;
+
+/// What requests are answered from.
+struct Extender {
+    commands: Commands,
+    turns: Arc<Semaphore>,
+    placements: Mutex<Placements>,
+    begun: Instant,
+}
+
+/// Serves schedulers until the connections end.
+pub(crate) async fn serve(
+    connections: impl Stream<Item = io::Result<Connection>> + Unpin,
+    access: Arc<Current>,
+    commands: Commands,
+) {
+    let router = Router::new()
+        .route("/filter", post(filter))
+        .route("/prioritize", post(prioritize))
+        .fallback(async || (StatusCode::NOT_FOUND, "the extender has /filter and /prioritize\n"))
+        .with_state(Arc::new(Extender::new(commands)))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(from_fn_with_state(access, guard));
+    crate::http::serve(connections, router).await;
+}
+
+/// Lets operators in alone.
+async fn guard(
+    State(access): State<Arc<Current>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match admit(&access, &peer, &request, WHAT) {
+        Ok(()) => next.run(request).await,
+        Err(status) => refusal(&status).into_response(),
+    }
+}
+
+async fn filter(State(extender): State<Arc<Extender>>, request: Request) -> Response {
+    let answered = async {
+        let (args, names, _turn) = extender.read(request).await?;
+        extender.filter(&args, names).await
+    };
+    respond(answered).await
+}
+
+async fn prioritize(State(extender): State<Arc<Extender>>, request: Request) -> Response {
+    let answered = async {
+        let (args, names, turn) = extender.read(request).await?;
+        extender.prioritize(&args, names, turn).await
+    };
+    respond(answered).await
+}
+
+/// The answer as JSON, if it comes in time.
+async fn respond<T: Serialize>(answered: impl Future<Output = Result<T, Refused>>) -> Response {
+    let reply = match timeout(PATIENCE, answered).await {
+        Ok(Ok(reply)) => reply,
+        Ok(Err(refused)) => return refused.into_response(),
+        Err(_) => {
+            let text = format!("no answer within {} s; try again", PATIENCE.as_secs());
+            return refuse(StatusCode::SERVICE_UNAVAILABLE, &text).into_response();
+        }
+    };
+    match serde_json::to_vec(&reply) {
+        Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()).into_response(),
+    }
+}
+
+/// Why a request has no answer, as a code and as text.
+type Refused = (StatusCode, String);
+
+fn refuse(code: StatusCode, text: &str) -> Refused {
+    (code, format!("{text}\n"))
+}
+
+impl Extender {
+    fn new(commands: Commands) -> Self {
+        let turns = Arc::new(Semaphore::new(TURNS));
+        Self { commands, turns, placements: Mutex::default(), begun: Instant::now() }
+    }
+
+    /// Reads a request's body. Returns what it says, its nodes, and the turn that it has until it is answered.
+    async fn read(&self, request: Request) -> Result<(Args, Vec<String>, OwnedSemaphorePermit), Refused> {
+        // A browser sends this type to its own origin alone.
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        if !kind.is_some_and(|kind| kind.starts_with("application/json")) {
+            let text = "the content's type must be application/json";
+            return Err(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+        }
+        let gone = |_| refuse(StatusCode::SERVICE_UNAVAILABLE, "control is going down");
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(gone)?;
+        let body = Bytes::from_request(request, &()).await.map_err(|rejection| match rejection.status() {
+            code @ StatusCode::PAYLOAD_TOO_LARGE => {
+                refuse(code, &format!("a request has at most {} MiB", MAX_BODY >> 20))
+            }
+            code => refuse(code, &rejection.body_text()),
+        })?;
+        let wrong = |text: String| refuse(StatusCode::BAD_REQUEST, &text);
+        let mut args: Args = serde_json::from_slice(&body)
+            .map_err(|error| wrong(format!("this is no ExtenderArgs of kube-scheduler: {error}")))?;
+        let missing =
+            || wrong("there are no NodeNames; set nodeCacheCapable: true for this extender".to_owned());
+        let names = args.node_names.take().ok_or_else(missing)?;
+        Ok((args, names, turn))
+    }
+
+    /// Returns what `read` finds in the state.
+    async fn query<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&mut Controller, Duration) -> T + Send + 'static,
+    ) -> Result<T, Refused> {
+        let look = |answer: oneshot::Sender<T>| {
+            Command::Look(Box::new(move |state, now| drop(answer.send(read(state, now)))))
+        };
+        self.commands.ask(look).await.map_err(|status| refusal(&status))
+    }
+
+    /// Leaves out nodes that cannot have a worker of the pod's job.
+    async fn filter(&self, args: &Args, names: Vec<String>) -> Result<FilterResult, Refused> {
+        let worker = match args.pod.metadata.worker() {
+            Ok(Some(worker)) => worker,
+            Ok(None) => return Ok(FilterResult { node_names: names, ..FilterResult::default() }),
+            // The tenant reads it among the pod's events.
+            Err(error) => {
+                let text = error.to_string();
+                return Ok(filtered(names.into_iter().map(|name| (name, Some(text.clone())))));
+            }
+        };
+        self.query(move |state, now| {
+            let queries = state.queries(now);
+            filtered(names.into_iter().map(|name| {
+                let why = queries.fits(&worker.tenant, &name).err().map(|unfit| unfit.to_string());
+                (name, why)
+            }))
+        })
+        .await
+    }
+
+    /// Scores nodes for the next worker of the pod's job. Others' pods leave all nodes alike.
+    async fn prioritize(
+        &self,
+        args: &Args,
+        names: Vec<String>,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<Vec<HostPriority>, Refused> {
+        let metadata = &args.pod.metadata;
+        let Ok(Some(mut worker)) = metadata.worker() else {
+            return Ok(prioritized(names, &BTreeMap::new()));
+        };
+        let (tenant, job) = (worker.tenant.clone(), worker.job.clone());
+        let key = (tenant.as_str(), job.as_str());
+        worker.assumed = self.placements().others(self.begun.elapsed(), key, &metadata.uid);
+        let (names, scores) = self.scores(worker, names, turn).await?;
+        // Of the best ones the first by name.
+        let some = scores.iter().rev().filter(|(_, score)| **score > 0);
+        if let Some((host, _)) = some.max_by_key(|(_, score)| **score) {
+            self.placements().add(self.begun.elapsed(), key, &metadata.uid, host);
+        }
+        Ok(prioritized(names, &scores))
+    }
+
+    /// The scores of those nodes that fit, and all names again. They are computed where nobody waits; the turn ends with that, also where
+    /// the scheduler has left before.
+    async fn scores(
+        &self,
+        worker: NextWorker,
+        names: Vec<String>,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(Vec<String>, BTreeMap<String, u8>), Refused> {
+        let look = move |state: &mut Controller, now: Duration| {
+            let candidates = state.queries(now).candidates(&worker, &names);
+            (names, candidates)
+        };
+        let (names, candidates): (Vec<String>, Candidates) = self.query(look).await?;
+        let computed = tokio::task::spawn_blocking(move || {
+            let scores = candidates.scores().into_iter();
+            let scores: BTreeMap<String, u8> = scores.map(|(host, score)| (host.to_owned(), score)).collect();
+            drop(turn);
+            scores
+        });
+        let failed =
+            |error: tokio::task::JoinError| refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
+        Ok((names, computed.await.map_err(failed)?))
+    }
+
+    fn placements(&self) -> std::sync::MutexGuard<'_, Placements> {
+        self.placements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Nodes, and why some of them cannot be taken.
+fn filtered(nodes: impl Iterator<Item = (String, Option<String>)>) -> FilterResult {
+    let mut result = FilterResult::default();
+    for (name, why) in nodes {
+        match why {
+            None => result.node_names.push(name),
+            Some(why) => drop(result.failed_nodes.insert(name, why)),
+        }
+    }
+    result.failed_and_unresolvable_nodes.clone_from(&result.failed_nodes);
+    result
+}
+
+/// Nodes with their scores; 0 for those that have none.
+fn prioritized(names: Vec<String>, scores: &BTreeMap<String, u8>) -> Vec<HostPriority> {
+    let score = |name: &String| scores.get(name).copied().unwrap_or(0);
+    names.into_iter().map(|host| HostPriority { score: score(&host), host }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leader::Leader;
+    use axum::body::{Body, to_bytes};
+    use tokio::sync::mpsc;
+
+    /// A question about a pod of a job.
+    fn question() -> Request {
+        let args = r#"{"Pod":{"metadata":{"labels":{"harmonaize.dev/job":"j"}}},"NodeNames":["h0"]}"#;
+        let request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
+        request.body(Body::from(args)).unwrap()
+    }
+
+    async fn parts(response: Response) -> (StatusCode, String) {
+        let code = response.status();
+        let body = to_bytes(response.into_body(), MAX_BODY).await.unwrap();
+        (code, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_control_that_follows_names_the_leader() {
+        let (leads, commands) = Commands::new();
+        leads.send_replace(Leader::Elsewhere(Some("10.0.0.2:7000".to_owned())));
+        let extender = Arc::new(Extender::new(commands));
+        let filtered = parts(filter(State(Arc::clone(&extender)), question()).await).await;
+        for (code, text) in [filtered, parts(prioritize(State(extender), question()).await).await] {
+            assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
+            assert!(text.contains("10.0.0.2:7000"), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_state_that_stands_still_is_not_waited_for() {
+        let (leads, commands) = Commands::new();
+        let (queue, _asked) = mpsc::channel(16);
+        leads.send_replace(Leader::Here(queue));
+        let extender = Arc::new(Extender::new(commands));
+        let (code, text) = parts(filter(State(Arc::clone(&extender)), question()).await).await;
+        assert_eq!(
+            (code, text.as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "no answer within 3 s; try again\n")
+        );
+        assert_eq!(extender.turns.available_permits(), TURNS);
+    }
+}

@@ -1,0 +1,152 @@
+//! Which hosts may get a worker of a job that another scheduler places, and how good each is predicted to be.
+
+use super::Queries;
+use crate::state::job::coding::links_taken;
+use crate::state::job::communicator::Communicator;
+use crate::state::view::View;
+use harmonaize_abi::CommunicatorId;
+use harmonaize_planner::{Bytes, Conditions, DirectedLink, HostId, HostScores, Node, Topology};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bytes of an operation where nobody knows what the job's are.
+const OPERATION: u64 = 1 << 20;
+
+/// A worker that is to get a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NextWorker {
+    /// The tenant's name.
+    pub tenant: String,
+    /// The name of its job.
+    pub job: String,
+    /// Workers of the job in all.
+    pub workers: usize,
+    /// Names of hosts that the job's other workers have got, as far as the scheduler alone knows.
+    pub assumed: Vec<String>,
+}
+
+/// Why a host gets no worker of a job. The texts name nothing, for schedulers count those that are alike, and tenants read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// The tenant is not there.
+    #[error("harmonaize knows no such tenant; correct the label harmonaize.dev/tenant, or add the tenant")]
+    NoTenant,
+    /// The topology has no such host.
+    #[error("harmonaize knows no such host; its topology must have the node's name")]
+    NoHost,
+    /// The tenant is bound to other hosts.
+    #[error("the tenant may not be on this host")]
+    Elsewhere,
+    /// An operator has withdrawn it.
+    #[error("the host is drained")]
+    Drained,
+    /// Nobody serves the worker there.
+    #[error("the host's agent is not connected")]
+    NoAgent,
+}
+
+/// Everything that scores are made from: taken from the state at once, computed where nobody waits for it.
+#[derive(Debug)]
+pub struct Candidates {
+    topology: Topology,
+    conditions: Conditions,
+    others: BTreeMap<DirectedLink, u32>,
+    placed: BTreeSet<HostId>,
+    hosts: Vec<HostId>,
+    workers: usize,
+    operation: Bytes,
+}
+
+impl Queries<'_> {
+    /// Whether a tenant's worker can be on a host.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn fits(&self, tenant: &str, host: &str) -> Result<HostId, Unfit> {
+        let ctx = &self.ctx;
+        if !ctx.settings.tenants.iter().any(|known| known == tenant) {
+            return Err(Unfit::NoTenant);
+        }
+        let id = ctx.settings.topology.host(host).ok_or(Unfit::NoHost)?;
+        if ctx.is_elsewhere(tenant, host) {
+            return Err(Unfit::Elsewhere);
+        }
+        if ctx.is_withdrawn(id) {
+            return Err(Unfit::Drained);
+        }
+        if !ctx.hosts.contains_key(&id) {
+            return Err(Unfit::NoAgent);
+        }
+        Ok(id)
+    }
+
+    /// Returns what the scores of these hosts are made from. Hosts that do not [fit](Self::fits) are left out. The job has the hosts of its
+    /// runners, of its communicators of the same name, and those that the scheduler knows.
+    pub fn candidates(&self, worker: &NextWorker, hosts: &[String]) -> Candidates {
+        let ctx = &self.ctx;
+        let NextWorker { tenant, job, workers, assumed } = worker;
+        let is_own = |known: &Communicator| known.tenant == *tenant && known.name == *job;
+        let own: Vec<(CommunicatorId, &Communicator)> = ctx
+            .communicators
+            .iter()
+            .filter(|(_, known)| is_own(known))
+            .map(|(id, known)| (*id, known))
+            .collect();
+        let members = own.iter().flat_map(|(_, known)| &known.members).filter(|member| !member.closed);
+        let topology = &ctx.settings.topology;
+        let mut placed = self.jobs.hosts_of(tenant, job);
+        placed.extend(members.map(|member| member.host));
+        placed.extend(assumed.iter().filter_map(|host| topology.host(host)));
+        let operation =
+            own.iter().filter_map(|(id, _)| ctx.iterations.get(id)).map(|known| known.bytes()).max();
+        let fit: BTreeSet<HostId> = hosts.iter().filter_map(|host| self.fits(tenant, host).ok()).collect();
+        let view = self.view();
+        Candidates {
+            topology: topology.clone(),
+            conditions: view.conditions(),
+            others: others(&view, |known| !is_own(known)),
+            placed,
+            hosts: fit.into_iter().collect(),
+            workers: *workers,
+            operation: Bytes(operation.filter(|bytes| *bytes > 0).unwrap_or(OPERATION)),
+        }
+    }
+}
+
+/// How many communicators of these use each link: along their rings as far as routes are known, and the only link of each of their hosts.
+fn others(view: &View<'_>, counts: impl Fn(&Communicator) -> bool) -> BTreeMap<DirectedLink, u32> {
+    let topology = &view.ctx.settings.topology;
+    let mut at_hosts: BTreeMap<DirectedLink, u32> = BTreeMap::new();
+    let alone = |known: &Communicator| known.members.len() < 2;
+    for known in view.ctx.communicators.values().filter(|known| counts(known) && !alone(known)) {
+        for member in known.members.iter().filter(|member| !member.closed) {
+            if let [link] = topology.links_at(Node::Host(member.host)) {
+                for forward in [true, false] {
+                    *at_hosts.entry(DirectedLink { link: *link, forward }).or_default() += 1;
+                }
+            }
+        }
+    }
+    let mut others = links_taken(view, |_, known| counts(known));
+    for (link, count) in at_hosts {
+        let known = others.entry(link).or_default();
+        *known = count.max(*known);
+    }
+    others
+}
+
+impl Candidates {
+    /// Scores the hosts by their names, from 0 to 10. In a fabric of thousands of hosts that all differ it takes seconds.
+    pub fn scores(&self) -> BTreeMap<&str, u8> {
+        let scores = HostScores {
+            topology: &self.topology,
+            conditions: &self.conditions,
+            others: &self.others,
+            placed: &self.placed,
+            candidates: &self.hosts,
+            workers: self.workers,
+            operation: self.operation,
+        };
+        let name = |host: HostId| self.topology.hosts().get(host.0).map(|host| host.name.as_str());
+        scores.scores().into_iter().filter_map(|(host, score)| Some((name(host)?, score))).collect()
+    }
+}

@@ -1,0 +1,85 @@
+//! Which hosts another scheduler may place a job's worker on, and how good they are.
+
+use super::jobs::{Play, allocating};
+use super::world::{World, settings};
+use harmonaize_abi::Nanos;
+use harmonaize_planner::HostId;
+use harmonaize_server::state::{Instruction, LivePolicy, NextWorker, Settings, Unfit};
+use harmonaize_store::WithdrawalKind;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The scores of hosts for a job of tenant `a`.
+fn scores(world: &World, job: &str, assumed: &[&str]) -> BTreeMap<String, u8> {
+    let assumed = assumed.iter().map(|host| (*host).to_owned()).collect();
+    let worker = NextWorker { tenant: "a".to_owned(), job: job.to_owned(), workers: 3, assumed };
+    let hosts: Vec<String> = (0..9).map(|host| format!("h{host}")).collect();
+    let before = format!("{:?}", world.state);
+    let candidates = world.state.queries(world.now).candidates(&worker, &hosts);
+    assert_eq!(format!("{:?}", world.state), before);
+    candidates.scores().into_iter().map(|(host, score)| (host.to_owned(), score)).collect()
+}
+
+/// Hosts with the full score.
+fn best(scores: &BTreeMap<String, u8>) -> Vec<&str> {
+    scores.iter().filter(|(_, score)| **score == 10).map(|(host, _)| host.as_str()).collect()
+}
+
+#[test]
+fn hosts_that_cannot_serve_are_told_apart() {
+    let hosts = BTreeMap::from([("b".to_owned(), BTreeSet::from(["h1".to_owned()]))]);
+    let mut world = World::new(Settings { hosts, ..settings(4) }, 7);
+    let gone = [0, 1, 2].map(|host| world.agent(host))[0];
+    world.gone(gone);
+    let (targets, kind, from, until) = (vec!["h2".to_owned()], WithdrawalKind::Drain, Nanos(0), Nanos(0));
+    let drain = Instruction::Withdraw { targets, kind, from, until, reason: String::new() };
+    let changes = world.state.consider(world.now, &drain).unwrap();
+    world.state.apply_stored(world.now, &changes);
+    for (tenant, host, expected) in [
+        ("a", "h1", Ok(HostId(1))),
+        ("b", "h1", Ok(HostId(1))),
+        ("b", "h2", Err(Unfit::Elsewhere)),
+        ("a", "h2", Err(Unfit::Drained)),
+        ("a", "h0", Err(Unfit::NoAgent)),
+        ("a", "h3", Err(Unfit::NoAgent)),
+        ("a", "leaf0", Err(Unfit::NoHost)),
+        ("a", "", Err(Unfit::NoHost)),
+        ("c", "h1", Err(Unfit::NoTenant)),
+    ] {
+        assert_eq!(world.state.queries(world.now).fits(tenant, host), expected, "{tenant} {host}");
+    }
+    assert_eq!(scores(&world, "train", &[]).into_keys().collect::<Vec<_>>(), ["h1"]);
+}
+
+#[test]
+fn hosts_beside_the_jobs_communicator_score_highest() {
+    let mut world = World::new(settings(8), 7);
+    let sessions: Vec<_> = (0..8).map(|host| world.agent(host)).collect();
+    world.form(&[sessions[1], sessions[3]], "train");
+    let beside = scores(&world, "train", &[]);
+    assert_eq!(best(&beside), ["h1", "h3", "h5", "h7"], "{beside:?}");
+    // What the scheduler has placed itself counts too.
+    let assumed = scores(&world, "other", &["h2", "nowhere"]);
+    assert_eq!(best(&assumed), ["h0", "h2", "h4", "h6"], "{assumed:?}");
+}
+
+#[test]
+fn links_of_other_jobs_cost_a_host_its_score() {
+    let mut world = World::new(settings(8), 7);
+    let sessions: Vec<_> = (0..8).map(|host| world.agent(host)).collect();
+    let idle = scores(&world, "train", &["h0"]);
+    assert_eq!((idle["h2"], idle["h4"]), (10, 10), "{idle:?}");
+    world.form(&[sessions[2], sessions[3]], "other");
+    let shared = scores(&world, "train", &["h0"]);
+    assert!(shared["h2"] < shared["h4"] && shared["h4"] == 10, "{shared:?}");
+    // Its own is no other.
+    let own = scores(&world, "other", &["h0"]);
+    assert_eq!(own["h2"], 10, "{own:?}");
+}
+
+#[test]
+fn runners_of_a_job_tell_where_it_is() {
+    let mut play = Play::with(allocating(LivePolicy::Fifo));
+    play.add(3, "a", "bert", (1, 1));
+    let scores = scores(&play.world, "bert", &[]);
+    assert_eq!(best(&scores), ["h1", "h3"], "{scores:?}");
+}
