@@ -131,6 +131,7 @@ impl Links {
                         Delayed::Received { header: header.to_vec(), payload, posted }
                     }
                     Event::Sent { token } => Delayed::Sent { token },
+                    Event::Completed { .. } => return,
                     Event::Down { reason } => Delayed::Down { reason },
                 },
             ));

@@ -143,6 +143,7 @@ impl Side {
                     OwnedEvent::Posted { header: header.to_vec(), payload }
                 }
                 Event::Sent { token } => OwnedEvent::Sent(token),
+                Event::Completed { .. } => return,
                 Event::Down { reason } => OwnedEvent::Down(reason),
             };
             seen.push_back((link, event));
