@@ -1,6 +1,7 @@
 //! Metrics for Prometheus: few series, however many flows and communicators there are.
 
 use crate::counters::{Counters, METRICS};
+use crate::telemetry::completions::CompletionDelays;
 use crate::telemetry::pipeline::cause;
 use crate::telemetry::rdma_ports::PortReading;
 use crate::telemetry::reading::{LinkReading, Reading};
@@ -31,6 +32,7 @@ pub(crate) fn text(reading: &Reading, counters: &Counters, own: Own) -> Result<S
     links(&mut page, reading);
     signals(&mut page, reading);
     rdma_ports(&mut page, &reading.ports);
+    completions(&mut page, &reading.completions);
     congestion(&mut page, reading);
     communicators(&mut page, reading);
     agent(&mut page, counters);
@@ -168,6 +170,19 @@ fn rdma_ports(page: &mut Page, ports: &[PortReading]) {
     for one in ports {
         let labels = with(&labels(one), "interface", &one.port.interface);
         family.count(with(&labels, "source", &one.source.text()), 1);
+    }
+}
+
+/// What the engine times itself.
+fn completions(page: &mut Page, series: &[CompletionDelays]) {
+    if series.is_empty() {
+        return;
+    }
+    let help = "Time from handing a message to an RDMA device until the engine saw its completion";
+    let family = page.histogram("rdma_completion", "seconds", help);
+    for one in series {
+        let labels = vec![("interface", label(&one.interface)), ("peer", one.peer.clone())];
+        family.buckets(labels, &one.seconds);
     }
 }
 
@@ -530,6 +545,27 @@ mod tests {
                 "harmonaize_rdma_port_source{device=\"mlx5_0\",port=\"1\",interface=\"eth0\",source=\"rdma_counters\"} 1",
             ]
         );
+    }
+
+    #[test]
+    fn completions_are_shown_by_the_other_end() {
+        assert!(!scrape(&OwnFlows::default()).contains("rdma_completion"), "there is no queue pair");
+        static BOUNDS: [f64; 15] =
+            [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
+        let mut seconds = harmonaize_metrics::Buckets::new(&BOUNDS);
+        [2e-5, 3e-4].into_iter().for_each(|took| seconds.observe(took));
+        let one = CompletionDelays { interface: "eth0".into(), peer: "10.0.0.2".into(), seconds };
+        let reading = Reading { completions: std::sync::Arc::new(vec![one]), ..Reading::default() };
+        let text = text(&reading, &Counters::default(), Own::default()).unwrap();
+        for line in [
+            "bucket{le=\"0.0001\",interface=\"eth0\",peer=\"10.0.0.2\"} 1",
+            "count{interface=\"eth0\",peer=\"10.0.0.2\"} 2",
+        ] {
+            assert!(
+                text.contains(&format!("harmonaize_rdma_completion_seconds_{line}\n")),
+                "{line} in {text}"
+            );
+        }
     }
 
     #[test]

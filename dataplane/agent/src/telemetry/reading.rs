@@ -1,6 +1,7 @@
 //! How things stand at a moment, for whoever asks the thread.
 
 use crate::telemetry::analysis::JobActivity;
+use crate::telemetry::completions::CompletionDelays;
 use crate::telemetry::finding::LocatedStraggler;
 use crate::telemetry::latencies::Latencies;
 use crate::telemetry::links::MeasuredInterface;
@@ -64,6 +65,8 @@ pub struct Reading {
     pub signals: BTreeMap<u32, OfInterface>,
     /// Ports of this host's RDMA devices.
     pub ports: Vec<PortReading>,
+    /// How long messages took over own queue pairs.
+    pub completions: Arc<Vec<CompletionDelays>>,
     /// What was found, how often.
     pub events: Events,
     /// What the programs cost; none where the kernel does not tell.

@@ -6,6 +6,7 @@ mod schedule;
 mod tests;
 
 use crate::telemetry::clock::{monotonic, realtime_offset_ns};
+use crate::telemetry::completions::Completions;
 use crate::telemetry::finding::{Finding, Findings};
 use crate::telemetry::handle::{Command, Handle};
 use crate::telemetry::links::Links;
@@ -21,7 +22,7 @@ use crossbeam::channel::{Receiver, bounded};
 use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
-use harmonaize_loader::Collector;
+use harmonaize_loader::{Collector, interface_with};
 use rustix::event::{EventfdFlags, eventfd};
 use schedule::{Schedule, Wake};
 use std::collections::BTreeMap;
@@ -100,6 +101,7 @@ struct Thread {
     pipeline: Pipeline,
     own_flows: OwnFlows,
     ports: RdmaPorts,
+    completions: Completions,
     schedule: Schedule,
     begun: Nanos,
     /// When marks last came.
@@ -127,6 +129,7 @@ impl Thread {
             pipeline: Pipeline::new(observer, record, decide, sinks)?,
             own_flows: OwnFlows::default(),
             ports: RdmaPorts::default(),
+            completions: Completions::default(),
             schedule: Schedule::default(),
             begun,
             marked: Nanos(0),
@@ -211,12 +214,12 @@ impl Thread {
 
     /// Takes events and marks out of their queues. Returns whether a round trip was late.
     fn gather(&mut self) -> bool {
-        let Self { source, sampler, pipeline, own_flows, .. } = self;
+        let Self { source, sampler, pipeline, own_flows, completions, ports, links, .. } = self;
         let late_rtt = sampler.read_events(source.as_mut(), own_flows, &mut pipeline.events);
         if pipeline.read_marks(&self.marks, own_flows) {
             self.marked = monotonic();
         }
-        pipeline.merge();
+        pipeline.merge(|mark| completions.record(mark, ports, links.measured()));
         late_rtt
     }
 
@@ -307,13 +310,15 @@ impl Thread {
         match command {
             Command::Formed(formed) => {
                 self.own_flows.formed(&formed, now, &interfaces, &mut self.pipeline.records);
+                self.completions.formed(&formed, |address| interface_with(address).ok().flatten());
             }
             Command::Ended(communicator) => {
                 // What its marks still say is of before.
                 self.gather();
                 self.hand_on(now);
-                let Self { pipeline, own_flows, .. } = self;
+                let Self { pipeline, own_flows, completions, .. } = self;
                 pipeline.analysis.ended(communicator);
+                completions.ended(communicator);
                 own_flows.ended(communicator, now, &interfaces, &mut pipeline.records);
             }
             Command::Read { flows: true, reply } if self.follow(now) => self.schedule.defer(now, reply),

@@ -70,6 +70,7 @@ impl Thread {
             latencies: pipeline.latencies.clone(),
             signals: pipeline.signals.interfaces().clone(),
             ports: self.ports.readings().to_vec(),
+            completions: self.completions.series(),
             events: pipeline.found.clone(),
             cost: self.source.cost().ok(),
             missing: self
