@@ -5,6 +5,7 @@ use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::{Cost, Programs};
+use crate::queue_pair_counters::{QueuePairCounters, read_queue_pair_counters};
 use crate::rdma::{RdmaPort, read_rdma_ports};
 use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
@@ -93,6 +94,9 @@ pub trait Collector: Send {
     /// Reads what RDMA devices count themselves, by port, into `into`, whose memory is used again. Empty where there is no device.
     fn read_ports(&mut self, into: &mut Vec<RdmaPort>);
 
+    /// Reads what RDMA devices count by queue pair, into `into`, whose memory is used again. Empty where there is no device.
+    fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>);
+
     /// What crossed an interface since it was attached.
     ///
     /// # Errors
@@ -174,6 +178,10 @@ impl Collector for Programs {
 
     fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
         read_rdma_ports(into);
+    }
+
+    fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
+        read_queue_pair_counters(into);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

@@ -6,6 +6,7 @@ use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::Cost;
+use crate::queue_pair_counters::QueuePairCounters;
 use crate::rdma::RdmaPort;
 use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
@@ -24,6 +25,8 @@ pub struct Scene {
     pub endpoints: Endpoints,
     /// What RDMA devices have counted.
     pub ports: Vec<RdmaPort>,
+    /// What they have counted by queue pair.
+    pub queue_pair_counters: Vec<QueuePairCounters>,
     /// Events that were not read yet.
     pub events: VecDeque<Event>,
     /// What crossed each interface, by its index.
@@ -136,6 +139,10 @@ impl Collector for Fake {
 
     fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
         into.clone_from(&self.scene().ports);
+    }
+
+    fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
+        into.clone_from(&self.scene().queue_pair_counters);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

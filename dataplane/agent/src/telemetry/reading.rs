@@ -17,7 +17,7 @@ use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
 use harmonaize_events::{FlowKey, InterfaceTotals};
-use harmonaize_loader::{Cost, Endpoints, Flows};
+use harmonaize_loader::{Cost, Endpoints, Flows, QueuePairCounters};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +67,8 @@ pub struct Reading {
     pub ports: Vec<PortReading>,
     /// How long messages took over own queue pairs.
     pub completions: Arc<Vec<CompletionDelays>>,
+    /// What RDMA devices count by queue pair.
+    pub queue_pair_counters: Vec<QueuePairCounters>,
     /// What was found, how often.
     pub events: Events,
     /// What the programs cost; none where the kernel does not tell.

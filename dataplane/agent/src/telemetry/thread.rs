@@ -22,7 +22,7 @@ use crossbeam::channel::{Receiver, bounded};
 use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
-use harmonaize_loader::{Collector, interface_with};
+use harmonaize_loader::{Collector, QueuePairCounters, interface_with};
 use rustix::event::{EventfdFlags, eventfd};
 use schedule::{Schedule, Wake};
 use std::collections::BTreeMap;
@@ -35,6 +35,8 @@ use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
+/// The interval between two readings of counters by queue pair, for each of which a driver asks its device.
+const QUEUE_PAIR_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How the thread is set up.
 pub struct Setup {
@@ -102,6 +104,9 @@ struct Thread {
     own_flows: OwnFlows,
     ports: RdmaPorts,
     completions: Completions,
+    /// What devices count by queue pair, and when it is read next.
+    queue_pair_counters: Vec<QueuePairCounters>,
+    next_queue_pairs: Nanos,
     schedule: Schedule,
     begun: Nanos,
     /// When marks last came.
@@ -130,6 +135,8 @@ impl Thread {
             own_flows: OwnFlows::default(),
             ports: RdmaPorts::default(),
             completions: Completions::default(),
+            queue_pair_counters: Vec::new(),
+            next_queue_pairs: Nanos(0),
             schedule: Schedule::default(),
             begun,
             marked: Nanos(0),
@@ -263,6 +270,18 @@ impl Thread {
         ports.read(source.as_mut(), links.measured(), now, &mut pipeline.records);
     }
 
+    /// Reads what devices count by queue pair, and says what of it cannot be had where that is news.
+    fn read_queue_pairs(&mut self, now: Nanos) {
+        self.next_queue_pairs = now.after(QUEUE_PAIR_INTERVAL);
+        let before = std::mem::take(&mut self.queue_pair_counters);
+        self.source.read_queue_pair_counters(&mut self.queue_pair_counters);
+        for one in self.queue_pair_counters.iter().filter(|one| !before.contains(one)) {
+            if let Err(reason) = &one.counters {
+                tracing::info!("telemetry: {reason}");
+            }
+        }
+    }
+
     fn hand_on(&mut self, now: Nanos) {
         self.pipeline.hand_on(now, &mut self.own_flows);
     }
@@ -297,6 +316,9 @@ impl Thread {
         }
         if self.next_ports().is_none() {
             self.read_ports(now);
+        }
+        if now >= self.next_queue_pairs {
+            self.read_queue_pairs(now);
         }
         if self.pipeline.is_recording_full() {
             let known = self.known(now);

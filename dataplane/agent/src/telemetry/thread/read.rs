@@ -71,6 +71,7 @@ impl Thread {
             signals: pipeline.signals.interfaces().clone(),
             ports: self.ports.readings().to_vec(),
             completions: self.completions.series(),
+            queue_pair_counters: self.queue_pair_counters.clone(),
             events: pipeline.found.clone(),
             cost: self.source.cost().ok(),
             missing: self
