@@ -268,6 +268,7 @@ fn a_payload_is_timed_until_its_device_has_carried_it_out() {
     a.time_completions();
     fabric.hold("a0");
     send(&mut a, 1, 8);
+    until([&mut a, &mut b], &mut seen, |_| true);
     let begun = Instant::now();
     until([&mut a, &mut b], &mut seen, |_| begun.elapsed() > Duration::from_millis(20));
     assert_eq!(seen[0], [Seen::Sent(7)], "it is under way");

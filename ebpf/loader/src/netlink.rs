@@ -183,7 +183,7 @@ mod tests {
         bytes.extend([5_u16, 2].map(u16::to_ne_bytes).concat());
         bytes.extend(b"a\0\0\0");
         let seven = 7_u32.to_ne_bytes();
-        assert_eq!(attributes(&bytes).collect::<Vec<_>>(), [(3, &seven[..]), (2, b"a")]);
+        assert_eq!(attributes(&bytes).collect::<Vec<_>>(), [(3, &seven[..]), (2, &b"a"[..])]);
         // The padding of the last one may be cut off, and nothing else of it.
         assert_eq!(attributes(&bytes[..13]).count(), 2);
         assert_eq!(attributes(&bytes[..12]).count(), 1);

@@ -614,7 +614,7 @@ mod tests {
     fn bound_counters_are_shown_with_the_other_end_of_their_queue_pairs() {
         assert!(!scrape(&OwnFlows::default()).contains("rdma_queue_pair"), "there is no device");
         let mut own = OwnFlows::default();
-        let flow = |local_pair, host| harmonaize_transport::Flow::Roce {
+        let flow = |local_pair, host: u8| harmonaize_transport::Flow::Roce {
             local: [10, 0, 0, 1].into(),
             remote: [10, 0, 0, host].into(),
             local_pair,

@@ -354,10 +354,11 @@ impl Path {
                     let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
                     let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
                     let region = rail.registrations(self.tenant)?.region(span.memory(), Access::SEND)?;
+                    let bytes = span.bytes() as u32;
                     self.batch.push(Work::write(Local::new(&region, span)?, to));
                     self.post(kind, header, None)?;
                     if let Some(posted) = self.posted.back_mut() {
-                        posted.bytes = span.bytes() as u32;
+                        posted.bytes = bytes;
                     }
                     self.await_token(token);
                 }
