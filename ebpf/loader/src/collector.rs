@@ -1,6 +1,7 @@
 //! What the agent takes telemetry from: the programs in the kernel, or a made-up source in tests.
 
 use crate::attachment::{AttachMode, Change};
+use crate::dcqcn::{Dcqcn, read_dcqcn};
 use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -97,6 +98,9 @@ pub trait Collector: Send {
     /// Reads what RDMA devices count by queue pair, into `into`, whose memory is used again. Empty where there is no device.
     fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>);
 
+    /// Reads the parameters of DCQCN of RDMA devices that show some, into `into`, whose memory is used again.
+    fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>);
+
     /// What crossed an interface since it was attached.
     ///
     /// # Errors
@@ -182,6 +186,10 @@ impl Collector for Programs {
 
     fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
         read_queue_pair_counters(into);
+    }
+
+    fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>) {
+        read_dcqcn(into);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

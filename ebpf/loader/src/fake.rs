@@ -2,6 +2,7 @@
 
 use crate::attachment::{AttachMode, Change};
 use crate::collector::{AttachedInterface, Collector};
+use crate::dcqcn::Dcqcn;
 use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -27,6 +28,8 @@ pub struct Scene {
     pub ports: Vec<RdmaPort>,
     /// What they have counted by queue pair.
     pub queue_pair_counters: Vec<QueuePairCounters>,
+    /// Their parameters of DCQCN.
+    pub dcqcn: Vec<Dcqcn>,
     /// Events that were not read yet.
     pub events: VecDeque<Event>,
     /// What crossed each interface, by its index.
@@ -143,6 +146,10 @@ impl Collector for Fake {
 
     fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
         into.clone_from(&self.scene().queue_pair_counters);
+    }
+
+    fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>) {
+        into.clone_from(&self.scene().dcqcn);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

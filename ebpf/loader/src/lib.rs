@@ -8,6 +8,7 @@
 mod attachment;
 mod clock;
 mod collector;
+mod dcqcn;
 mod diagnosis;
 mod endpoints;
 mod error;
@@ -25,6 +26,7 @@ mod trial;
 pub use attachment::{AttachMode, Change};
 pub use clock::Offset;
 pub use collector::{AttachedInterface, Collector};
+pub use dcqcn::{Dcqcn, read_dcqcn};
 pub use endpoints::{Endpoints, QueuePairs};
 pub use error::Error;
 pub use harmonaize_core_c::{Options as EndpointOptions, own_namespace};

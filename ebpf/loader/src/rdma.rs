@@ -165,7 +165,7 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
 }
 
 /// The beginning of a file; none where it cannot be read, or is no text.
-fn text(path: &Path) -> Option<String> {
+pub(crate) fn text(path: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(path).ok()?.take(MAX_TEXT).read_to_string(&mut text).ok()?;
     Some(text)

@@ -9,7 +9,7 @@ use crate::telemetry::series::{Series, SeriesTotals};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_events::{Direction, Totals};
-use harmonaize_loader::{PortCounter, QueuePairCounter};
+use harmonaize_loader::{Dcqcn, PortCounter, QueuePairCounter};
 use harmonaize_metrics::{Family, Labels, Page, label};
 use std::collections::BTreeMap;
 
@@ -33,6 +33,7 @@ pub(crate) fn text(reading: &Reading, counters: &Counters, own: Own) -> Result<S
     signals(&mut page, reading);
     rdma_ports(&mut page, &reading.ports);
     queue_pairs(&mut page, reading);
+    dcqcn(&mut page, &reading.dcqcn);
     completions(&mut page, &reading.completions);
     congestion(&mut page, reading);
     communicators(&mut page, reading);
@@ -219,6 +220,20 @@ fn queue_pairs(page: &mut Page, reading: &Reading) {
             if let Some(value) = one.counters.get(counter) {
                 family.count(labels.clone(), value);
             }
+        }
+    }
+}
+
+/// How devices slow down at notifications, where their drivers show it.
+fn dcqcn(page: &mut Page, devices: &[Dcqcn]) {
+    if devices.is_empty() {
+        return;
+    }
+    let help = "A parameter of DCQCN, in the driver's unit";
+    let family = page.gauge("rdma_dcqcn_parameter", "", help);
+    for one in devices {
+        for (name, value) in &one.parameters {
+            family.count(with(&vec![("device", one.device.clone())], "parameter", name), *value);
         }
     }
 }
@@ -655,6 +670,17 @@ mod tests {
                 &label(3, ""),
             ]
         );
+    }
+
+    #[test]
+    fn parameters_of_dcqcn_are_shown_where_there_are_any() {
+        assert!(!scrape(&OwnFlows::default()).contains("rdma_dcqcn"), "there is no device");
+        let parameters = [("np_cnp_dscp".to_owned(), 48)].into_iter().collect();
+        let dcqcn = vec![Dcqcn { device: "mlx5_0".into(), parameters }];
+        let text =
+            text(&Reading { dcqcn, ..Reading::default() }, &Counters::default(), Own::default()).unwrap();
+        let line = "harmonaize_rdma_dcqcn_parameter{device=\"mlx5_0\",parameter=\"np_cnp_dscp\"} 48\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
 use harmonaize_events::{FlowKey, InterfaceTotals};
-use harmonaize_loader::{Cost, Endpoints, Flows, QueuePairCounters};
+use harmonaize_loader::{Cost, Dcqcn, Endpoints, Flows, QueuePairCounters};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +69,8 @@ pub struct Reading {
     pub completions: Arc<Vec<CompletionDelays>>,
     /// What RDMA devices count by queue pair.
     pub queue_pair_counters: Vec<QueuePairCounters>,
+    /// Parameters of DCQCN, of RDMA devices that show some.
+    pub dcqcn: Vec<Dcqcn>,
     /// What was found, how often.
     pub events: Events,
     /// What the programs cost; none where the kernel does not tell.

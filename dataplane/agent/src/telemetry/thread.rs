@@ -22,7 +22,7 @@ use crossbeam::channel::{Receiver, bounded};
 use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
-use harmonaize_loader::{Collector, QueuePairCounters, interface_with};
+use harmonaize_loader::{Collector, Dcqcn, QueuePairCounters, interface_with};
 use rustix::event::{EventfdFlags, eventfd};
 use schedule::{Schedule, Wake};
 use std::collections::BTreeMap;
@@ -35,8 +35,8 @@ use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
-/// The interval between two readings of counters by queue pair, for each of which a driver asks its device.
-const QUEUE_PAIR_INTERVAL: Duration = Duration::from_secs(10);
+/// The interval between two readings of counters by queue pair and of parameters, for each of which a driver asks its device.
+const DEVICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How the thread is set up.
 pub struct Setup {
@@ -104,9 +104,10 @@ struct Thread {
     own_flows: OwnFlows,
     ports: RdmaPorts,
     completions: Completions,
-    /// What devices count by queue pair, and when it is read next.
+    /// What RDMA devices count by queue pair, their parameters, and when both are read next.
     queue_pair_counters: Vec<QueuePairCounters>,
-    next_queue_pairs: Nanos,
+    dcqcn: Vec<Dcqcn>,
+    next_devices: Nanos,
     schedule: Schedule,
     begun: Nanos,
     /// When marks last came.
@@ -136,7 +137,8 @@ impl Thread {
             ports: RdmaPorts::default(),
             completions: Completions::default(),
             queue_pair_counters: Vec::new(),
-            next_queue_pairs: Nanos(0),
+            dcqcn: Vec::new(),
+            next_devices: Nanos(0),
             schedule: Schedule::default(),
             begun,
             marked: Nanos(0),
@@ -270,9 +272,10 @@ impl Thread {
         ports.read(source.as_mut(), links.measured(), now, &mut pipeline.records);
     }
 
-    /// Reads what devices count by queue pair, and says what of it cannot be had where that is news.
-    fn read_queue_pairs(&mut self, now: Nanos) {
-        self.next_queue_pairs = now.after(QUEUE_PAIR_INTERVAL);
+    /// Reads what RDMA devices count by queue pair, and their parameters. Says why there are no such counters where that is news.
+    fn read_devices(&mut self, now: Nanos) {
+        self.next_devices = now.after(DEVICE_INTERVAL);
+        self.source.read_dcqcn(&mut self.dcqcn);
         let before = std::mem::take(&mut self.queue_pair_counters);
         self.source.read_queue_pair_counters(&mut self.queue_pair_counters);
         for one in self.queue_pair_counters.iter().filter(|one| !before.contains(one)) {
@@ -317,8 +320,8 @@ impl Thread {
         if self.next_ports().is_none() {
             self.read_ports(now);
         }
-        if now >= self.next_queue_pairs {
-            self.read_queue_pairs(now);
+        if now >= self.next_devices {
+            self.read_devices(now);
         }
         if self.pipeline.is_recording_full() {
             let known = self.known(now);
