@@ -112,7 +112,7 @@ fn completions_are_told_over_rdma() {
                 (1, engine as u32, other),
                 "{mark:?}"
             );
-            assert_eq!((mark.operation, mark.channel), (0, 0), "{mark:?}");
+            assert!(mark.operation == 0 && mark.channel < 2, "one of two paths: {mark:?}");
             assert!(mark.epoch > 0 && (1..=sent).contains(&mark.bytes) && mark.segment > 0, "{mark:?}");
         }
     }
