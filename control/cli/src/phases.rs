@@ -29,7 +29,7 @@ CLOCK_REALTIME nanoseconds, 0 where not known (jq before 1.7 rounds them); durat
                 whole), level (none, mild, severe), cause (own, cross_traffic, unknown), since_ns,
                 found_ns, what spoke for it (delay, ecn_ce, loss, load, starved), ecn_ce_ppm, lost_ppm,
                 utilization_ppm, rtt_ns, min_rtt_ns, own_bps, cross_traffic_bps, capacity_bps,
-                what it was seen by in `source` (kernel_programs, rdma_counters)
+                what it was seen by in `source` (kernel_programs, rdma_counters, engine)
   \"straggler\"   a rank is late: communicator (0: external) or job, rank, host, why in `cause` (compute,
                 network), since_ns, found_ns, since_unit (operation or iteration), delay_ns,
                 iterations, edge_from and edge_to or null, ended_ns (0: it holds), source

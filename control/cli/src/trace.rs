@@ -218,6 +218,7 @@ fn stats(record: &Record) -> Value {
         Record::Link(link) => ("link", format!("{link:?}")),
         Record::Lost(lost) => ("lost", format!("{lost:?}")),
         Record::Port(port) => ("port", format!("{port:?}")),
+        Record::Completion(completion) => ("completion", format!("{completion:?}")),
     };
     json!({"record": kind, "time_ns": record.time().0, "says": says})
 }

@@ -144,7 +144,11 @@ impl Engine {
     }
 
     /// From now on marks of operations go into this queue. A mark takes a look at the clock and no allocation.
+    /// Where the transport's device tells completions, it is timed from now on, too.
     pub fn set_mark_writer(&mut self, marks: MarkWriter) {
+        if marks.has_reader() {
+            self.transport.time_completions();
+        }
         self.marks = marks;
     }
 
@@ -318,6 +322,16 @@ impl Engine {
                 Event::Sent { tag } => {
                     let (_, channel, step) = untag(tag);
                     member.core.handle_completion(now, channel, step);
+                }
+                Event::Completed { path, took, bytes } => {
+                    marks.write(MarkKind::Completed, || Mark {
+                        segment: Nanos::from(took).0,
+                        bytes,
+                        epoch: epoch.0,
+                        peer: peer.0,
+                        channel: path.into(),
+                        ..member.mark()
+                    });
                 }
                 Event::Down { reason } => {
                     member.record_link_down(peer, &reason);

@@ -26,6 +26,7 @@ use harmonaize_abi::{CongestionControl, Tag};
 use harmonaize_shm::Span;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// Most bytes that a frame's header may have.
 pub const MAX_HEADER: usize = 512;
@@ -117,6 +118,15 @@ pub enum Event<'a> {
     Sent {
         /// From [`Transport::send`].
         tag: Tag,
+    },
+    /// A device has carried out a message that was timed; see [`Transport::time_completions`].
+    Completed {
+        /// The path that it went on.
+        path: u16,
+        /// From handing it to the device until its completion was seen here.
+        took: Duration,
+        /// Payload bytes that the device has carried out meanwhile for this endpoint, this message's included.
+        bytes: u64,
     },
     /// The link has ended, by the peer, the network, or a breach of protocol. Nothing follows.
     Down {
@@ -251,6 +261,10 @@ pub trait Transport {
     fn set_class(&mut self, link: LinkId, class: TrafficClass) {
         let _ = (link, class);
     }
+
+    /// From now on some messages are timed, as [`Event::Completed`] tells: of each path at most one at a time, and one in a
+    /// millisecond. A transport whose device tells no completions does nothing.
+    fn time_completions(&mut self) {}
 
     /// Does at most about `budget` frames or system calls of work, and reports what happened. Returns how much was done
     /// (0: nothing to do).

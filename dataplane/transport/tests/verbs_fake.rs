@@ -103,6 +103,7 @@ enum Seen {
     Up,
     Received(Vec<u8>, Option<u32>),
     Sent(Tag),
+    Completed(u16, Duration, u64),
     Down(DownReason),
 }
 
@@ -114,6 +115,7 @@ fn turn(end: &mut dyn Transport, seen: &mut Vec<Seen>) {
                 Seen::Received(header.to_vec(), payload.map(|(_, bytes)| bytes))
             }
             Event::Sent { tag } => Seen::Sent(tag),
+            Event::Completed { path, took, bytes } => Seen::Completed(path, took, bytes),
             Event::Down { reason } => Seen::Down(reason),
         });
     });
@@ -249,6 +251,35 @@ fn a_device_that_settles_nothing_ends_its_links() {
     until([&mut a, &mut b], &mut seen, both_down);
     let Some(DownReason::Network(why)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(why.contains("neither sent message") && why.contains("within 536"), "{why}");
+}
+
+#[test]
+fn a_payload_is_timed_until_its_device_has_carried_it_out() {
+    let (fabric, mut a, mut b) = ends();
+    let [link, theirs] = up(&mut a, &mut b, 2);
+    b.attach_ring(theirs, 1, ring(4096, 4)).unwrap();
+    let mut seen = [Vec::new(), Vec::new()];
+    let send = |a: &mut VerbsTransport, sequence, tag| {
+        a.send(link, 1, b"payload", Some((Landing { ring: 1, sequence }, span(3000), tag))).unwrap();
+    };
+    let sent = |tag| move |seen: &[Vec<Seen>; 2]| seen[0].contains(&Seen::Sent(tag));
+    send(&mut a, 0, Tag(7));
+    until([&mut a, &mut b], &mut seen, sent(Tag(7)));
+    assert_eq!(seen[0], [Seen::Sent(Tag(7))], "nobody asked");
+    a.time_completions();
+    fabric.hold("a0");
+    send(&mut a, 1, Tag(8));
+    until([&mut a, &mut b], &mut seen, |_| true);
+    let begun = Instant::now();
+    until([&mut a, &mut b], &mut seen, |_| begun.elapsed() > Duration::from_millis(20));
+    assert_eq!(seen[0], [Seen::Sent(Tag(7))], "it is under way");
+    fabric.release("a0");
+    let told = |seen: &[Vec<Seen>; 2]| seen[0].iter().any(|seen| matches!(seen, Seen::Completed(..)));
+    until([&mut a, &mut b], &mut seen, told);
+    let Some(Seen::Completed(path, took, bytes)) = seen[0].last() else { panic!("{seen:?}") };
+    assert_eq!((*path, *bytes), (1, 3000));
+    assert!(*took > Duration::from_millis(20), "{took:?}");
+    assert_eq!(seen[1].iter().filter(|seen| matches!(seen, Seen::Completed(..))).count(), 0);
 }
 
 #[test]

@@ -30,6 +30,9 @@ pub enum MarkKind {
     Aggregated = 8,
     /// A session with an aggregator was given up by this participant; of no operation.
     GivenUp = 9,
+    /// A device has carried out a message of payload for a peer, of no operation. `segment` are the nanoseconds from handing it over until
+    /// its completion was seen, `bytes` what the device carried out meanwhile of this engine's payloads, `channel` the path to the peer.
+    Completed = 10,
 }
 
 impl MarkKind {
@@ -45,6 +48,7 @@ impl MarkKind {
             7 => Self::Coded,
             8 => Self::Aggregated,
             9 => Self::GivenUp,
+            10 => Self::Completed,
             _ => return None,
         })
     }
@@ -59,21 +63,21 @@ shared! {
         pub communicator: u64,
         /// The operation's number on the communicator, from 0.
         pub operation: u64,
-        /// The segment's number on the communicator, from 0; 0 for `Failed`; see `Called`, `Ended`, `Coded` and `Aggregated`.
+        /// The segment's number on the communicator, from 0; 0 for `Failed`; see `Called`, `Ended`, and from `Coded` on.
         pub segment: u64,
         /// Depends on the kind; else 0.
         pub bytes: u64,
-        /// The epoch that the segment runs by; 0 for `Called`, `Ended`, `Failed` and those after.
+        /// The epoch that the segment or path is of; 0 for `Called`, `Ended`, `Failed` to `GivenUp`.
         pub epoch: u32,
         /// Which participant of the communicator this agent is.
         pub participant: u32,
         /// `Called`, `Ended`, `Failed`: whose call. Else 0.
         pub rank: u32,
-        /// `Sent`, `Received`: the other participant. Else 0.
+        /// `Sent`, `Received`, `Completed`: the other participant. Else 0.
         pub peer: u32,
         /// A [`MarkKind`], by its number.
         pub kind: u32,
-        /// The channel that the segment runs on; 0 for `Ended`, `Failed` and those after; see `Called` and `Coded`.
+        /// The channel that the segment runs on; 0 for `Ended`, `Failed` and those after; see `Called`, `Coded`, `Completed`.
         pub channel: u32,
     }
 }

@@ -1,10 +1,12 @@
 //! What the agent takes telemetry from: the programs in the kernel, or a made-up source in tests.
 
 use crate::attachment::{AttachMode, Change};
+use crate::dcqcn::{Dcqcn, read_dcqcn};
 use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::{Cost, Programs};
+use crate::queue_pair_counters::{QueuePairCounters, read_queue_pair_counters};
 use crate::rdma::{RdmaPort, read_rdma_ports};
 use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
@@ -93,6 +95,12 @@ pub trait Collector: Send {
     /// Reads what RDMA devices count themselves, by port, into `into`, whose memory is used again. Empty where there is no device.
     fn read_ports(&mut self, into: &mut Vec<RdmaPort>);
 
+    /// Reads what RDMA devices count by queue pair, into `into`, whose memory is used again. Empty where there is no device.
+    fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>);
+
+    /// Reads the parameters of DCQCN of RDMA devices that show some, into `into`, whose memory is used again.
+    fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>);
+
     /// What crossed an interface since it was attached.
     ///
     /// # Errors
@@ -174,6 +182,14 @@ impl Collector for Programs {
 
     fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
         read_rdma_ports(into);
+    }
+
+    fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
+        read_queue_pair_counters(into);
+    }
+
+    fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>) {
+        read_dcqcn(into);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

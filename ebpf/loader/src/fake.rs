@@ -2,10 +2,12 @@
 
 use crate::attachment::{AttachMode, Change};
 use crate::collector::{AttachedInterface, Collector};
+use crate::dcqcn::Dcqcn;
 use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::Cost;
+use crate::queue_pair_counters::QueuePairCounters;
 use crate::rdma::RdmaPort;
 use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
@@ -24,6 +26,10 @@ pub struct Scene {
     pub endpoints: Endpoints,
     /// What RDMA devices have counted.
     pub ports: Vec<RdmaPort>,
+    /// What they have counted by queue pair.
+    pub queue_pair_counters: Vec<QueuePairCounters>,
+    /// Their parameters of DCQCN.
+    pub dcqcn: Vec<Dcqcn>,
     /// Events that were not read yet.
     pub events: VecDeque<Event>,
     /// What crossed each interface, by its index.
@@ -136,6 +142,14 @@ impl Collector for Fake {
 
     fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
         into.clone_from(&self.scene().ports);
+    }
+
+    fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
+        into.clone_from(&self.scene().queue_pair_counters);
+    }
+
+    fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>) {
+        into.clone_from(&self.scene().dcqcn);
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

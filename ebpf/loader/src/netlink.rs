@@ -1,10 +1,12 @@
-//! Interfaces by name, and the removal of a clsact queueing discipline that nobody uses. What else is done by route
-//! netlink, the library beneath does.
+//! Netlink: interfaces by name, lists of anything, and the removal of a clsact queueing discipline that nobody uses. What else is
+//! done by route netlink, the library beneath does.
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};
 use std::io;
 use std::os::fd::OwnedFd;
 
+/// `NETLINK_ROUTE`, the usual one.
+const ROUTE: Option<Protocol> = None;
 const REMOVE_DISCIPLINE: u16 = 37;
 const GET_FILTERS: u16 = 46;
 const NEW_FILTER: u16 = 44;
@@ -19,9 +21,11 @@ const HANDLE: u32 = 0xffff_0000;
 const PARENT: u32 = 0xffff_fff1;
 const FILTERS: [u32; 2] = [0xffff_fff2, 0xffff_fff3];
 
-/// Bytes of `struct nlmsghdr` and of `struct tcmsg`.
+/// Bytes of `struct nlmsghdr`, and of `struct nlattr`.
 const HEADER: usize = 16;
-const MESSAGE: usize = HEADER + 20;
+const ATTRIBUTE: usize = 4;
+/// Of an attribute's kind, what is no flag.
+const KIND: u16 = 0x3fff;
 
 /// The index of an interface in the calling thread's network namespace.
 pub(crate) fn index_of(name: &str) -> io::Result<u32> {
@@ -36,7 +40,8 @@ pub(crate) fn remove_unused_clsact(index: u32) -> io::Result<()> {
             return Ok(());
         }
     }
-    let socket = ask(REMOVE_DISCIPLINE, ACKNOWLEDGE, index, HANDLE, PARENT)?;
+    let body = traffic_control(index, HANDLE, PARENT);
+    let socket = ask(ROUTE, REMOVE_DISCIPLINE, ACKNOWLEDGE, &body)?;
     let mut buffer = vec![0; 8192];
     let received = receive(&socket, &mut buffer)?;
     for (kind, body) in messages(received) {
@@ -48,9 +53,30 @@ pub(crate) fn remove_unused_clsact(index: u32) -> io::Result<()> {
 }
 
 fn has_filters(index: u32, place: u32) -> io::Result<bool> {
-    let socket = ask(GET_FILTERS, DUMP, index, 0, place)?;
-    let mut buffer = vec![0; 1 << 16];
     let mut found = false;
+    list(ROUTE, GET_FILTERS, &traffic_control(index, 0, place), |kind, _| {
+        found |= kind == NEW_FILTER;
+    })?;
+    Ok(found)
+}
+
+/// `struct tcmsg`: family and padding, then words.
+fn traffic_control(index: u32, handle: u32, parent: u32) -> Vec<u8> {
+    [0, index, handle, parent, 0].into_iter().flat_map(u32::to_ne_bytes).collect()
+}
+
+/// Asks for a list, and hands each message of it to `with`: kind and body.
+///
+/// # Errors
+/// What the kernel refuses it with, or an answer that ends in the midst.
+pub(crate) fn list(
+    protocol: Option<Protocol>,
+    kind: u16,
+    body: &[u8],
+    mut with: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    let socket = ask(protocol, kind, DUMP, body)?;
+    let mut buffer = vec![0; 1 << 16];
     loop {
         let received = receive(&socket, &mut buffer)?;
         if received.is_empty() {
@@ -58,34 +84,46 @@ fn has_filters(index: u32, place: u32) -> io::Result<bool> {
         }
         for (kind, body) in messages(received) {
             match kind {
-                NEW_FILTER => found = true,
-                DONE => return Ok(found),
-                ERROR => return refusal(body).map(|()| found),
-                _ => {}
+                // A list that could not be made ends with the reason.
+                DONE if body.is_empty() => return Ok(()),
+                DONE | ERROR => return refusal(body),
+                _ => with(kind, body),
             }
         }
     }
 }
 
-fn ask(kind: u16, flags: u16, index: u32, handle: u32, parent: u32) -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        // Protocol 0 is NETLINK_ROUTE.
-        None,
-    )?;
-    let mut message = Vec::with_capacity(MESSAGE);
-    message.extend((MESSAGE as u32).to_ne_bytes());
+fn ask(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8]) -> io::Result<OwnedFd> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+    let mut message = Vec::with_capacity(HEADER + body.len());
+    message.extend(((HEADER + body.len()) as u32).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend((REQUEST | flags).to_ne_bytes());
     // Sequence number and port.
     message.extend([0; 8]);
-    // Family and padding.
-    message.extend([0; 4]);
-    [index, handle, parent, 0].iter().for_each(|word| message.extend(word.to_ne_bytes()));
+    message.extend(body);
     send(&socket, &message, SendFlags::empty())?;
     Ok(socket)
+}
+
+/// Appends an attribute of 32 bits to a request.
+pub(crate) fn push_number(into: &mut Vec<u8>, kind: u16, value: u32) {
+    into.extend(((ATTRIBUTE + size_of::<u32>()) as u16).to_ne_bytes());
+    into.extend(kind.to_ne_bytes());
+    into.extend(value.to_ne_bytes());
+}
+
+/// The attributes in a message, or within another attribute: kind and value. What is cut off ends them.
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (length, rest) = bytes.split_first_chunk::<2>()?;
+        let (kind, _) = rest.split_first_chunk::<2>()?;
+        let length = usize::from(u16::from_ne_bytes(*length));
+        let value = bytes.get(ATTRIBUTE..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes(*kind) & KIND, value))
+    })
 }
 
 fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
@@ -136,6 +174,23 @@ mod tests {
         assert_eq!(refusal(&(-2i32).to_ne_bytes()).unwrap_err().raw_os_error(), Some(2));
         assert!(refusal(&0i32.to_ne_bytes()).is_ok());
         assert!(refusal(&[]).is_err());
+    }
+
+    #[test]
+    fn attributes_are_taken_apart_whatever_they_claim() {
+        let mut bytes = Vec::new();
+        push_number(&mut bytes, 3 | 0x8000, 7);
+        bytes.extend([5_u16, 2].map(u16::to_ne_bytes).concat());
+        bytes.extend(b"a\0\0\0");
+        let seven = 7_u32.to_ne_bytes();
+        assert_eq!(attributes(&bytes).collect::<Vec<_>>(), [(3, &seven[..]), (2, &b"a"[..])]);
+        // The padding of the last one may be cut off, and nothing else of it.
+        assert_eq!(attributes(&bytes[..13]).count(), 2);
+        assert_eq!(attributes(&bytes[..12]).count(), 1);
+        for length in [0_u16, 3, 17, u16::MAX] {
+            bytes[..2].copy_from_slice(&length.to_ne_bytes());
+            assert_eq!(attributes(&bytes).count(), 0, "{length}");
+        }
     }
 
     #[test]

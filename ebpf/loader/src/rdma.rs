@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// Where the kernel shows RDMA devices.
-const DEVICES: &str = "/sys/class/infiniband";
+pub(crate) const DEVICES: &str = "/sys/class/infiniband";
 /// The most devices, ports of a device, and ports in all that are read.
 const MAX_PORTS: usize = 64;
 /// The most bytes of a file that are read: a number, or an interface's name.
@@ -109,10 +109,13 @@ impl PortCounters {
 
     /// The counters of a port whose files have these texts.
     fn read(text: impl Fn(&str) -> Option<String>) -> Self {
-        let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+        Self::named(|name| text(name)?.trim().parse().ok())
+    }
+
+    /// The counters that have these values, by the names of their files.
+    pub(crate) fn named(value: impl Fn(&str) -> Option<u64>) -> Self {
         let all = FILES.iter();
-        all.filter_map(|(counter, name, unit)| Some((*counter, number(name)?.saturating_mul(*unit))))
-            .collect()
+        all.filter_map(|(counter, name, unit)| Some((*counter, value(name)?.saturating_mul(*unit)))).collect()
     }
 }
 
@@ -154,7 +157,7 @@ fn read_from(devices: &Path, into: &mut Vec<RdmaPort>) {
 }
 
 /// The names in a folder, in ascending order.
-fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = read_dir(folder).into_iter().flatten().flatten().take(MAX_PORTS);
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
@@ -162,7 +165,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// The beginning of a file; none where it cannot be read, or is no text.
-fn text(path: &Path) -> Option<String> {
+pub(crate) fn text(path: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(path).ok()?.take(MAX_TEXT).read_to_string(&mut text).ok()?;
     Some(text)

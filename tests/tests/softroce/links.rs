@@ -95,7 +95,7 @@ impl Ends {
                 match event {
                     Event::Up => up[at] = true,
                     Event::Received { .. } => received[at] += 1,
-                    Event::Sent { .. } => {}
+                    Event::Sent { .. } | Event::Completed { .. } => {}
                     Event::Down { reason } => down[at] = Some(reason),
                 }
             });

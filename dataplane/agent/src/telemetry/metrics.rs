@@ -1,6 +1,7 @@
 //! Metrics for Prometheus: few series, however many flows and communicators there are.
 
 use crate::counters::{Counters, METRICS};
+use crate::telemetry::completions::CompletionDelays;
 use crate::telemetry::pipeline::cause;
 use crate::telemetry::rdma_ports::PortReading;
 use crate::telemetry::reading::{LinkReading, Reading};
@@ -8,7 +9,7 @@ use crate::telemetry::series::{Series, SeriesTotals};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_events::{Direction, Totals};
-use harmonaize_loader::PortCounter;
+use harmonaize_loader::{Dcqcn, PortCounter, QueuePairCounter};
 use harmonaize_metrics::{Family, Labels, Page, label};
 use std::collections::BTreeMap;
 
@@ -31,6 +32,9 @@ pub(crate) fn text(reading: &Reading, counters: &Counters, own: Own) -> Result<S
     links(&mut page, reading);
     signals(&mut page, reading);
     rdma_ports(&mut page, &reading.ports);
+    queue_pairs(&mut page, reading);
+    dcqcn(&mut page, &reading.dcqcn);
+    completions(&mut page, &reading.completions);
     congestion(&mut page, reading);
     communicators(&mut page, reading);
     agent(&mut page, counters);
@@ -168,6 +172,95 @@ fn rdma_ports(page: &mut Page, ports: &[PortReading]) {
     for one in ports {
         let labels = with(&labels(one), "interface", &one.port.interface);
         family.count(with(&labels, "source", &one.source.text()), 1);
+    }
+}
+
+/// Bound counters that have series.
+const BOUND: usize = 64;
+
+/// What RDMA devices count by queue pair, where counters are bound.
+fn queue_pairs(page: &mut Page, reading: &Reading) {
+    use PortCounter::*;
+    let devices = &reading.queue_pair_counters;
+    if devices.is_empty() {
+        return;
+    }
+    let help = "Whether a device's counters by queue pair are bound; always 1";
+    let family = page.gauge("rdma_queue_pair_counters", "", help);
+    for one in devices {
+        let state = one.counters.as_ref().map_or_else(|reason| reason.label(), |_| "bound");
+        family.count(with(&vec![("device", one.device.clone())], "state", state), 1);
+    }
+    let bound: Vec<(Labels, &QueuePairCounter)> = devices
+        .iter()
+        .flat_map(|one| one.counters.iter().flatten().map(move |counter| (&one.device, counter)))
+        .take(BOUND)
+        .map(|(device, counter)| {
+            let (port, number) = (counter.port.to_string(), counter.number.to_string());
+            let labels = vec![("device", device.clone()), ("port", port), ("counter", number)];
+            (with(&labels, "peer", &peer(reading, &counter.queue_pairs)), counter)
+        })
+        .collect();
+    let families: [(&'static str, &'static str, PortCounter); 7] = [
+        ("rdma_queue_pair_out_of_sequence_packets", "Packets out of sequence", OutOfSequence),
+        ("rdma_queue_pair_duplicate_requests", "Requests that came once more", DuplicateRequests),
+        ("rdma_queue_pair_sequence_naks", "NAKs for a gap in the sequence", SequenceNaks),
+        (
+            "rdma_queue_pair_receiver_not_ready_naks",
+            "NAKs of receivers that were not ready",
+            ReceiverNotReady,
+        ),
+        ("rdma_queue_pair_timeouts", "Acknowledgements that did not come in time", Timeouts),
+        ("rdma_queue_pair_retries", "Times that a sender here began anew", Retries),
+        ("rdma_queue_pair_failures", "Queue pairs that failed after all retries", RetriesExceeded),
+    ];
+    for (name, help, counter) in families {
+        let family = page.counter(name, "", help);
+        for (labels, one) in &bound {
+            if let Some(value) = one.counters.get(counter) {
+                family.count(labels.clone(), value);
+            }
+        }
+    }
+}
+
+/// How devices slow down at notifications, where their drivers show it.
+fn dcqcn(page: &mut Page, devices: &[Dcqcn]) {
+    if devices.is_empty() {
+        return;
+    }
+    let help = "A parameter of DCQCN, in the driver's unit";
+    let family = page.gauge("rdma_dcqcn_parameter", "", help);
+    for one in devices {
+        for (name, value) in &one.parameters {
+            family.count(with(&vec![("device", one.device.clone())], "parameter", name), *value);
+        }
+    }
+}
+
+/// The other end's address, where all of some queue pairs are own ones to there. Else it is empty.
+fn peer(reading: &Reading, queue_pairs: &[u32]) -> String {
+    let own = reading.owners.keys().filter(|key| key.direction == Direction::Ingress as u8);
+    let own: Vec<_> = own.filter(|key| queue_pairs.contains(&key.queue_pair)).collect();
+    let Some(first) = own.first().map(|key| key.remote_address()) else { return String::new() };
+    let known = queue_pairs.iter().all(|pair| own.iter().any(|key| key.queue_pair == *pair));
+    if known && own.iter().all(|key| key.remote_address() == first) {
+        first.to_string()
+    } else {
+        String::new()
+    }
+}
+
+/// What the engine times itself.
+fn completions(page: &mut Page, series: &[CompletionDelays]) {
+    if series.is_empty() {
+        return;
+    }
+    let help = "Time from handing a message to an RDMA device until the engine saw its completion";
+    let family = page.histogram("rdma_completion", "seconds", help);
+    for one in series {
+        let labels = vec![("interface", label(&one.interface)), ("peer", one.peer.clone())];
+        family.buckets(labels, &one.seconds);
     }
 }
 
@@ -530,6 +623,85 @@ mod tests {
                 "harmonaize_rdma_port_source{device=\"mlx5_0\",port=\"1\",interface=\"eth0\",source=\"rdma_counters\"} 1",
             ]
         );
+    }
+
+    #[test]
+    fn bound_counters_are_shown_with_the_other_end_of_their_queue_pairs() {
+        assert!(!scrape(&OwnFlows::default()).contains("rdma_queue_pair"), "there is no device");
+        let mut own = OwnFlows::default();
+        let flow = |local_pair, host: u8| harmonaize_transport::Flow::Roce {
+            local: [10, 0, 0, 1].into(),
+            remote: [10, 0, 0, host].into(),
+            local_pair,
+            remote_pair: 99,
+        };
+        let flows = vec![(1, flow(17, 2)), (1, flow(18, 2)), (2, flow(19, 3))];
+        own.formed(&EpochLinks { flows, ..formed(1, 1) }, Nanos(1), &[], &mut Vec::new());
+        let counter = |number, queue_pairs: &[u32]| QueuePairCounter {
+            port: 1,
+            number,
+            queue_pairs: queue_pairs.to_vec(),
+            counters: [(PortCounter::OutOfSequence, 5)].into_iter().collect(),
+        };
+        let bound = vec![counter(1, &[17, 18]), counter(2, &[18, 19]), counter(3, &[17, 4711])];
+        let device =
+            |device: &str, counters| harmonaize_loader::QueuePairCounters { device: device.into(), counters };
+        let unsupported =
+            harmonaize_loader::NotCounted::Unsupported { device: "rxe0".into(), driver: "a driver".into() };
+        let reading = Reading {
+            owners: std::sync::Arc::new(own.owners().clone()),
+            queue_pair_counters: vec![device("mlx5_0", Ok(bound)), device("rxe0", Err(unsupported))],
+            ..Reading::default()
+        };
+        let text = text(&reading, &Counters::default(), Own::default()).unwrap();
+        let shown = text.lines().filter_map(|line| line.strip_prefix("harmonaize_rdma_queue_pair_"));
+        let label = |number, peer| {
+            format!(
+                "out_of_sequence_packets_total{{device=\"mlx5_0\",port=\"1\",counter=\"{number}\",peer=\"{peer}\"}} 5"
+            )
+        };
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            [
+                "counters{device=\"mlx5_0\",state=\"bound\"} 1",
+                "counters{device=\"rxe0\",state=\"unsupported\"} 1",
+                &label(1, "10.0.0.2"),
+                &label(2, ""),
+                &label(3, ""),
+            ]
+        );
+    }
+
+    #[test]
+    fn parameters_of_dcqcn_are_shown_where_there_are_any() {
+        assert!(!scrape(&OwnFlows::default()).contains("rdma_dcqcn"), "there is no device");
+        let parameters = [("np_cnp_dscp".to_owned(), 48)].into_iter().collect();
+        let dcqcn = vec![Dcqcn { device: "mlx5_0".into(), parameters }];
+        let text =
+            text(&Reading { dcqcn, ..Reading::default() }, &Counters::default(), Own::default()).unwrap();
+        let line = "harmonaize_rdma_dcqcn_parameter{device=\"mlx5_0\",parameter=\"np_cnp_dscp\"} 48\n";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn completions_are_shown_by_the_other_end() {
+        assert!(!scrape(&OwnFlows::default()).contains("rdma_completion"), "there is no queue pair");
+        static BOUNDS: [f64; 15] =
+            [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
+        let mut seconds = harmonaize_metrics::Buckets::new(&BOUNDS);
+        [2e-5, 3e-4].into_iter().for_each(|took| seconds.observe(took));
+        let one = CompletionDelays { interface: "eth0".into(), peer: "10.0.0.2".into(), seconds };
+        let reading = Reading { completions: std::sync::Arc::new(vec![one]), ..Reading::default() };
+        let text = text(&reading, &Counters::default(), Own::default()).unwrap();
+        for line in [
+            "bucket{le=\"0.0001\",interface=\"eth0\",peer=\"10.0.0.2\"} 1",
+            "count{interface=\"eth0\",peer=\"10.0.0.2\"} 2",
+        ] {
+            assert!(
+                text.contains(&format!("harmonaize_rdma_completion_seconds_{line}\n")),
+                "{line} in {text}"
+            );
+        }
     }
 
     #[test]

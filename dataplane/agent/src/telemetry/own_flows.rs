@@ -289,6 +289,11 @@ fn keys(flow: &Flow) -> Vec<FlowKey> {
     }
 }
 
+/// What leaves by a queue pair, without an interface; none of a TCP connection.
+pub(crate) fn sent_key(flow: &Flow) -> Option<FlowKey> {
+    keys(flow).into_iter().find(|key| key.direction == Direction::Egress as u8)
+}
+
 fn address_lanes(address: IpAddr) -> [u32; 4] {
     let octets = match address.to_canonical() {
         IpAddr::V4(four) => four.to_ipv6_mapped().octets(),

@@ -128,20 +128,21 @@ impl Pipeline {
         !self.marks.is_empty()
     }
 
-    /// Appends events and marks to the records, in the order of their times.
-    pub(crate) fn merge(&mut self) {
+    /// Appends events and what `told` makes of marks to the records, in the order of their times.
+    pub(crate) fn merge(&mut self, mut told: impl FnMut(&Mark) -> Option<Record>) {
         let (mut events, mut marks) = (self.events.iter().peekable(), self.marks.iter().peekable());
-        self.records.extend(std::iter::from_fn(|| {
+        let records = std::iter::from_fn(|| {
             let mark_first = match (events.peek(), marks.peek()) {
                 (Some(event), Some(mark)) => mark.time_ns < event.time_ns,
                 (event, _) => event.is_none(),
             };
             if mark_first {
-                marks.next().map(|mark| Record::Mark(*mark))
+                marks.next().map(&mut told)
             } else {
-                events.next().map(|event| Record::Event(*event))
+                events.next().map(|event| Some(Record::Event(*event)))
             }
-        }));
+        });
+        self.records.extend(records.flatten());
     }
 
     /// Hands records to analysis and traces, and findings to their sinks.

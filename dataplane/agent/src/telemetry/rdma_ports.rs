@@ -39,6 +39,12 @@ impl RdmaPorts {
         &self.ports
     }
 
+    /// Whether an interface's port was read since a time, and the programs saw too few of its packets by then.
+    pub(crate) fn bypasses(&self, interface: &str, since: Nanos) -> bool {
+        let mut ports = self.ports.iter().filter(|one| one.port.interface == interface);
+        self.read_at >= since && ports.any(|one| one.source == TelemetrySource::RdmaCounters)
+    }
+
     /// Returns when they are read next for what nothing else shows, once the budget is `due`. None where there is no
     /// such port.
     pub(crate) fn next_reading(&self, due: Nanos) -> Option<Nanos> {

@@ -1,6 +1,7 @@
 //! How things stand at a moment, for whoever asks the thread.
 
 use crate::telemetry::analysis::JobActivity;
+use crate::telemetry::completions::CompletionDelays;
 use crate::telemetry::finding::LocatedStraggler;
 use crate::telemetry::latencies::Latencies;
 use crate::telemetry::links::MeasuredInterface;
@@ -16,7 +17,7 @@ use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
 use harmonaize_events::{FlowKey, InterfaceTotals};
-use harmonaize_loader::{Cost, Endpoints, Flows};
+use harmonaize_loader::{Cost, Dcqcn, Endpoints, Flows, QueuePairCounters};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,6 +65,12 @@ pub struct Reading {
     pub signals: BTreeMap<u32, OfInterface>,
     /// Ports of this host's RDMA devices.
     pub ports: Vec<PortReading>,
+    /// How long messages took over own queue pairs.
+    pub completions: Arc<Vec<CompletionDelays>>,
+    /// What RDMA devices count by queue pair.
+    pub queue_pair_counters: Vec<QueuePairCounters>,
+    /// Parameters of DCQCN, of RDMA devices that show some.
+    pub dcqcn: Vec<Dcqcn>,
     /// What was found, how often.
     pub events: Events,
     /// What the programs cost; none where the kernel does not tell.

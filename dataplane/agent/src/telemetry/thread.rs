@@ -6,6 +6,7 @@ mod schedule;
 mod tests;
 
 use crate::telemetry::clock::{monotonic, realtime_offset_ns};
+use crate::telemetry::completions::Completions;
 use crate::telemetry::finding::{Finding, Findings};
 use crate::telemetry::handle::{Command, Handle};
 use crate::telemetry::links::Links;
@@ -21,7 +22,7 @@ use crossbeam::channel::{Receiver, bounded};
 use harmonaize_abi::Nanos;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
-use harmonaize_loader::Collector;
+use harmonaize_loader::{Collector, Dcqcn, QueuePairCounters, interface_with};
 use rustix::event::{EventfdFlags, eventfd};
 use schedule::{Schedule, Wake};
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
+/// The interval between two readings of counters by queue pair and of parameters, for each of which a driver asks its device.
+const DEVICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How the thread is set up.
 pub struct Setup {
@@ -100,6 +103,11 @@ struct Thread {
     pipeline: Pipeline,
     own_flows: OwnFlows,
     ports: RdmaPorts,
+    completions: Completions,
+    /// What RDMA devices count by queue pair, their parameters, and when both are read next.
+    queue_pair_counters: Vec<QueuePairCounters>,
+    dcqcn: Vec<Dcqcn>,
+    next_devices: Nanos,
     schedule: Schedule,
     begun: Nanos,
     /// When marks last came.
@@ -127,6 +135,10 @@ impl Thread {
             pipeline: Pipeline::new(observer, record, decide, sinks)?,
             own_flows: OwnFlows::default(),
             ports: RdmaPorts::default(),
+            completions: Completions::default(),
+            queue_pair_counters: Vec::new(),
+            dcqcn: Vec::new(),
+            next_devices: Nanos(0),
             schedule: Schedule::default(),
             begun,
             marked: Nanos(0),
@@ -211,12 +223,12 @@ impl Thread {
 
     /// Takes events and marks out of their queues. Returns whether a round trip was late.
     fn gather(&mut self) -> bool {
-        let Self { source, sampler, pipeline, own_flows, .. } = self;
+        let Self { source, sampler, pipeline, own_flows, completions, ports, links, .. } = self;
         let late_rtt = sampler.read_events(source.as_mut(), own_flows, &mut pipeline.events);
         if pipeline.read_marks(&self.marks, own_flows) {
             self.marked = monotonic();
         }
-        pipeline.merge();
+        pipeline.merge(|mark| completions.record(mark, ports, links.measured()));
         late_rtt
     }
 
@@ -260,6 +272,19 @@ impl Thread {
         ports.read(source.as_mut(), links.measured(), now, &mut pipeline.records);
     }
 
+    /// Reads what RDMA devices count by queue pair, and their parameters. Says why there are no such counters where that is news.
+    fn read_devices(&mut self, now: Nanos) {
+        self.next_devices = now.after(DEVICE_INTERVAL);
+        self.source.read_dcqcn(&mut self.dcqcn);
+        let before = std::mem::take(&mut self.queue_pair_counters);
+        self.source.read_queue_pair_counters(&mut self.queue_pair_counters);
+        for one in self.queue_pair_counters.iter().filter(|one| !before.contains(one)) {
+            if let Err(reason) = &one.counters {
+                tracing::info!("telemetry: {reason}");
+            }
+        }
+    }
+
     fn hand_on(&mut self, now: Nanos) {
         self.pipeline.hand_on(now, &mut self.own_flows);
     }
@@ -295,6 +320,9 @@ impl Thread {
         if self.next_ports().is_none() {
             self.read_ports(now);
         }
+        if now >= self.next_devices {
+            self.read_devices(now);
+        }
         if self.pipeline.is_recording_full() {
             let known = self.known(now);
             self.pipeline.renew_recording(now, &known);
@@ -307,13 +335,15 @@ impl Thread {
         match command {
             Command::Formed(formed) => {
                 self.own_flows.formed(&formed, now, &interfaces, &mut self.pipeline.records);
+                self.completions.formed(&formed, |address| interface_with(address).ok().flatten());
             }
             Command::Ended(communicator) => {
                 // What its marks still say is of before.
                 self.gather();
                 self.hand_on(now);
-                let Self { pipeline, own_flows, .. } = self;
+                let Self { pipeline, own_flows, completions, .. } = self;
                 pipeline.analysis.ended(communicator);
+                completions.ended(communicator);
                 own_flows.ended(communicator, now, &interfaces, &mut pipeline.records);
             }
             Command::Read { flows: true, reply } if self.follow(now) => self.schedule.defer(now, reply),

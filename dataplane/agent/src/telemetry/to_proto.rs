@@ -97,10 +97,12 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
             format!("{} port {remote} from port {local}", address(other))
         }
         Path::Rdma => "RDMA".to_owned(),
+        Path::QueuePair { address: other, number } => format!("{} queue pair {number}", address(other)),
     };
     let source = match found.link.path {
         Path::Rdma => v1::TelemetrySource::RdmaCounters,
-        _ => v1::TelemetrySource::KernelPrograms,
+        Path::QueuePair { .. } => v1::TelemetrySource::Engine,
+        Path::Whole | Path::Remote { .. } | Path::Connection { .. } => v1::TelemetrySource::KernelPrograms,
     };
     let (level, cause): (v1::CongestionLevel, v1::CongestionCause) = (found.level.into(), found.cause.into());
     v1::Congestion {

@@ -3,8 +3,8 @@
 
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
 use harmonaize_loader::{
-    AttachedInterface, Change, Collector, Cost, Counters, Endpoints, Error, Flows, Kernel, RdmaPort,
-    read_rdma_ports,
+    AttachedInterface, Change, Collector, Cost, Counters, Dcqcn, Endpoints, Error, Flows, Kernel,
+    QueuePairCounters, RdmaPort, read_dcqcn, read_queue_pair_counters, read_rdma_ports,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -63,6 +63,14 @@ impl Collector for Unmeasured {
 
     fn read_ports(&mut self, into: &mut Vec<RdmaPort>) {
         read_rdma_ports(into);
+    }
+
+    fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
+        read_queue_pair_counters(into);
+    }
+
+    fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>) {
+        read_dcqcn(into);
     }
 
     fn totals(&self, _: u32) -> Result<InterfaceTotals, Error> {

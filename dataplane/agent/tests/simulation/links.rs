@@ -132,6 +132,7 @@ impl Links {
                         Delayed::Received { header: header.to_vec(), payload, posted }
                     }
                     Event::Sent { tag } => Delayed::Sent { tag },
+                    Event::Completed { .. } => return,
                     Event::Down { reason } => Delayed::Down { reason },
                 },
             ));

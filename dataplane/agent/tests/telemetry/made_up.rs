@@ -1,13 +1,15 @@
 //! The telemetry thread on a source that a test sets: what it takes in, hands on, loses and survives.
 
 use crate::{block, wait};
-use harmonaize_abi::CongestionLevel;
-use harmonaize_agent::telemetry::{Handle, Reading, Setup, parts, start};
+use harmonaize_abi::{CommunicatorId, CongestionLevel, Epoch};
+use harmonaize_agent::telemetry::{EpochLinks, Handle, Reading, Setup, parts, start};
 use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::trace::{LostKind, Record, replay};
-use harmonaize_events::{Direction, Event, EventKind, FlowKey, Protocol, TcpFlow};
+use harmonaize_engine::marks;
+use harmonaize_events::{Direction, Event, EventKind, FlowKey, Mark, MarkKind, Protocol, TcpFlow};
 use harmonaize_loader::fake::Fake;
 use harmonaize_loader::{Error, PortCounter, RdmaPort};
+use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -197,6 +199,59 @@ fn a_port_with_notifications_is_found_congested() {
         let congested = reading.congestion.iter().filter(|found| found.level > CongestionLevel::None);
         congested.clone().for_each(|found| assert_eq!(found.link.path, Path::Rdma));
         congested.clone().any(|found| found.link.direction == Direction::Egress && found.signals.ecn_ce)
+    });
+    handle.stop();
+    thread.join().unwrap();
+}
+
+/// A port of which no packet passes the programs, and messages of an own queue pair that the engine times.
+#[test]
+fn messages_that_wait_are_congestion_towards_their_peer() {
+    let fake = Fake::default();
+    // The one interface whose address each host has.
+    fake.scene().interfaces.insert("lo".into(), 7);
+    let counters = [(PortCounter::SentPackets, 1000)].into_iter().collect();
+    let port = RdmaPort { device: "mlx5_0".into(), number: 1, interface: "lo".into(), counters };
+    fake.scene().ports = vec![port];
+    let (writer, reader) = marks(1 << 12);
+    let rates = BTreeMap::from([("lo".to_owned(), 8_000_000_000)]);
+    let setup = Setup { interfaces: vec!["lo".into()], rates, marks: vec![reader], ..setup(None) };
+    let source = fake.clone();
+    let (handle, thread) = start(setup, move || Ok(Box::new(source))).unwrap();
+    let (local, remote) = ([127, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    handle.formed(EpochLinks {
+        communicator: CommunicatorId(7),
+        tenant: "a".into(),
+        name: "job".into(),
+        ranks: vec![0],
+        size: 2,
+        epoch: Epoch(1),
+        participant: 0,
+        flows: vec![(3, Flow::Roce { local, remote, local_pair: 17, remote_pair: 18 })],
+    });
+    // A MiB takes 1.05 ms at the interface's rate.
+    let send = |waited_ns: u64| {
+        for _ in 0..8 {
+            let segment = (1 << 20) + waited_ns;
+            let mark =
+                Mark { communicator: 7, epoch: 1, peer: 3, segment, bytes: 1 << 20, ..Mark::default() };
+            writer.write(MarkKind::Completed, || mark);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let found = || {
+        let reading = read(&handle);
+        let pairs =
+            reading.congestion.iter().filter(|found| matches!(found.link.path, Path::QueuePair { .. }));
+        pairs.map(|found| found.level > CongestionLevel::None && found.signals.delay).collect::<Vec<bool>>()
+    };
+    wait("messages are evidence", || {
+        send(0);
+        found() == [false]
+    });
+    wait("what leaves by the queue pair is congested", || {
+        send(3_000_000);
+        found() == [true]
     });
     handle.stop();
     thread.join().unwrap();

@@ -92,6 +92,32 @@ fn marks_cover_the_operation() {
     assert!(world.marks.iter().all(|reader| reader.lost() == 0));
 }
 
+/// Of messages over RDMA some are timed, whose bytes the device has carried out.
+#[test]
+fn completions_are_told_over_rdma() {
+    let mut world = World::new(crate::verbs_allocations::transports(), &[vec![0], vec![1]], SMALL);
+    for _ in 0..2 {
+        (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 6_000, 1, 0, 16 << 20, 0)));
+        assert!(world.completions().iter().all(|completion| completion.status == Status::Ok.code()));
+    }
+    for engine in 0..2 {
+        let marks = read(&world, engine);
+        let other = 1 - engine as u32;
+        let sent = bytes(&marks, MarkKind::Sent, other);
+        let told: Vec<_> = of(&marks, MarkKind::Completed).collect();
+        assert!(!told.is_empty());
+        for mark in told {
+            assert_eq!(
+                (mark.communicator, mark.participant, mark.peer),
+                (1, engine as u32, other),
+                "{mark:?}"
+            );
+            assert!(mark.operation == 0 && mark.channel < 2, "one of two paths: {mark:?}");
+            assert!(mark.epoch > 0 && (1..=sent).contains(&mark.bytes) && mark.segment > 0, "{mark:?}");
+        }
+    }
+}
+
 #[test]
 fn an_operation_that_fails_says_so() {
     let mut world = world(&[vec![0], vec![1]]);

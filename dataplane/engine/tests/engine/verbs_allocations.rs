@@ -28,7 +28,7 @@ const RANKS: usize = 3;
 const LARGE: u64 = 60_000;
 const OUTPUT: u64 = 16 << 20;
 
-fn transports() -> Vec<Box<dyn Transport + Send>> {
+pub(crate) fn transports() -> Vec<Box<dyn Transport + Send>> {
     let fabric = Fabric::new();
     let names: Vec<String> = (0..2).map(|at| format!("fake{at}")).collect();
     for (name, last) in names.iter().zip(1..) {

@@ -144,6 +144,7 @@ impl Side {
                     OwnedEvent::Posted { header: header.to_vec(), payload }
                 }
                 Event::Sent { tag } => OwnedEvent::Sent(tag),
+                Event::Completed { .. } => return,
                 Event::Down { reason } => OwnedEvent::Down(reason),
             };
             seen.push_back((link, event));

@@ -125,7 +125,7 @@ impl End {
         assert!(sorted, "rings twice, or in disorder");
         if self.link.stage == Stage::Up {
             assert_eq!(self.link.paths.len(), self.paths);
-            let worked = self.link.work(&mut self.rails, 16, 64, &mut sink);
+            let worked = self.link.work(&mut self.rails, 16, (64, true), &mut sink);
             return worked.map(drop).map_err(|_| DownReason::Closed);
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! A link while it comes up and while it is up. It has what was exchanged, what is known of the peer, and its paths.
 
+use super::delays::Delay;
 use super::exchange::{Control, PathEnd, RingEnd};
 use super::path::{Fault, Outlet, Path};
 use super::rail::Rail;
@@ -168,7 +169,7 @@ impl Link {
         &mut self,
         rails: &mut [Rail],
         budget: usize,
-        inline_payload: usize,
+        (inline_payload, timed): (usize, bool),
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, (usize, Fault)> {
         let share = (budget / self.paths.len().max(1)).max(1);
@@ -177,13 +178,16 @@ impl Link {
             let Self { paths, rings, peer_rings, .. } = self;
             let Some(path) = paths.get_mut(number) else { break };
             let mut want = None;
-            let mut outlet = Outlet { rails, rings: peer_rings, want: &mut want, inline_payload };
+            let mut outlet = Outlet { rails, rings: peer_rings, want: &mut want, inline_payload, timed };
             let fault = |fault| (number, fault);
             // What is ready to go does not wait until what came has been looked at.
             if path.has_batch() {
                 done += path.flush(&mut outlet, sink).map_err(fault)?;
             }
             done += path.poll(share, rings, sink).map_err(fault)?;
+            if let Some(Delay { took, bytes }) = path.take_delay() {
+                sink(Event::Completed { path: number as u16, took, bytes });
+            }
             done += path.flush(&mut outlet, sink).map_err(fault)?;
             if let Some((landing, bytes)) = want {
                 self.queue_control(&Control::Want { landing, bytes });

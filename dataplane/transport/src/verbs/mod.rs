@@ -6,6 +6,7 @@
 //! into the receiver's mailbox (`mailbox`); small payloads travel in the message. Whoever writes into a mailbox holds credit
 //! for the slot, so a receive request is always there. Completion queues are polled; `prepare_sleep` arms them.
 
+mod delays;
 mod exchange;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -133,6 +134,8 @@ pub struct VerbsTransport {
     wake: Wake,
     due: Option<Instant>,
     sweep: Instant,
+    /// Whether some messages are timed.
+    timed: bool,
 }
 
 impl VerbsTransport {
@@ -165,6 +168,7 @@ impl VerbsTransport {
             wake,
             due: None,
             sweep: Instant::now(),
+            timed: false,
         };
         transport.open_devices()?;
         transport.set_timer();
@@ -218,7 +222,8 @@ impl VerbsTransport {
             }
             let id = link.id;
             let left = budget - done;
-            match link.work(&mut self.rails, left, self.config.inline_payload, &mut |event| sink(id, event)) {
+            let how = (self.config.inline_payload, self.timed);
+            match link.work(&mut self.rails, left, how, &mut |event| sink(id, event)) {
                 Ok(worked) => {
                     done += worked;
                     self.quiet &= link.outgoing.is_empty();
@@ -296,7 +301,7 @@ impl VerbsTransport {
             Event::Up => heard.push_back((id, TcpEvent::Up)),
             Event::Received { header, .. } => heard.push_back((id, TcpEvent::Frame(header.to_vec()))),
             Event::Down { reason } => heard.push_back((id, TcpEvent::Down(reason))),
-            Event::Sent { .. } => {}
+            Event::Sent { .. } | Event::Completed { .. } => {}
         });
         while let Some((id, heard)) = heard.pop_front() {
             self.handle_tcp_event(id, heard, sink);
@@ -545,6 +550,10 @@ impl Transport for VerbsTransport {
             }
         }
         done
+    }
+
+    fn time_completions(&mut self) {
+        self.timed = true;
     }
 
     fn close(&mut self, link: LinkId) {

@@ -2,6 +2,7 @@
 
 mod ending;
 
+use super::delays::{Delay, Delays};
 use super::exchange::{MAX_PIECE, PathEnd, RemoteMemory, RingEnd, slot_address};
 use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
 use super::outbox::{Outbox, carried};
@@ -50,6 +51,8 @@ struct Posted {
     header_bytes: Option<u16>,
     /// Of a payload that the device reads where it lies, or that comes after one.
     tag: Option<Tag>,
+    /// Bytes of a payload that the device reads where it lies.
+    bytes: u32,
 }
 
 /// What a path needs of its link to send.
@@ -60,6 +63,8 @@ pub(super) struct Outlet<'a> {
     /// Set to what the peer must be asked for.
     pub(super) want: &'a mut Option<(Landing, u32)>,
     pub(super) inline_payload: usize,
+    /// Whether some messages are timed.
+    pub(super) timed: bool,
 }
 
 enum Pair {
@@ -98,6 +103,7 @@ pub(super) struct Path {
     unsignalled: u32,
     /// The oldest message under way when that was looked at, and since when it is.
     oldest: Option<(u32, Instant)>,
+    delays: Delays,
     inline_bytes: usize,
     /// Taken from the queue and not looked at yet.
     taken: Vec<Completion>,
@@ -166,6 +172,7 @@ impl Path {
             awaited: false,
             unsignalled: 0,
             oldest: None,
+            delays: Delays::new(&rail.completed),
             taken: Vec::with_capacity(POLL),
             next_out: 0,
             next_in: 0,
@@ -254,6 +261,11 @@ impl Path {
         posted.map_err(|_| SendError::Invalid)
     }
 
+    /// Takes how long a message took that was timed and has completed.
+    pub(super) fn take_delay(&mut self) -> Option<Delay> {
+        self.delays.take()
+    }
+
     /// Whether messages are ready to be posted.
     pub(super) fn has_batch(&self) -> bool {
         !self.batch.is_empty()
@@ -293,6 +305,10 @@ impl Path {
         if std::mem::take(&mut self.awaited) || self.unsignalled >= self.count / 4 {
             self.unsignalled = 0;
             self.batch.push(last.signalled());
+            // Where a payload is under way: credit alone says little of the network.
+            if outlet.timed && self.tagged > 0 {
+                self.delays.begin(self.next_out.wrapping_sub(1), Instant::now);
+            }
         } else {
             self.batch.push(last);
         }
@@ -339,8 +355,12 @@ impl Path {
                     let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
                     let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
                     let region = rail.registrations(self.tenant)?.region(span.memory(), Access::SEND)?;
+                    let bytes = span.bytes() as u32;
                     self.batch.push(Work::write(Local::new(&region, span)?, to));
                     self.post(kind, header, None)?;
+                    if let Some(posted) = self.posted.back_mut() {
+                        posted.bytes = bytes;
+                    }
                     self.await_tag(tag);
                 }
                 Some((_, span, tag)) => {
@@ -400,7 +420,7 @@ impl Path {
         self.batched += 1;
         self.next_out = number.wrapping_add(1);
         let word = (kind == Kind::Bare).then_some(header_bytes);
-        self.posted.push_back(Posted { number, header_bytes: word, tag: None });
+        self.posted.push_back(Posted { number, header_bytes: word, tag: None, bytes: 0 });
         Ok(())
     }
 
@@ -450,6 +470,7 @@ impl Path {
         pair.handle_completion(completion, |token| messages += token)?;
         for _ in 0..messages {
             let Some(posted) = self.posted.pop_front() else { break };
+            self.delays.settled(posted.number, posted.bytes, Instant::now);
             if let Some(tag) = posted.tag {
                 self.tagged -= 1;
                 sink(Event::Sent { tag });

@@ -83,11 +83,11 @@ fn between([ours, theirs]: [LinkProtection; 2], change: Option<Change>) -> Outco
             Event::Up => up = true,
             Event::Received { header, .. } if header == outcome.answers.to_le_bytes() => outcome.answers += 1,
             Event::Received { .. } => outcome.wrong += 1,
-            Event::Sent { .. } => {}
+            Event::Sent { .. } | Event::Completed { .. } => {}
             Event::Down { reason } => outcome.down[0] = Some(reason),
         });
         b.progress(64, &mut |_, event| match event {
-            Event::Up | Event::Sent { .. } => {}
+            Event::Up | Event::Sent { .. } | Event::Completed { .. } => {}
             Event::Received { header, payload, .. } => {
                 let mut came = vec![0; PAYLOAD as usize];
                 let sequence = outcome.right + outcome.wrong;

@@ -43,6 +43,7 @@ pub(crate) fn turn(end: &mut TcpTransport, log: &mut Log) -> usize {
             Event::Up => Seen::Up,
             Event::Received { header, .. } => Seen::Frame(header.to_vec()),
             Event::Sent { .. } => Seen::Sent,
+            Event::Completed { .. } => return,
             Event::Down { reason } => Seen::Down(reason),
         };
         log.push((link, seen));

@@ -1,9 +1,11 @@
 //! From records to links: which flow crosses what, and who is asked when.
 
+mod completions;
 mod ports;
 mod sweep;
 
 use super::bins::{add, number_at};
+use super::completion::CompletionMonitor;
 use super::flow::{Change, FlowHistory};
 use super::monitor::{Measure, Monitor};
 use super::port::PortMonitor;
@@ -68,6 +70,8 @@ pub struct Detector {
     interfaces: BTreeMap<u32, Interface>,
     /// By interface, device and number.
     ports: BTreeMap<(u32, Label, u32), PortMonitor>,
+    /// Of own queue pairs.
+    completions: BTreeMap<Link, CompletionMonitor>,
     monitors: Vec<Option<Monitor>>,
     free: Vec<u32>,
     monitor_by_link: HashMap<Link, u32>,
@@ -93,6 +97,7 @@ impl Detector {
             flows: HashMap::new(),
             interfaces: BTreeMap::new(),
             ports: BTreeMap::new(),
+            completions: BTreeMap::new(),
             monitors: Vec::new(),
             free: Vec::new(),
             monitor_by_link: HashMap::new(),
@@ -145,6 +150,7 @@ impl Detector {
             }
             Record::Totals { time_ns, totals } => self.totals(Nanos(*time_ns), totals),
             Record::Port(port) => self.port(port),
+            Record::Completion(completion) => self.completion(completion),
             Record::Lost(lost) if lost.kind == LostKind::Gap => self.reset_after_gap(),
             Record::Lost(_) | Record::Mark(_) | Record::Observer(_) => {}
         }
@@ -177,6 +183,7 @@ impl Detector {
         });
         self.active = active;
         self.forget_ports();
+        self.end_completions();
         if self.now.since(self.last_sweep) >= SWEEP {
             self.sweep();
         }
@@ -187,10 +194,11 @@ impl Detector {
         self.found.pop_front()
     }
 
-    /// How every link stands that something crossed in the last minute, and every port that is read.
+    /// How every link stands that something crossed in the last minute, every port that is read, and every own queue pair that is timed.
     pub fn links(&self) -> impl Iterator<Item = Congestion> {
         let links = self.monitors.iter().flatten().map(|monitor| monitor.finding(self.now));
-        links.chain(self.ports.values().flat_map(PortMonitor::findings))
+        let ports = self.ports.values().flat_map(PortMonitor::findings);
+        links.chain(ports).chain(self.completions.values().map(CompletionMonitor::finding))
     }
 
     /// How a link stands; none where nothing crossed it.

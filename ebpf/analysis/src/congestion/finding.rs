@@ -42,6 +42,13 @@ pub enum Path {
     },
     /// All that crosses an RDMA device's port, as the device counts it.
     Rdma,
+    /// What an own queue pair sends, as the engine times it.
+    QueuePair {
+        /// The other end's address, as in a flow's key.
+        address: [u32; 4],
+        /// The other end's queue pair.
+        number: u32,
+    },
 }
 
 impl Path {
@@ -49,7 +56,9 @@ impl Path {
     pub const fn address(&self) -> Option<[u32; 4]> {
         match self {
             Self::Whole | Self::Rdma => None,
-            Self::Remote { address, .. } | Self::Connection { address, .. } => Some(*address),
+            Self::Remote { address, .. }
+            | Self::Connection { address, .. }
+            | Self::QueuePair { address, .. } => Some(*address),
         }
     }
 }

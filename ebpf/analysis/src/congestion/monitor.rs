@@ -13,7 +13,7 @@ use std::time::Duration;
 /// A measure is renewed after this.
 const OLD: Duration = Duration::from_millis(10);
 /// A round trip longer than this counts as this.
-const MAX_RTT: Duration = Duration::from_secs(60);
+pub(super) const MAX_RTT: Duration = Duration::from_secs(60);
 /// Bins that rates, marks and losses are taken over.
 const WINDOW: u64 = 8;
 /// Bins that the load and the shares in it are taken over.
@@ -29,9 +29,9 @@ const QUIET: u64 = 2;
 /// Bins that what a link carried without a queue is taken over.
 const CLEAR: u64 = 24;
 /// So many of the shortest queues that are news make a long one.
-const SEVERE_UNITS: u32 = 10;
+pub(super) const SEVERE_UNITS: u32 = 10;
 /// So many times what round trips differ by at least is no accident.
-const JITTERS: u32 = 2;
+pub(super) const JITTERS: u32 = 2;
 /// Round trips in a row whose spread is taken.
 const SPREAD_RTTS: u32 = 16;
 /// A link's recent past, its rest, its capacity and its state.
@@ -91,7 +91,7 @@ struct LastRtt {
 
 /// The shortest and the longest of some round trips.
 #[derive(Debug, Clone, Copy, Default)]
-struct Spread {
+pub(super) struct Spread {
     count: u32,
     least: Duration,
     most: Duration,
@@ -99,7 +99,7 @@ struct Spread {
 
 impl Spread {
     /// Takes a round trip; returns by how much they differed once there are enough, and begins anew.
-    fn add(&mut self, trip: Duration) -> Option<Duration> {
+    pub(super) fn add(&mut self, trip: Duration) -> Option<Duration> {
         let first = self.count == 0;
         self.least = if first { trip } else { self.least.min(trip) };
         self.most = if first { trip } else { self.most.max(trip) };
@@ -143,7 +143,7 @@ pub(super) fn ppm(part: u64, whole: u64) -> u32 {
 }
 
 /// A signal in units of pressure: 1 at `mild`, 2 at `severe`.
-fn pressure(value: f64, mild: f64, severe: f64) -> f64 {
+pub(super) fn pressure(value: f64, mild: f64, severe: f64) -> f64 {
     if value < mild { value / mild } else { 1.0 + (value - mild) / (severe - mild).max(f64::MIN_POSITIVE) }
 }
 

@@ -136,7 +136,7 @@ impl Marks {
             self.counts.unknown += 1;
             return;
         };
-        if matches!(kind, MarkKind::Aggregated | MarkKind::GivenUp) {
+        if matches!(kind, MarkKind::Aggregated | MarkKind::GivenUp | MarkKind::Completed) {
             return;
         }
         let name = (self.host, CommunicatorId(mark.communicator));
@@ -358,7 +358,7 @@ impl Operation {
                 let error = f64::from_bits(mark.segment);
                 self.coded = Some(Coded { error, saved_bytes: mark.bytes, refused: mark.channel != 0 });
             }
-            MarkKind::Aggregated | MarkKind::GivenUp => {}
+            MarkKind::Aggregated | MarkKind::GivenUp | MarkKind::Completed => {}
         }
         self.ranks.len()
     }

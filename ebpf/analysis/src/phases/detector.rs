@@ -98,7 +98,8 @@ impl Phases {
             Record::Lost(lost) if !matches!(lost.kind, LostKind::Marks) => {
                 self.jobs.iter_mut().for_each(|job| job.lossy = true);
             }
-            Record::Lost(_) | Record::Mark(_) | Record::Link(_) | Record::Port(_) => {}
+            Record::Lost(_) | Record::Mark(_) | Record::Link(_) => {}
+            Record::Port(_) | Record::Completion(_) => {}
         }
     }
 

@@ -104,6 +104,7 @@ impl Timed for Record {
                 Self::Link(link) => link.time_ns = 0,
                 Self::Lost(lost) => lost.time_ns = 0,
                 Self::Port(port) => port.time_ns = 0,
+                Self::Completion(completion) => completion.time_ns = 0,
             }
             record
         };

@@ -86,5 +86,6 @@ fn shifted(record: &mut Record, shift: i64) {
         Record::Link(link) => by(&mut link.time_ns),
         Record::Lost(lost) => by(&mut lost.time_ns),
         Record::Port(port) => by(&mut port.time_ns),
+        Record::Completion(completion) => by(&mut completion.time_ns),
     }
 }

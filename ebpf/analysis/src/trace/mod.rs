@@ -64,6 +64,8 @@ pub enum Record {
     Lost(Lost),
     /// What an RDMA device has counted itself, where no program sees its packets.
     Port(Port),
+    /// How long a message took over an own queue pair, where no program sees its packets.
+    Completion(Completion),
 }
 
 /// Who observes.
@@ -186,6 +188,19 @@ pub struct PortDirection {
     pub lost: u64,
 }
 
+/// A message over an own queue pair, as the engine timed it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Completion {
+    /// When its completion was seen.
+    pub time_ns: u64,
+    /// The flow that leaves by the queue pair.
+    pub flow: FlowKey,
+    /// From handing it to the device until then, in nanoseconds.
+    pub took_ns: u64,
+    /// Payload bytes that the device carried out meanwhile for the same engine.
+    pub bytes: u64,
+}
+
 impl Record {
     /// When it was observed.
     pub const fn time(&self) -> Nanos {
@@ -198,6 +213,7 @@ impl Record {
             Self::Link(link) => link.time_ns,
             Self::Lost(lost) => lost.time_ns,
             Self::Port(port) => port.time_ns,
+            Self::Completion(completion) => completion.time_ns,
         })
     }
 }

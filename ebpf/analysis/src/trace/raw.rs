@@ -1,6 +1,6 @@
 //! Records as the trace's format sees them: a kind, a flow, and words.
 
-use super::{Label, Link, Lost, LostKind, Observer, Owner, Port, PortDirection, Record};
+use super::{Completion, Label, Link, Lost, LostKind, Observer, Owner, Port, PortDirection, Record};
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Mark, RoceCounters, TcpFlow};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// The most words of a kind.
 pub(super) const WORDS: usize = 41;
 /// Kinds are 1 to this.
-pub(super) const KINDS: usize = 10;
+pub(super) const KINDS: usize = 11;
 
 const _: () = assert!(size_of::<TcpFlow>() / 8 < WORDS && size_of::<RoceCounters>() / 8 < WORDS);
 
@@ -23,6 +23,7 @@ mod kind {
     pub(super) const LINK: u8 = 8;
     pub(super) const LOST: u8 = 9;
     pub(super) const PORT: u8 = 10;
+    pub(super) const COMPLETION: u8 = 11;
 }
 
 #[derive(Clone, Copy)]
@@ -90,6 +91,7 @@ impl RawRecord {
             kind::OWNER => (6 + Label::CAPACITY / 8, true),
             kind::LINK => (4 + Label::CAPACITY / 8, false),
             kind::PORT => (12 + Label::CAPACITY / 8, false),
+            kind::COMPLETION => (3, true),
             _ => return None,
         })
     }
@@ -159,6 +161,10 @@ impl RawRecord {
                 }
                 words.push_all(port.device.bytes());
                 (kind::PORT, None)
+            }
+            Record::Completion(completion) => {
+                words.push_each([completion.time_ns, completion.took_ns, completion.bytes]);
+                (kind::COMPLETION, Some(completion.flow))
             }
         };
         Self { kind, key, words }
@@ -235,6 +241,12 @@ impl RawRecord {
                 let device = Label::from_bytes(words.take_all(at))?;
                 Record::Port(Port { time_ns, interface, number, device, not_ready, egress, ingress })
             }
+            kind::COMPLETION => Record::Completion(Completion {
+                time_ns: words.take(at),
+                flow,
+                took_ns: words.take(at),
+                bytes: words.take(at),
+            }),
             _ => return None,
         })
     }

@@ -38,7 +38,7 @@ fn counters(random: &mut ChaCha8Rng) -> TcpCounters {
 
 fn any(random: &mut ChaCha8Rng) -> Record {
     let time_ns = wild(random);
-    match random.random_range(0..10) {
+    match random.random_range(0..11) {
         0 => Record::Observer(Observer { time_ns, host: wild(random), realtime_offset_ns: random.random() }),
         1 => Record::Event(Event {
             time_ns,
@@ -90,6 +90,12 @@ fn any(random: &mut ChaCha8Rng) -> Record {
             not_ready: wild(random),
             egress: PortDirection { packets: wild(random), ecn_ce: wild(random), ..PortDirection::default() },
             ingress: PortDirection { bytes: wild(random), lost: wild(random), ..PortDirection::default() },
+        }),
+        9 => Record::Completion(Completion {
+            time_ns,
+            flow: key(random),
+            took_ns: wild(random),
+            bytes: wild(random),
         }),
         _ => Record::Lost(Lost {
             time_ns,

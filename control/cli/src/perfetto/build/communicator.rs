@@ -113,7 +113,7 @@ impl Communicators {
                 let moved = if kind == MarkKind::Sent { sent } else { received };
                 moved.add(Nanos(mark.time_ns), mark.bytes);
             }
-            MarkKind::Coded | MarkKind::Aggregated | MarkKind::GivenUp => {}
+            MarkKind::Coded | MarkKind::Aggregated | MarkKind::GivenUp | MarkKind::Completed => {}
         }
     }
 

@@ -70,6 +70,9 @@ impl Thread {
             latencies: pipeline.latencies.clone(),
             signals: pipeline.signals.interfaces().clone(),
             ports: self.ports.readings().to_vec(),
+            completions: self.completions.series(),
+            queue_pair_counters: self.queue_pair_counters.clone(),
+            dcqcn: self.dcqcn.clone(),
             events: pipeline.found.clone(),
             cost: self.source.cost().ok(),
             missing: self

@@ -5,6 +5,7 @@ use crate::telemetry::cpu_budget::DutyCycle;
 use crate::telemetry::sampler::FAST_INTERVAL;
 use harmonaize_engine::marks;
 use harmonaize_events::{Event, EventKind, FlowKey, Mark, MarkKind, Protocol, TcpFlow};
+use harmonaize_loader::NotCounted;
 use harmonaize_loader::fake::Fake;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -140,6 +141,27 @@ fn communicators_without_operations_have_nothing_sampled() {
     thread.gather();
     thread.hand_on(later);
     assert!(!thread.is_busy(later), "it is over");
+}
+
+#[test]
+fn completions_and_counters_by_queue_pair_are_read() {
+    let fake = Fake::default();
+    let counters = Err(NotCounted::Unbound { device: "mlx5_0".into() });
+    fake.scene().queue_pair_counters = vec![QueuePairCounters { device: "mlx5_0".into(), counters }];
+    let (writer, reader) = marks(16);
+    let mut thread = begin(&fake, vec![reader]);
+    let (local, remote) = ([127, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let flow = harmonaize_transport::Flow::Roce { local, remote, local_pair: 17, remote_pair: 18 };
+    let formed = crate::telemetry::EpochLinks { flows: vec![(1, flow)], ..formed() };
+    thread.apply(Command::Formed(Box::new(formed)));
+    let timed = Mark { communicator: 3, epoch: 1, peer: 1, segment: 30_000, ..Mark::default() };
+    writer.write(MarkKind::Completed, || timed);
+    thread.gather();
+    assert!(!thread.pipeline.records.iter().any(|record| matches!(record, Record::Mark(_))));
+    let reading = thread.reading(monotonic(), false);
+    let [one] = &reading.completions[..] else { panic!("{:?}", reading.completions) };
+    assert_eq!((one.peer.as_str(), one.seconds.count()), ("10.0.0.2", 1));
+    assert_eq!(reading.queue_pair_counters, fake.scene().queue_pair_counters);
 }
 
 #[test]
