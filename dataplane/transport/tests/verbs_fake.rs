@@ -135,7 +135,8 @@ fn until(ends: [&mut dyn Transport; 2], seen: &mut [Vec<Seen>; 2], enough: impl 
 }
 
 fn introduction(peer: SocketAddr, initiate: bool, paths: usize) -> Introduction {
-    Introduction { name: [1; 16], secret: [2; 32], peer, initiate, source_ports: vec![0; paths] }
+    let (name, secret, source_ports) = ([1; 16], [2; 32], vec![0; paths]);
+    Introduction { name, secret, peer, initiate, source_ports, over_tcp: false }
 }
 
 fn open(a: &mut dyn Transport, b: &mut dyn Transport, paths: usize) -> [LinkId; 2] {

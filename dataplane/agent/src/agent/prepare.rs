@@ -75,7 +75,7 @@ impl Agent {
         match expanded {
             Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
             Ok(expanded) if forms => self.form(recipe, expanded),
-            Ok(expanded) => self.change(communicator, expanded),
+            Ok(expanded) => self.change(communicator, expanded, recipe.over_tcp),
         }
     }
 
@@ -123,7 +123,17 @@ impl Agent {
             self.refuse_members(&mut members, refused);
         }
         let granted = granted.ok().flatten();
-        let formed = Communicator { recipe, thread, members, ended, limits, granted, needs, detail_requests };
+        let formed = Communicator {
+            recipe,
+            change_over_tcp: None,
+            thread,
+            members,
+            ended,
+            limits,
+            granted,
+            needs,
+            detail_requests,
+        };
         self.communicators.insert(communicator, formed);
         if !complete {
             self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
@@ -163,7 +173,7 @@ impl Agent {
         }));
     }
 
-    fn change(&mut self, communicator: CommunicatorId, expanded: ExpandedRecipe) {
+    fn change(&mut self, communicator: CommunicatorId, expanded: ExpandedRecipe, over_tcp: Vec<u32>) {
         let epoch = expanded.plan.epoch;
         let mapped = self.communicators.get(&communicator).is_some_and(|of| self.are_mapped(&of.members));
         let Some(known) = self.communicators.get_mut(&communicator) else {
@@ -181,6 +191,7 @@ impl Agent {
         }
         // What was refused is not held, and control does not count it.
         known.needs = known.needs.max(more);
+        known.change_over_tcp = Some((epoch.into(), over_tcp));
         let change = Command::Change {
             communicator,
             plan: Box::new(expanded.plan),
