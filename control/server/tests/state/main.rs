@@ -35,6 +35,7 @@ mod congestion_control;
 mod direct;
 mod events;
 mod fabric;
+mod handovers;
 mod hints;
 mod jobs;
 mod kept;
