@@ -91,6 +91,19 @@ pub enum Obstacle {
     Attachments,
 }
 
+impl Obstacle {
+    /// Why links of so many communicators, which go over RDMA, cannot come to go over TCP; none where control can be asked for it, or
+    /// there are none. `connected` is whether there is a session with control, and `can` whether it knows what it would be asked for.
+    pub fn of_links(communicators: usize, connected: bool, can: bool) -> Option<Self> {
+        let obstacle = match (connected, can) {
+            (true, true) => None,
+            (true, false) => Some(Self::OldControl),
+            (false, _) => Some(Self::NoControl),
+        };
+        obstacle.filter(|_| communicators > 0)
+    }
+}
+
 fn system<E: Into<std::io::Error>>(call: &'static str) -> impl FnOnce(E) -> HandOverError {
     move |source| HandOverError::System { call, source: source.into() }
 }
@@ -438,6 +451,18 @@ mod tests {
             UnixStream::connect(path)
         };
         std::thread::scope(|scope| scope.spawn(connect).join().unwrap())
+    }
+
+    #[test]
+    fn links_over_rdma_need_a_control_that_can_move_them() {
+        let of = Obstacle::of_links;
+        assert_eq!(of(1, true, true), None);
+        assert_eq!(of(1, false, true), Some(Obstacle::NoControl));
+        assert_eq!(of(1, false, false), Some(Obstacle::NoControl));
+        assert_eq!(of(1, true, false), Some(Obstacle::OldControl));
+        assert_eq!(of(0, false, false), None, "there is nothing to move");
+        let late = Obstacle::Late { communicators: 3 }.to_string();
+        assert!(late.contains("3 communicators") && late.contains("40 s"), "{late}");
     }
 
     #[tokio::test]

@@ -408,6 +408,18 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn links_of_those_who_hand_over_go_over_tcp_alone() {
+        for (over_tcp, expected) in
+            [(vec![], [false; 3]), (vec![2], [false, true, false]), (vec![0, 2], [true; 3])]
+        {
+            let recipe = Recipe { over_tcp, ..recipe(4, 1) };
+            let peers = expand(&recipe, &mut VerifiedPlans::default()).unwrap().peers;
+            let found = peers.iter().map(|peer| peer.introduction.as_ref().unwrap().over_tcp);
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{:?}", recipe.over_tcp);
+        }
+    }
+
+    #[test]
     fn racks_are_part_of_what_is_proved() {
         let mut recipe = recipe(5, 2);
         let mut proved = VerifiedPlans::default();

@@ -127,6 +127,18 @@ impl Provider {
         Some(provider)
     }
 
+    /// Starts a successor of a host's agent, by the same configuration, and waits until it has taken its place.
+    pub(crate) fn upgrade(&self, host: usize) -> Program {
+        let config = self.folder.path().join(format!("successor{host}.toml"));
+        let text = configuration(Host(host as u32), "", &self.socket(host));
+        let mut command = program("harmonaize-agent");
+        let successor = Program::start(command.arg("--take-over"), &config, &text);
+        until("no successor takes the agent's place", || {
+            successor.output().contains("took the place of the agent before")
+        });
+        successor
+    }
+
     /// The tenant's socket on a host.
     pub(crate) fn socket(&self, host: usize) -> PathBuf {
         self.folder.path().join(format!("h{host}.sock"))
@@ -167,7 +179,8 @@ pub(crate) fn configuration(host: Host, verbs: &str, socket: &Path) -> String {
     let (Host(number), address) = (host, host.address());
     format!(
         "host = \"h{number}\"\ncontrol = \"{CONTROL}\"\ninsecure_loopback = true\nlisten = \"{address}:7200\"\npeer_timeout = \"10s\"\n\
-         connect_timeout = \"30s\"\n[verbs]\n{verbs}[[tenant]]\nname = \"a\"\nsocket = {socket:?}\nuids = [0]\n\
-         remote = true\n"
+         connect_timeout = \"30s\"\nhandover = {:?}\n[verbs]\n{verbs}[[tenant]]\nname = \"a\"\nsocket = {socket:?}\nuids = [0]\n\
+         remote = true\n",
+        socket.with_extension("handover")
     )
 }

@@ -123,16 +123,11 @@ impl Handing {
         if !self.over_rdma {
             return Ok(());
         }
-        let obstacle = match (connected, self.control_can) {
-            (false, _) => Obstacle::NoControl,
-            (true, false) => Obstacle::OldControl,
-            (true, true) => {
-                self.asked = true;
-                agent.ask_over_tcp(OVER_TCP);
-                return Ok(());
-            }
-        };
-        if agent.over_rdma() == 0 { Ok(()) } else { Err(obstacle) }
+        self.asked = connected && self.control_can;
+        if self.asked {
+            agent.ask_over_tcp(OVER_TCP);
+        }
+        Obstacle::of_links(agent.over_rdma(), connected, self.control_can).map_or(Ok(()), Err)
     }
 
     /// Has the successor start, with all sockets.
