@@ -61,7 +61,7 @@ impl Agent {
     pub fn over_rdma(&self) -> usize {
         let over_rdma = |known: &&Communicator| {
             let v1::Recipe { me, participants, over_tcp, .. } = &known.recipe;
-            let others = || (0..participants.len() as u32).filter(|one| one != me);
+            let others = || (0..participants.len() as u32).filter(move |one| one != me);
             let goes =
                 |over_tcp: &[u32]| !over_tcp.contains(me) && others().any(|other| !over_tcp.contains(&other));
             let change = known.change_over_tcp.as_ref();

@@ -2,13 +2,16 @@
 
 use crate::state::ctx::Ctx;
 use crate::state::job::communicator::Communicator;
+use crate::state::output::SessionId;
 use crate::state::reason::Reason;
 use std::collections::BTreeSet;
 
 /// Returns the participants of a communicator whose links are to go over TCP alone. None where an agent of it cannot
 /// have links both ways.
 pub(crate) fn over_tcp(ctx: &Ctx<'_>, known: &Communicator) -> BTreeSet<u32> {
-    let can = |session| ctx.sessions.get(&session).is_some_and(|session| session.abilities.links_over_tcp);
+    let can = |session: SessionId| {
+        ctx.sessions.get(&session).is_some_and(|session| session.abilities.links_over_tcp)
+    };
     if ctx.handovers.is_empty() || !known.members.iter().all(|member| member.session.is_some_and(can)) {
         return BTreeSet::new();
     }
