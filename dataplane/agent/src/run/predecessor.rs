@@ -125,6 +125,7 @@ impl Handing {
         }
         self.asked = connected && self.control_can;
         if self.asked {
+            tracing::info!("control is asked to have links go over TCP, which the successor can be handed");
             agent.ask_over_tcp(OVER_TCP);
         }
         Obstacle::of_links(agent.over_rdma(), connected, self.control_can).map_or(Ok(()), Err)
