@@ -4,7 +4,8 @@ AllReduce, Reduce and Broadcast are in place, for torch has no other way. Its ti
 
 Usage: gloo.py STORE RANK RANKS COLLECTIVE BUDGET_US BYTES:ITERATIONS... (STORE: a file that does not exist yet, the same for all ranks;
 COLLECTIVE as harmonaize-perf names it, BYTES of the larger tensor, ITERATIONS at most: at least three, and fewer than that where they
-would take longer than the budget. COLLECTIVE may be recorded: AllReduces of one iteration, each as BYTES:MICROSECOND of its beginning)
+would take longer than the budget. COLLECTIVE may be recorded: AllReduces of one iteration, each as BYTES:MICROSECOND of its beginning. It
+may be in-turn: AllReduces that are waited for, each as BYTES:MICROSECONDS of computing before it)
 """
 
 import json
@@ -118,18 +119,25 @@ def measure(collective, rank, ranks, budget_us, size, iterations):
         print(json.dumps({"bytes": size, "p50_us": p50.item(), "wrong": wrong.item()}), flush=True)
 
 
-def recorded(rank, operations):
-    """Three iterations, after one that is not timed: AllReduces at their times, until the last is done."""
+def recorded(rank, operations, in_turn):
+    """Three iterations, after one that is not timed: AllReduces at their times, until the last is done.
+
+    Times count from the iteration's beginning, and in turn from the end of the operation before.
+    """
     ranks, iterations = dist.get_world_size(), 3
     tensors = [torch.full((size // 4,), float(rank + 1)) for size, _ in operations]
     times = []
     for _ in range(1 + iterations):
         dist.barrier()
-        began = time.perf_counter_ns()
+        began = since = time.perf_counter_ns()
         under_way = []
         for tensor, (_, at) in zip(tensors, operations):
-            time.sleep(max(at * 1000 + began - time.perf_counter_ns(), 0) / 1e9)
-            under_way.append(dist.all_reduce(tensor, async_op=True))
+            time.sleep(max(at * 1000 + since - time.perf_counter_ns(), 0) / 1e9)
+            if in_turn:
+                dist.all_reduce(tensor)
+                since = time.perf_counter_ns()
+            else:
+                under_way.append(dist.all_reduce(tensor, async_op=True))
         for work in under_way:
             work.wait()
         times.append((time.perf_counter_ns() - began) / 1e3)
@@ -149,8 +157,8 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     pairs = [tuple(map(int, pair.split(":"))) for pair in sys.argv[6:]]
-    if collective == "recorded":
-        recorded(rank, pairs)
+    if collective in ("recorded", "in-turn"):
+        recorded(rank, pairs, collective == "in-turn")
     else:
         for pair in pairs:
             measure(collective, rank, ranks, budget_us, *pair)

@@ -2,7 +2,8 @@
  * prints a line of JSON a size. Its time is the greatest of the ranks' medians of single operations.
  * Usage: mpi COLLECTIVE BUDGET_US BYTES:ITERATIONS... under mpirun. COLLECTIVE as harmonaize-perf names it, BYTES of the larger tensor,
  * ITERATIONS at most: at least three, and fewer than that where they would take longer than the budget. COLLECTIVE may be recorded:
- * AllReduces of one iteration in place, each as BYTES:MICROSECOND of its beginning. */
+ * AllReduces of one iteration in place, each as BYTES:MICROSECOND of its beginning. It may be in-turn: AllReduces that are waited for, each
+ * as BYTES:MICROSECONDS of computing before it. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,6 +56,9 @@ static void run_by_mpi(int kind, float *input, float *output, int count)
 }
 
 #ifdef CCL
+/* The input of an operation in place. */
+#define IN_PLACE(tensor) (tensor)
+
 static ccl::communicator *communicator;
 
 static void begin(void)
@@ -104,6 +108,8 @@ static void run(int kind, float *input, float *output, int count)
     }
 }
 #else
+#define IN_PLACE(tensor) ((float *)MPI_IN_PLACE)
+
 static void begin(void) {}
 
 static void run(int kind, float *input, float *output, int count)
@@ -238,8 +244,9 @@ static void measure(int kind, double budget_us, long bytes, int iterations)
     free(output);
 }
 
-/* Three iterations, after one that is not timed: AllReduces at their times, until the last is done. */
-static void recorded(int count, char **operations)
+/* Three iterations, after one that is not timed: AllReduces at their times, until the last is done. Times count from the iteration's
+ * beginning, and in turn from the end of the operation before. */
+static void recorded(int count, char **operations, int in_turn)
 {
     enum { ITERATIONS = 3 };
     float **tensors = (float **)calloc((size_t)count, sizeof *tensors);
@@ -265,11 +272,16 @@ static void recorded(int count, char **operations)
 #endif
     for (int iteration = -1; iteration < ITERATIONS; iteration++) {
         MPI_Barrier(MPI_COMM_WORLD);
-        double began = MPI_Wtime();
+        double began = MPI_Wtime(), since = began;
         for (int i = 0; i < count; i++) {
-            double early = (double)at[i] - (MPI_Wtime() - began) * 1e6;
+            double early = (double)at[i] - (MPI_Wtime() - since) * 1e6;
             if (early >= 1)
                 usleep((useconds_t)early);
+            if (in_turn) {
+                run(ALL_REDUCE, IN_PLACE(tensors[i]), tensors[i], (int)(bytes[i] / 4));
+                since = MPI_Wtime();
+                continue;
+            }
 #ifdef CCL
             under_way[(size_t)i] = ccl::allreduce(tensors[i], tensors[i], (size_t)bytes[i] / 4, ccl::reduction::sum, *communicator);
 #else
@@ -277,10 +289,10 @@ static void recorded(int count, char **operations)
 #endif
         }
 #ifdef CCL
-        for (auto &operation : under_way)
-            operation.wait();
+        for (size_t i = 0; i < under_way.size() && !in_turn; i++)
+            under_way[i].wait();
 #else
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count && !in_turn; i++)
             MPI_Wait(&under_way[i], MPI_STATUS_IGNORE);
 #endif
         if (iteration >= 0)
@@ -307,9 +319,10 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc > 3 && !strcmp(argv[1], "recorded")) {
+    int in_turn = argc > 3 && !strcmp(argv[1], "in-turn");
+    if (in_turn || (argc > 3 && !strcmp(argv[1], "recorded"))) {
         begin();
-        recorded(argc - 3, argv + 3);
+        recorded(argc - 3, argv + 3, in_turn);
         MPI_Finalize();
         return 0;
     }

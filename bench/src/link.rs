@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use harmonaize_abi::Tag;
 use harmonaize_libibverbs::host_devices;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, TcpTransport};
@@ -277,7 +278,7 @@ impl End {
             self.link,
             0,
             &Header::Data(number).encode(),
-            Some((landing, payload, 0)),
+            Some((landing, payload, Tag(0))),
         ))
     }
 

@@ -375,7 +375,7 @@ fn links_that_are_cut_and_congested_are_found() {
         eprintln!("links of a spine that is cut are found after {:.1} s", cut.elapsed().as_secs_f64());
         fires("HarmonaizeLinkFailed", &before, &failed, &impaired(&failed, "failed"));
 
-        // All that crosses from rack to rack has the other spine now, of which a foreign flow takes half.
+        // All that crosses from rack to rack has the other spine now, of which cross traffic takes half.
         let other = if spine == "spine0" { "spine1" } else { "spine0" };
         let flow = CrossTraffic::start(deployment.fabric(), "f0", "f1", other, 50_000_000).unwrap();
         let congested =

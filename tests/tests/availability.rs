@@ -191,6 +191,28 @@ fn faults_of_the_leader_lose_nothing() {
 }
 
 #[test]
+fn a_restored_etcd_has_what_was_saved_and_ends_no_job() {
+    let Some(mut deployment) = three_controls() else { return };
+    let mut tenants = Tenants { acknowledged: known(&deployment), ..Tenants::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = folder.path().join("snapshot");
+    under_load(&sockets(&deployment, "a"), |load| {
+        tenants.add(&deployment, "saved");
+        deployment.save_etcd(&snapshot).unwrap();
+        Tenants::default().add(&deployment, "after");
+        load.goes_on();
+        deployment.restore_etcd(&snapshot).unwrap();
+        deployment.wait_until_ready().unwrap();
+        in_phase(&mut deployment, "running");
+        tenants.check(&deployment, "what was saved is back, and what came after it is not");
+        load.goes_on();
+        forms_anew(&deployment, "new");
+        tenants.add(&deployment, "anew");
+        tenants.check(&deployment, "a change after it");
+    });
+}
+
+#[test]
 fn a_follower_answers_what_is_stored_and_changes_nothing() {
     let Some(mut deployment) = three_controls() else { return };
     let mut tenants = Tenants { acknowledged: known(&deployment), ..Tenants::default() };

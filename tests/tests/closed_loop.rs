@@ -106,23 +106,23 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// A foreign flow takes half of a spine: found on the wire, and left.
+    /// Cross traffic takes half of a spine: found on the wire, and left.
     fn leaves_cross_traffic(&self) -> Result<()> {
         let spine = self.crossing()?;
         let flow = CrossTraffic::start(self.deployment.fabric(), "f0", "f1", &spine, CROSS_TRAFFIC)?;
         let began = flow.began_realtime_ns();
-        until("the foreign flow is found and left", || {
+        until("the cross traffic is found and left", || {
             let decisions = plans::decisions(self.deployment)?;
             let mut since = decisions.into_iter().filter(|decision| decision.at_ns >= began);
             Ok(since
                 .find(|decision| decision.congestion_report.is_some() && decision.switched_ns().is_some()))
         })?;
-        self.plan("a plan whose way up leaves the foreign flow alone", |plan| {
+        self.plan("a plan whose way up leaves the cross traffic alone", |plan| {
             up(plan).is_some_and(|other| other != spine)
         })?;
         self.operations(5)?;
         flow.stop()?;
-        self.all_well("the end of the foreign flow is found")?;
+        self.all_well("the end of the cross traffic is found")?;
         self.operations(5)
     }
 
@@ -156,7 +156,7 @@ impl Scene<'_> {
 
     fn play(&self) -> Result<()> {
         self.operations(3)?;
-        self.leaves_cross_traffic().context("a foreign flow")?;
+        self.leaves_cross_traffic().context("cross traffic")?;
         self.drained_spine().context("a drained spine")?;
         self.dead_spine().context("a dead spine")
     }

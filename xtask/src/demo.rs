@@ -117,21 +117,21 @@ pub fn run(args: &Args) -> Result<()> {
     let Ran { mut printed, seen, requests, changes } = demo.tenants()?;
     eprintln!("The same training in one process");
     printed.reference = demo.reference(printed.steps())?;
-    let mut verdict = summary::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
+    let mut summary = summary::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
     let (began_us, ended_us) = summary::span(&printed.workers)?;
     let timeline = Timeline::of(&seen, began_us * 1000, ended_us * 1000);
-    timeline.checks.iter().for_each(|check| verdict.add_check(check.clone()));
+    timeline.checks.iter().for_each(|check| summary.add_check(check.clone()));
     let training = printed.workers.first().map(Vec::as_slice).unwrap_or_default();
     let views = Views::of(&timeline, training, &requests, began_us);
-    verdict.add_check(views.check.clone());
-    changes.checks.iter().for_each(|check| verdict.add_check(check.clone()));
+    summary.add_check(views.check.clone());
+    changes.checks.iter().for_each(|check| summary.add_check(check.clone()));
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
-    let page = page::page(&verdict, &timeline, (&views, &changes), &setting)?;
+    let page = page::page(&summary, &timeline, (&views, &changes), &setting)?;
     std::fs::write(&report, page).with_context(|| format!("cannot write {}", report.display()))?;
-    show(args, &verdict, &report)?;
-    if !verdict.passed {
-        let failed = verdict.checks.iter().filter(|check| !check.passed && !check.warns);
+    show(args, &summary, &report)?;
+    if !summary.passed {
+        let failed = summary.checks.iter().filter(|check| !check.passed && !check.warns);
         let failed: Vec<String> = failed.map(|check| format!("{}: {}", check.what, check.found)).collect();
         bail!("failed: {}; {} has the programs' logs", failed.join("; "), demo.logs.display());
     }
@@ -384,16 +384,16 @@ impl Progress {
     }
 }
 
-fn show(args: &Args, verdict: &Summary, report: &Path) -> Result<()> {
+fn show(args: &Args, summary: &Summary, report: &Path) -> Result<()> {
     if args.json {
-        println!("{}", serde_json::to_string_pretty(verdict)?);
+        println!("{}", serde_json::to_string_pretty(summary)?);
     } else {
         println!();
-        for (what, figure) in page::rows(verdict) {
+        for (what, figure) in page::rows(summary) {
             println!("{what:<80} {figure:>14}");
         }
         println!();
-        for check in &verdict.checks {
+        for check in &summary.checks {
             println!("{}  {}\n        {}", check.label(), check.what, check.found);
         }
         println!("\nTolerance: {}", summary::WHY);

@@ -266,8 +266,8 @@ impl Run<'_> {
                 watch.line(number, &line)?;
             } else if let (Some(machine), Some(emulator)) = (machines.get(number), emulators.get_mut(number))
             {
-                let verdict = ended(machine, emulator, watch.halted(number))?;
-                watch.closed(number, &verdict)?;
+                let outcome = ended(machine, emulator, watch.halted(number))?;
+                watch.closed(number, &outcome)?;
             }
         }
         Ok(())

@@ -41,7 +41,7 @@ pub struct Args {
     /// wiring (agents with control in virtual time, one in ten seeds), plan
     /// (damaged programs against the checker), codec (damaged chunks, twenty a seed), store (crashes of control's machine, ten a
     /// seed), control (kills of control, one a hundred seeds), leaders (faults of
-    /// the leader of three controls, one in ten seeds), processes (200 faults of agents and of tenants' processes), stragglers and congestion (verdicts over
+    /// the leader of three controls, one in ten seeds), processes (200 faults of agents and of tenants' processes), stragglers and congestion (findings over
     /// hours of simulation, from the round's first seed), late (an operation that waits a minute for a rank), hostile (tenants that harm their
     /// agent for five minutes), release (programs of this tree with those of the release before, which it builds), dpu (two
     /// hosts with offload units, in virtual machines) or fuzz (every decoder, each for a minute)

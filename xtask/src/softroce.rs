@@ -16,8 +16,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 mod bench;
+mod outcomes;
 mod suites;
-mod verdicts;
 
 /// The emulated guest's architecture.
 const ARCHITECTURE: &vm::Architecture = &AMD64;
@@ -126,7 +126,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<()> {
     let (kernel, mut tree) = prepare(&args.guest)?;
     if args.wants("machine") {
         println!("== machine");
-        verdicts::check(&kernel, args.guest.kvm).context("the machine's own test failed")?;
+        outcomes::check(&kernel, args.guest.kvm).context("the machine's own test failed")?;
         println!("failing steps, a dying kernel and an endless guest are told apart");
     }
     let mut steps = suites::smoke(args.guest.hosts);
@@ -154,10 +154,10 @@ pub(crate) fn test(args: &TestArgs) -> Result<()> {
         begun.elapsed().as_secs_f64()
     );
     let mut report = Report::default();
-    let verdict = machine(&kernel, image.path(), args.guest.kvm).run(limit, |line| report.line(line))?;
+    let outcome = machine(&kernel, image.path(), args.guest.kvm).run(limit, |line| report.line(line))?;
     println!("{}", report.table());
     println!("In all {:.1} s.", begun.elapsed().as_secs_f64());
-    report.judge(&verdict, &expected)
+    report.judge(&outcome, &expected)
 }
 
 fn shell(guest: &Guest) -> Result<()> {
@@ -229,9 +229,9 @@ fn applets() -> Result<String> {
 /// Boots a guest without a job on the processor itself: that `/dev/kvm` is there says little.
 fn probe(kernel: &Kernel) -> Result<()> {
     let image = Image::write(&mut base(kernel)?, &Job::default(), "probe")?;
-    let verdict = machine(kernel, image.path(), true).run(PROBE, |_| {})?;
-    if verdict != GuestOutcome::Done(0) {
-        bail!("--kvm does not work here: a guest without a job did not end well: {verdict:?}; leave it out");
+    let outcome = machine(kernel, image.path(), true).run(PROBE, |_| {})?;
+    if outcome != GuestOutcome::Done(0) {
+        bail!("--kvm does not work here: a guest without a job did not end well: {outcome:?}; leave it out");
     }
     Ok(())
 }
@@ -320,11 +320,11 @@ impl Report {
     }
 
     /// Fails unless the guest ended by itself, every expected step ended, and all of them well.
-    fn judge(&self, verdict: &GuestOutcome, expected: &[String]) -> Result<()> {
+    fn judge(&self, outcome: &GuestOutcome, expected: &[String]) -> Result<()> {
         let at = self.current.as_ref().map_or("between two steps", |(name, _)| name);
         let failed: Vec<&str> =
             self.rows.iter().filter(|row| !row.fine).map(|row| row.name.as_str()).collect();
-        match verdict {
+        match outcome {
             GuestOutcome::TimedOut => bail!("the guest ran past its time limit, at: {at}"),
             GuestOutcome::Died(how) => bail!("the guest died, at: {at}; {how}"),
             GuestOutcome::Done(0) if failed.is_empty() => {}
@@ -381,9 +381,9 @@ mod tests {
         "@@ end verbs 0 1.00",
     ];
 
-    fn judged(lines: &[&str], verdict: &GuestOutcome) -> String {
+    fn judged(lines: &[&str], outcome: &GuestOutcome) -> String {
         let expected = ["verbs".to_owned()];
-        report(lines).judge(verdict, &expected).map_or_else(|error| error.to_string(), |()| "passed".into())
+        report(lines).judge(outcome, &expected).map_or_else(|error| error.to_string(), |()| "passed".into())
     }
 
     #[test]

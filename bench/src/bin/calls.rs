@@ -50,6 +50,12 @@ enum Call {
         #[arg(required = true, value_parser = operation)]
         operations: Vec<(u64, u64)>,
     },
+    /// AllReduces of f32 in place, each after so many microseconds of computing, and waited for
+    InTurn {
+        /// BYTES:MICROSECONDS of each, in their order
+        #[arg(required = true, value_parser = operation)]
+        operations: Vec<(u64, u64)>,
+    },
 }
 
 /// Iterations of recorded traffic that are timed, after one that is not.
@@ -172,8 +178,9 @@ impl Member {
 }
 
 impl Member {
-    /// Microseconds of an iteration: the greatest of the ranks' medians.
-    fn recorded(&self, operations: &[(u64, u64)]) -> Result<f64> {
+    /// Microseconds of an iteration: the greatest of the ranks' medians. An operation's own count from the iteration's beginning, and in turn
+    /// from the end of the one before.
+    fn recorded(&self, operations: &[(u64, u64)], in_turn: bool) -> Result<f64> {
         let own = f32::from(u8::try_from(self.job.rank().0 + 1)?);
         let room = |(bytes, _): &(u64, u64)| -> Result<Tensor> {
             let tensor = self.client.tensor(Dtype::F32, bytes / 4)?;
@@ -185,10 +192,17 @@ impl Member {
         for _ in 0..=ITERATIONS {
             self.meet()?;
             let begun = Instant::now();
+            let mut since = begun;
             let mut under_way = Vec::new();
             for (tensor, (_, at)) in tensors.iter().zip(operations) {
-                std::thread::sleep(Duration::from_micros(*at).saturating_sub(begun.elapsed()));
-                under_way.push(self.job.all_reduce_in_place(tensor, ReduceOp::Sum)?);
+                std::thread::sleep(Duration::from_micros(*at).saturating_sub(since.elapsed()));
+                let mut operation = self.job.all_reduce_in_place(tensor, ReduceOp::Sum)?;
+                if in_turn {
+                    operation.wait(PATIENCE)?;
+                    since = Instant::now();
+                } else {
+                    under_way.push(operation);
+                }
             }
             for mut operation in under_way {
                 operation.wait(PATIENCE)?;
@@ -214,7 +228,9 @@ impl Member {
 fn main() -> Result<()> {
     let Arguments { seat, call } = Arguments::parse();
     let bytes = match &call {
-        Call::Recorded { operations } => operations.iter().map(|(bytes, _)| bytes).sum(),
+        Call::Recorded { operations } | Call::InTurn { operations } => {
+            operations.iter().map(|(bytes, _)| bytes).sum()
+        }
         _ => 0,
     };
     let client = seat.attach(bytes + (1 << 20))?;
@@ -229,7 +245,10 @@ fn main() -> Result<()> {
             json!({ "seconds": waited, "after": after })
         }
         Call::Recorded { operations } => {
-            json!({ "bytes": bytes, "p50_us": member.recorded(&operations)?, "wrong": 0 })
+            json!({ "bytes": bytes, "p50_us": member.recorded(&operations, false)?, "wrong": 0 })
+        }
+        Call::InTurn { operations } => {
+            json!({ "bytes": bytes, "p50_us": member.recorded(&operations, true)?, "wrong": 0 })
         }
     };
     if rank == 0 {

@@ -48,9 +48,9 @@ struct Figures {
     wire_bytes: u64,
     /// Bits on the wire for each element.
     bits_per_element: f64,
-    /// Of the tensor that lost most: the most that the error is by the receipt, vNMSE,
+    /// Of the tensor that lost most: the most that the error is by the receipt, vNMSE.
     claimed: f64,
-    /// and what encoders measured of it.
+    /// Of the tensor that lost most: the error that encoders measured, vNMSE.
     encoders: f64,
     /// The error against the exact result, vNMSE, found in every timed round: the most.
     measured: f64,

@@ -96,7 +96,7 @@ impl Lab {
                 "flows",
                 "harmonaize-perf",
                 "inference",
-                "rhythm",
+                "periodic",
                 "relay",
                 "ring",
                 "steady",

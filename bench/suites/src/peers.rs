@@ -33,13 +33,15 @@ pub struct PeerRun<'a> {
     /// How many ranks.
     pub ranks: usize,
     /// Bytes of a rank's larger tensor, each with its timed operations at most. Of [`RECORDED`] traffic the AllReduces of one iteration, with
-    /// the microseconds of the iteration at which each begins.
+    /// the microseconds of the iteration at which each begins. Of that [`IN_TURN`] with the microseconds of computing before each.
     pub sizes: &'a [(u64, u32)],
 }
 
 /// In place of a collective: AllReduces at their times. The figure is that of all of their bytes, from the first one's beginning to the
 /// last one's end.
 pub const RECORDED: &str = "recorded";
+/// The same of AllReduces that are each waited for before the next one's computing. The figure is from the first computing on.
+pub const IN_TURN: &str = "in-turn";
 
 impl PeerRun<'_> {
     /// The end of a program's command line.
@@ -54,7 +56,7 @@ impl PeerRun<'_> {
 
     /// Whether it is recorded traffic.
     pub fn is_recorded(&self) -> bool {
-        self.collective == RECORDED
+        matches!(self.collective, RECORDED | IN_TURN)
     }
 
     /// How many figures come of it.

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_fail_has_no_verdict() {
+    fn a_row_that_cannot_fail_leaves_pass_empty() {
         let stated = [
             case(Better::More, 0.0),
             case(Better::Less, f64::INFINITY),

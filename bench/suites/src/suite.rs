@@ -42,7 +42,7 @@ pub struct Request {
     /// These parts alone; the other suites have none. Suite service: added, threads, calls. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner, page.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
-    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, recorded, senders. Suite sharing: host, links, classes, link-classes, engine-weights, link-weights, hostile, idle.
+    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, unprotected, recorded, senders. Suite sharing: host, links, classes, link-classes, engine-weights, link-weights, hostile, idle.
     /// Suite trust: cut, tenants, protection, tls, sessions, streams. Suite torch: host, links, start, calls. Suite allocation: gavel, sia, queues, fairness, adapting, market, time, own
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
@@ -55,7 +55,7 @@ pub struct Request {
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
     #[arg(long, value_name = "FOLDER")]
     pub traces: Option<PathBuf>,
-    /// Suite telemetry: keep the traces and logs of trainings whose verdicts on stragglers are wrong in this folder
+    /// Suite telemetry: keep the traces and logs of trainings whose findings on stragglers are wrong in this folder
     #[arg(long, value_name = "FOLDER")]
     pub wrong: Option<PathBuf>,
     /// Suite sweep, and suite rdma by hosts' names: sizes in bytes, with K, M or G; of the sweep 1K to 256M by 4 without it
@@ -70,6 +70,9 @@ pub struct Request {
     /// Suite sweep: which collectives; all without it
     #[arg(long, value_delimiter = ',', value_parser = collectives())]
     pub collectives: Vec<String>,
+    /// Suite sweep, part recorded: files of HARMONAIZE_MINA and HARMONAIZE_MCCS by name, such as vit-base or setup-1_resnet_0; all without it
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub recordings: Vec<String>,
     /// More runs, and rows that last longer
     #[arg(long)]
     pub full: bool,

@@ -48,7 +48,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "sweep",
         rooms: AGENTS,
-        about: "Sizes swept over each collective, beside Open MPI, MPICH, Intel MPI, oneCCL and Gloo: one host, and four namespaces; recorded trainings, of HARMONAIZE_MINA",
+        about: "Sizes swept over each collective, beside Open MPI, MPICH, Intel MPI, oneCCL and Gloo: one host, and four namespaces; recorded trainings, of HARMONAIZE_MINA and HARMONAIZE_MCCS",
         parts: |_| sweep::parts(),
         run: Run::Built(|request, binaries, stop| sweep::run(&request, &binaries, &stop)),
     },

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 mod contestant;
+mod loads;
 pub mod named;
 mod nodes;
 mod page;
@@ -92,13 +93,19 @@ enum Site {
     Host,
     Shaped,
     Unshaped,
+    /// The same, and our links unprotected, as the peers' are.
+    Unprotected,
     /// Hosts by their names, which run agents already.
     Hosts,
 }
 
 /// The parts of the suite.
-const SITES: [(&str, Site); 3] =
-    [("host", Site::Host), ("shaped", Site::Shaped), ("unshaped", Site::Unshaped)];
+const SITES: [(&str, Site); 4] = [
+    ("host", Site::Host),
+    ("shaped", Site::Shaped),
+    ("unshaped", Site::Unshaped),
+    ("unprotected", Site::Unprotected),
+];
 
 /// The parts' names.
 pub fn parts() -> Vec<&'static str> {
@@ -111,6 +118,7 @@ impl Site {
             Self::Host => "one host",
             Self::Shaped => "four namespaces, 1 Gbit/s",
             Self::Unshaped => "four namespaces, unshaped",
+            Self::Unprotected => "four namespaces, unshaped, links unprotected",
             Self::Hosts => "hosts of a testbed",
         }
     }
@@ -119,9 +127,14 @@ impl Site {
         match self {
             Self::Host => Lab::build(1, "1Gbit/s", binaries, stop),
             Self::Shaped => Lab::build(APART, "1Gbit/s", binaries, stop),
-            Self::Unshaped => {
+            Self::Unshaped | Self::Unprotected => {
                 // What control believes of links that nothing shapes.
-                let lab = Lab::build(APART, "10Gbit/s", binaries, stop)?;
+                let lab = Lab::build_with(APART, "10Gbit/s", binaries, stop, |mut setup| {
+                    if self == Self::Unprotected {
+                        setup.agent += "[links]\nprotection = \"none\"\n";
+                    }
+                    setup
+                })?;
                 lab.fabric().hosts().iter().try_for_each(|host| lab.fabric().set_rate(&host.name, None))?;
                 Ok(lab)
             }
@@ -138,7 +151,7 @@ impl Site {
             (Self::Host, "all_reduce", 2) if bytes == KIB || bytes == 16 * KIB => 0.5,
             (Self::Host, "alltoall" | "all_gather", 4) if bytes >= 256 * KIB => 1.5,
             (Self::Host, ..) if bytes == 64 * MIB => 1.0,
-            (Self::Unshaped, "all_reduce", _) if bytes >= 64 * KIB => 1.3,
+            (Self::Unshaped | Self::Unprotected, "all_reduce", _) if bytes >= 64 * KIB => 1.3,
             _ => return None,
         };
         Some(bar)
@@ -149,7 +162,11 @@ impl Site {
         match (self, limit.role) {
             (Self::Shaped, Role::Stream) if collective == "all_reduce" && bytes >= MIB => Some(OF_STREAM),
             (Self::Shaped, Role::Stream) if collective == "alltoallv" && bytes >= MIB => Some(OF_SKEWED),
-            (Self::Unshaped, Role::Ring) if collective == "all_reduce" && bytes >= 64 * KIB => Some(OF_RING),
+            (Self::Unshaped | Self::Unprotected, Role::Ring)
+                if collective == "all_reduce" && bytes >= 64 * KIB =>
+            {
+                Some(OF_RING)
+            }
             _ => None,
         }
     }

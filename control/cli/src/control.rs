@@ -2,6 +2,7 @@
 
 use crate::output::PageArguments;
 use crate::{Failure, init};
+use harmonaize_analysis::CommunicatorId;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{
     DissolveRequest, FabricSnapshot, LeaderReply, LeaderRequest, ReorderRequest, StatusReply, StatusRequest,
@@ -41,7 +42,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// By id.
-    Id(u64),
+    Id(CommunicatorId),
     /// By tenant and name.
     Name(String, String),
 }
@@ -53,7 +54,8 @@ impl FromStr for Target {
             return Ok(Self::Name(tenant.to_owned(), name.to_owned()));
         }
         let id = communicator_from_text(text);
-        id.map(Self::Id).ok_or_else(|| "neither an id in hexadecimal nor tenant/name".to_owned())
+        id.map(|id| Self::Id(CommunicatorId(id)))
+            .ok_or_else(|| "neither an id in hexadecimal nor tenant/name".to_owned())
     }
 }
 
@@ -259,14 +261,14 @@ impl Control {
     ) -> Result<Reordered, Failure> {
         let communicator = self.resolve(target).await?;
         let order = hosts.clone();
-        let request = ReorderRequest { communicator, hosts };
+        let request = ReorderRequest { communicator: communicator.0, hosts };
         let reply = self.client.reorder(request).await.map_err(|status| self.failure(&status))?;
-        let (epoch, id) = (reply.into_inner().epoch, communicator_text(communicator));
+        let (epoch, id) = (reply.into_inner().epoch, communicator_text(communicator.0));
         let until = Instant::now() + wait.into();
         while Instant::now() < until {
             let status = self.status(Nanos(1)).await?;
             let Some(known) =
-                status.communicators.into_iter().find(|known| known.communicator == communicator)
+                status.communicators.into_iter().find(|known| known.communicator == communicator.0)
             else {
                 return Err(Failure::NotFound(format!("{id} ended while it changed")));
             };
@@ -293,14 +295,14 @@ impl Control {
         print: &PageArguments,
     ) -> Result<String, Failure> {
         let communicator = self.resolve(target).await?;
-        let request = DissolveRequest { communicator, reason };
+        let request = DissolveRequest { communicator: communicator.0, reason };
         self.client.dissolve(request).await.map_err(|status| self.failure(&status))?;
-        let id = communicator_text(communicator);
+        let id = communicator_text(communicator.0);
         let ended = json!({"communicator": id, "outcome": "ended"});
         Ok(print.page(&ended, |_| format!("{id}: ended\n")))
     }
 
-    pub(crate) async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {
+    pub(crate) async fn resolve(&mut self, target: &Target) -> Result<CommunicatorId, Failure> {
         let (tenant, name) = match target {
             Target::Id(id) => return Ok(*id),
             Target::Name(tenant, name) => (tenant, name),
@@ -308,14 +310,14 @@ impl Control {
         let status = self.status(Nanos(1)).await?;
         let known =
             status.communicators.iter().filter(|known| known.tenant == *tenant && known.name == *name);
-        let ids: Vec<u64> = known.map(|known| known.communicator).collect();
+        let ids: Vec<CommunicatorId> = known.map(|known| CommunicatorId(known.communicator)).collect();
         match ids.as_slice() {
             [id] => Ok(*id),
             [] => Err(Failure::NotFound(format!(
                 "no communicator is named {tenant}/{name}; see `harmonaize status`"
             ))),
             several => {
-                let ids: Vec<String> = several.iter().copied().map(communicator_text).collect();
+                let ids: Vec<String> = several.iter().map(|id| communicator_text(id.0)).collect();
                 Err(Failure::Refused(format!("{tenant}/{name} names {}; say which by id", ids.join(", "))))
             }
         }

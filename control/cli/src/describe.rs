@@ -1,7 +1,6 @@
 //! Findings as sentences.
 
 use crate::text::{clean, duration};
-use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{Congestion, CongestionCause, Straggler};
 
 /// A finding on a link as a sentence.
@@ -16,10 +15,10 @@ pub(crate) fn congestion_text(found: &Congestion) -> String {
     format!("{} {direction}{path}: congestion {}{cause}", clean(&found.interface), found.level().text())
 }
 
-/// A finding on a rank as a sentence.
-pub(crate) fn straggler_sentence(found: &Straggler) -> String {
+/// A finding on a rank as a sentence; `communicator` is what its communicator is called, where it is of one.
+pub(crate) fn straggler_sentence(found: &Straggler, communicator: &str) -> String {
     let whose = match found.job.as_str() {
-        "" => communicator_text(found.communicator),
+        "" => communicator.to_owned(),
         job => format!("job {}", clean(job)),
     };
     let host = if found.host.is_empty() { String::new() } else { format!(" on {}", clean(&found.host)) };

@@ -1,7 +1,7 @@
 //! Flows as a table, and what their fields mean.
 
 use crate::table::{row, table};
-use crate::text::{bytes, clean, clock, duration};
+use crate::text::{bytes, clean, duration, moment};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{Flow, FlowDirection, FlowProtocol};
 
@@ -74,7 +74,7 @@ impl FlowTable {
         if self.wide {
             head.extend(row(WIDE));
         }
-        let rows = flows.iter().map(|(host, _, flow)| self.cells(host, flow));
+        let rows = flows.iter().map(|(host, read_ns, flow)| self.cells(host, *read_ns, flow));
         let shown = table(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
         match std::mem::replace(&mut self.begun, true) {
             false => shown,
@@ -82,7 +82,7 @@ impl FlowTable {
         }
     }
 
-    fn cells(&self, host: &str, flow: &Flow) -> Vec<String> {
+    fn cells(&self, host: &str, read_ns: u64, flow: &Flow) -> Vec<String> {
         let none = FlowDirection::default();
         let (out, into) = (flow.egress.as_ref().unwrap_or(&none), flow.ingress.as_ref().unwrap_or(&none));
         let [local, remote] = ends(flow);
@@ -112,8 +112,8 @@ impl FlowTable {
             let first = both.map(|way| way.first_ns).into_iter().filter(|first| *first > 0).min();
             let end = flow.end.as_ref();
             cells.extend(row([
-                &clock(first.unwrap_or(0)),
-                &clock(flow.last_packet_ns()),
+                &moment(read_ns, first.unwrap_or(0)),
+                &moment(read_ns, flow.last_packet_ns()),
                 &rtt(out.min_rtt_ns),
                 &both.iter().fold(0, |sum: u64, way| sum.saturating_add(way.gaps)).to_string(),
                 &both.iter().fold(0, |sum: u64, way| sum.saturating_add(way.cnps)).to_string(),
@@ -138,4 +138,21 @@ pub(crate) fn ends(flow: &Flow) -> [String; 2] {
         false => format!("{address}:{port}"),
     };
     [end(local, flow.local_port), end(remote, flow.remote_port)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_and_last_packets_of_another_day_have_dates() {
+        const SECOND: u64 = 1_000_000_000;
+        /// 2025-11-21 20:05:42 UTC.
+        const FIRST: u64 = 1_763_755_542 * SECOND;
+        let last_ns = FIRST + 86_400 * SECOND;
+        let way = FlowDirection { first_ns: FIRST, last_ns, ..FlowDirection::default() };
+        let flow = Flow { egress: Some(way), ..Flow::default() };
+        let shown = FlowTable::new(true).rows(&[("h0".to_owned(), last_ns + SECOND, flow)]);
+        assert!(shown.contains("  2025-11-21T20:05:42Z  20:05:42.000  "), "{shown}");
+    }
 }

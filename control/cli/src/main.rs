@@ -85,7 +85,14 @@ struct Arguments {
 #[derive(Clone, Copy, clap::Args)]
 struct Watch {
     /// Shows it again and again, every two seconds or so often, until Ctrl-C.
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    #[arg(
+        short,
+        long,
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2s"
+    )]
     watch: Option<Nanos>,
 }
 
@@ -187,7 +194,7 @@ enum Command {
         #[arg(value_name = "COMMUNICATOR")]
         communicator: Option<Target>,
         /// The last N alone; 0 for all that control keeps.
-        #[arg(long, value_name = "N", default_value_t = 0)]
+        #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
         last: u32,
         #[command(flatten)]
         print: PageArguments,
@@ -596,5 +603,27 @@ mod tests {
     #[test]
     fn help_of_every_command() {
         golden::same("control/cli/tests/golden/help.txt", &golden::help(Arguments::command()));
+    }
+
+    #[test]
+    fn short_flags_are_the_long_ones() {
+        let parsed = |words: &str| {
+            let words = std::iter::once("harmonaize").chain(words.split(' '));
+            let mut parsed = Arguments::command().try_get_matches_from(words).unwrap();
+            while let Some((_, of_command)) = parsed.remove_subcommand() {
+                parsed = of_command;
+            }
+            parsed
+        };
+        for (words, seconds) in [("status -w", 2), ("topology -w=5s", 5), ("jobs -w=1min", 60)] {
+            let every = parsed(words).get_one::<Nanos>("watch").copied();
+            assert_eq!(every, Some(Nanos(seconds * 1_000_000_000)), "{words}");
+        }
+        for words in ["flows -fn 3", "phases -f -n 3", "explain -n 3"] {
+            assert_eq!(parsed(words).get_one::<u32>("last"), Some(&3), "{words}");
+        }
+        for words in ["flows -fn 3", "phases -f -n 3", "tenant events -f"] {
+            assert!(parsed(words).get_flag("follow"), "{words}");
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::control::{Control, ControlArguments, Target};
 use crate::output::PageArguments;
 use crate::text::{bytes, number_of};
 use clap::Subcommand;
+use harmonaize_analysis::CommunicatorId;
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_planner::{Bytes, Nanos};
@@ -74,7 +75,7 @@ Examples:
   harmonaize explain a/world --last 3         of one communicator
   harmonaize explain --json | jq '.decisions[-1]'
 
-Times are counted from when control received the verdict, or, where there was none, from the decision. Scores are how
+Times are counted from when control received the report, or, where there was none, from the decision. Scores are how
 much longer operations take than on an idle fabric: 1.00 is best.";
 
 /// What is done with tenants.
@@ -211,7 +212,7 @@ impl Operate {
     }
 
     /// The id of a communicator.
-    pub(crate) async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {
+    pub(crate) async fn resolve(&mut self, target: &Target) -> Result<CommunicatorId, Failure> {
         self.control.resolve(target).await
     }
 
@@ -291,18 +292,23 @@ impl Operate {
         Ok(print.page(&reply, text::plans))
     }
 
-    /// Plans of one communicator, or all (0).
-    pub(crate) async fn plans_of(&mut self, communicator: u64) -> Result<v1::PlansReply, Failure> {
+    /// Plans of one communicator, or of all.
+    pub(crate) async fn plans_of(
+        &mut self,
+        communicator: Option<CommunicatorId>,
+    ) -> Result<v1::PlansReply, Failure> {
+        let communicator = communicator.map_or(0, u64::from);
         let outcome = self.client.plans(v1::PlansRequest { communicator }).await;
         self.done(outcome)
     }
 
-    /// The last decisions.
+    /// The last decisions, of one communicator or of all.
     pub(crate) async fn decisions(
         &mut self,
-        communicator: u64,
+        communicator: Option<CommunicatorId>,
         last: u32,
     ) -> Result<v1::ExplainReply, Failure> {
+        let communicator = communicator.map_or(0, u64::from);
         let outcome = self.client.explain(v1::ExplainRequest { communicator, last }).await;
         self.done(outcome)
     }
@@ -327,7 +333,7 @@ impl Operate {
     ) -> Result<String, Failure> {
         let communicator = self.id(of).await?;
         let decisions = self.decisions(communicator, last).await?;
-        let plans = match communicator == 0 || print.is_for_programs() {
+        let plans = match communicator.is_none() || print.is_for_programs() {
             true => None,
             false => Some(self.plans_of(communicator).await?),
         };
@@ -425,10 +431,10 @@ impl Operate {
         Ok(records)
     }
 
-    async fn id(&mut self, target: Option<&Target>) -> Result<u64, Failure> {
+    async fn id(&mut self, target: Option<&Target>) -> Result<Option<CommunicatorId>, Failure> {
         match target {
-            None => Ok(0),
-            Some(target) => self.control.resolve(target).await,
+            None => Ok(None),
+            Some(target) => self.control.resolve(target).await.map(Some),
         }
     }
 }

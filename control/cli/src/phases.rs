@@ -43,7 +43,9 @@ pub(crate) fn finding_text(host: &str, found: &Finding) -> String {
         None => "something that this build does not know".to_owned(),
         Some(finding::Finding::Lost(lost)) => number_of(lost.count, "finding was lost", "findings were lost"),
         Some(finding::Finding::Congestion(one)) => congestion_text(one),
-        Some(finding::Finding::Straggler(one)) => straggler_sentence(one),
+        Some(finding::Finding::Straggler(one)) => {
+            straggler_sentence(one, &communicator_text(one.communicator))
+        }
         Some(finding::Finding::Phase(one)) => {
             let lasted = duration(one.end_ns.saturating_sub(one.start_ns));
             let late = match one.delayed_host.as_str() {

@@ -53,10 +53,10 @@ pub(crate) struct RowArguments {
     #[arg(long, value_name = "TIME|DURATION")]
     until: Option<Past>,
     /// The last N alone; 0 for all.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
     last: u32,
     /// Go on with what is seen from now on.
-    #[arg(long)]
+    #[arg(short, long)]
     follow: bool,
     /// How long agents may take to answer; at most 1min.
     #[arg(long, value_name = "DURATION", default_value = "5s")]
@@ -260,7 +260,7 @@ async fn ask(control: &ControlArguments, arguments: RowArguments, kind: RowKind)
             let Target::Id(id) = target else {
                 return Err(usage("an agent has ids of communicators, and no names"));
             };
-            filter.communicators.push(*id);
+            filter.communicators.push(id.0);
         }
         return match kind {
             RowKind::Flow if follow => Err(usage("--follow of flows asks control")),
@@ -277,7 +277,7 @@ async fn ask(control: &ControlArguments, arguments: RowArguments, kind: RowKind)
     }
     let mut operate = Box::new(Operate::connect(control).await?);
     for target in &arguments.communicator {
-        filter.communicators.push(operate.resolve(target).await?);
+        filter.communicators.push(operate.resolve(target).await?.0);
     }
     let request = AskRequest {
         kind: kind.into(),

@@ -131,7 +131,7 @@ enum Action {
         #[arg(long, value_name = "DURATION", default_value = "5s")]
         wait: Nanos,
         /// Go on for ever.
-        #[arg(long)]
+        #[arg(short, long)]
         follow: bool,
         /// As JSON, an object a line.
         #[arg(long)]

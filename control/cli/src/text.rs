@@ -4,6 +4,7 @@ use harmonaize_planner::Bytes;
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::Write;
+use std::time::{Duration, SystemTime};
 
 /// "0-3,7" for ranks in ascending order.
 pub(crate) fn ranks(ranks: &[u32]) -> String {
@@ -74,6 +75,28 @@ pub(crate) fn clock(nanos: u64) -> String {
     format!("{hours:02}:{minutes:02}:{:02}.{millis:03}", seconds % 60)
 }
 
+/// A date and time of CLOCK_REALTIME nanoseconds, in UTC: "2025-11-21T20:05:42Z"; "-" for 0.
+pub(crate) fn date(nanos: u64) -> String {
+    match nanos {
+        0 => "-".to_owned(),
+        nanos => humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos))
+            .to_string(),
+    }
+}
+
+/// The time of day when something was, or a date where that is a day ago or more by a clock that reads `now`.
+/// A date too where `now` is 0, which is not known; "-" where `then` is 0.
+pub(crate) fn moment(now: u64, then: u64) -> String {
+    const DAY: u64 = 24 * 3_600_000_000_000;
+    if now == 0 || now.saturating_sub(then) >= DAY { date(then) } else { clock(then) }
+}
+
+/// How long ago something was, by a clock that reads `now`: "4.2s".
+/// A date where `now` is 0, which is not known; "-" where `then` is 0.
+pub(crate) fn age(now: u64, then: u64) -> String {
+    if now == 0 || then == 0 { date(then) } else { duration(now.saturating_sub(then)) }
+}
+
 /// A part of a million as a percentage: "0%", "0.02%", "1.5%", "37%".
 pub(crate) fn share(ppm: u64) -> String {
     let percent = ppm as f64 / 10_000.0;
@@ -134,6 +157,19 @@ mod tests {
         assert_eq!(rates.map(rate), ["0", "7", "820k", "94.1M", "1.00G", "1.25G", "18.4E"]);
         assert_eq!([0, 200, 15_000, 370_000].map(share), ["0%", "0.02%", "1.5%", "37%"]);
         assert_eq!([0, 1_763_755_542_123_456_789].map(clock), ["-", "20:05:42.123"]);
+    }
+
+    #[test]
+    fn what_is_a_day_ago_has_a_date() {
+        const SECOND: u64 = 1_000_000_000;
+        let then = 1_763_755_542_123_456_789;
+        let ago = |seconds: u64| then + seconds * SECOND;
+        let moments = [ago(0), ago(86_399), ago(86_400), 0].map(|now| moment(now, then));
+        let date = "2025-11-21T20:05:42Z";
+        assert_eq!(moments, ["20:05:42.123", "20:05:42.123", date, date]);
+        assert_eq!((moment(then, 0), moment(then, ago(1))), ("-".to_owned(), "20:05:43.123".to_owned()));
+        assert_eq!([ago(4), ago(7200), 0].map(|now| age(now, then)), ["4.0s", "2h00min", date]);
+        assert_eq!((age(then, 0), age(then, ago(1))), ("-".to_owned(), "0us".to_owned()));
     }
 
     #[test]

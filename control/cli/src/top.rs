@@ -18,6 +18,7 @@ use crate::operate::Operate;
 use crate::output::PageArguments;
 use harmonaize_api::v1::{ExplainReply, FabricSnapshot, PlansReply, Snapshot};
 use harmonaize_planner::Nanos;
+use harmonaize_program::has_colours;
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
@@ -130,8 +131,8 @@ async fn fabric(
     selection: &Selection,
 ) -> Result<(FabricSnapshot, PlansReply, ExplainReply), Failure> {
     let next = stream.message().await.map_err(|status| control.failure(&status))?;
-    let (mut fabric, mut plans) = (next.ok_or_else(ended)?, control.plans_of(0).await?);
-    let mut decisions = control.decisions(0, MAX_DECISIONS).await?;
+    let (mut fabric, mut plans) = (next.ok_or_else(ended)?, control.plans_of(None).await?);
+    let mut decisions = control.decisions(None, MAX_DECISIONS).await?;
     selection.apply(&mut fabric, &mut plans, &mut decisions)?;
     Ok((fabric, plans, decisions))
 }
@@ -218,12 +219,16 @@ fn picture(view: &View, screen: &Screen, width: u16) -> String {
 }
 
 /// The screen, taken; given back however this ends, a panic included.
-struct Terminal(DefaultTerminal);
+struct Terminal {
+    screen: DefaultTerminal,
+    colours: bool,
+}
 
 impl Terminal {
     fn take() -> std::io::Result<Self> {
+        let colours = has_colours(true, std::env::var_os("NO_COLOR").as_deref());
         match ratatui::try_init() {
-            Ok(terminal) => Ok(Self(terminal)),
+            Ok(screen) => Ok(Self { screen, colours }),
             Err(error) => {
                 let _ = ratatui::try_restore();
                 Err(error)
@@ -232,7 +237,15 @@ impl Terminal {
     }
 
     fn show(&mut self, view: &View, screen: &Screen, note: &str) -> std::io::Result<()> {
-        self.0.draw(|frame| draw::draw(view, screen, note, frame.buffer_mut())).map(drop)
+        let colours = self.colours;
+        let drawn = self.screen.draw(|frame| {
+            draw::draw(view, screen, note, frame.buffer_mut());
+            if !colours {
+                // By itself crossterm writes empty colours there, which end bold and reversed too.
+                draw::without_colours(frame.buffer_mut());
+            }
+        });
+        drawn.map(drop)
     }
 }
 

@@ -524,7 +524,8 @@ struct InTerminal {
 }
 
 impl InTerminal {
-    fn start(socket: &str) -> Self {
+    /// With this value of the variable `NO_COLOR`.
+    fn start(socket: &str, no_color: &str) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -532,6 +533,7 @@ impl InTerminal {
         tcsetwinsize(&master, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let slave = || std::fs::File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
         let mut command = program(&["top", "--agent", socket]);
+        command.env("NO_COLOR", no_color);
         let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
         rustix::io::ioctl_fionbio(&master, true).unwrap();
         Self { child, master: master.into(), shown: Vec::new() }
@@ -568,12 +570,33 @@ impl InTerminal {
 }
 
 #[tokio::test]
+async fn top_has_colours_unless_no_color_is_set() {
+    let (_folder, socket) = serve(FakeAgent::default());
+    let play = move || {
+        for (no_color, coloured) in [("", true), ("1", false)] {
+            let mut terminal = InTerminal::start(&socket, no_color);
+            terminal.until("10.0.0.1:1");
+            let shown = String::from_utf8_lossy(&terminal.shown).into_owned();
+            assert_eq!(shown.contains("[38;"), coloured, "NO_COLOR={no_color}: {shown:?}");
+            // Titles are reversed, and nothing takes that back before they are written.
+            assert!(
+                shown.contains("\u{1b}[7m") && !shown.contains("\u{1b}[;m"),
+                "NO_COLOR={no_color}: {shown:?}"
+            );
+            terminal.master.write_all(b"q").unwrap();
+            assert_eq!(terminal.ended().code(), Some(0), "NO_COLOR={no_color}");
+        }
+    };
+    tokio::task::spawn_blocking(play).await.unwrap();
+}
+
+#[tokio::test]
 async fn the_terminal_is_given_back_however_it_ends() {
     let (_folder, socket) = serve(FakeAgent::default());
     for how in ["q", "\u{3}", "SIGTERM", "SIGHUP"] {
         let socket = socket.clone();
         let play = move || {
-            let mut terminal = InTerminal::start(&socket);
+            let mut terminal = InTerminal::start(&socket, "");
             terminal.until("10.0.0.1:1");
             assert!(terminal.raw(), "{how}");
             // Another size, another picture.

@@ -177,7 +177,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (connection, path, _) in &congested {
         let (connection, path) = (*connection, path.clone());
         let (level, cause) = (CongestionLevel::Severe, CongestionCause::CrossTraffic);
-        let verdict = CongestionReport {
+        let report = CongestionReport {
             connection,
             path,
             level,
@@ -186,9 +186,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             had_loss: true,
             cross_traffic: None,
         };
-        estimates.apply_report(&topology, Nanos(1_000_000), verdict);
+        estimates.apply_report(&topology, Nanos(1_000_000), report);
     }
-    times.push(("take in the verdicts of one event", begin.elapsed()));
+    times.push(("take in the congestion reports of one event", begin.elapsed()));
     let begin = Instant::now();
     let conditions = estimates.conditions(&topology, &Drains::default());
     let second = plan(&request(&topology, &conditions, &jobs));
@@ -227,6 +227,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{:>10.1} ms  {what}", time.as_secs_f64() * 1e3);
     }
     println!("first plan: {}", first.after);
-    println!("{} verdicts: {changed} communicators change; {}", congested.len(), second.reason);
+    println!("{} congestion reports: {changed} communicators change; {}", congested.len(), second.reason);
     Ok(())
 }

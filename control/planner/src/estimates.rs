@@ -1,4 +1,4 @@
-//! Estimates of links from verdicts on paths: who congests what, how much is left, and when to look again.
+//! Estimates of links from reports on paths: who congests what, how much is left, and when to look again.
 
 use crate::conditions::{Conditions, Drains, LinkUse};
 use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
@@ -15,7 +15,7 @@ use attribution::{Attribution, CongestedPath, attribute};
 pub use probe::Probe;
 use probe::{MAX_CLEAN_LOSS_PPM, max_cross_traffic};
 
-/// Most verdicts that are kept.
+/// Most reports that are kept.
 const MAX_REPORTS: usize = 16_384;
 
 /// How long a link is left alone before it is first looked at again.
@@ -92,9 +92,9 @@ pub struct Estimate {
 #[derive(Clone, Debug)]
 struct TrackedEstimate {
     estimate: Estimate,
-    /// Whether a verdict that still stands speaks for it.
+    /// Whether a report that still stands speaks for it.
     supported: bool,
-    /// Whose verdicts did last.
+    /// Whose reports did last.
     reporters: BTreeSet<Connection>,
     /// Whether own traffic crosses it.
     crossed: bool,
@@ -128,7 +128,7 @@ const AT_HOST: f64 = 0.6;
 
 /// What is known of all links. Times are those of one steady clock; they come with each call.
 ///
-/// A verdict speaks against its path, not against a link. Blamed are the fewest links that explain all verdicts that stand; a
+/// A report speaks against its path, not against a link. Blamed are the fewest links that explain all reports that stand; a
 /// link that other own connections cross without complaint is blamed last, so an agent that complains of everything harms
 /// its own links alone. What has been estimated stays when the traffic has gone elsewhere, until probes find the link free.
 #[derive(Clone, Debug, Default)]
@@ -138,13 +138,13 @@ pub struct Estimates {
     own_traffic: HashMap<DirectedLink, OwnTraffic>,
     /// Hosts that send any of it.
     busy: BTreeSet<HostId>,
-    /// Verdicts that stand: others congest the path.
+    /// Reports that stand: others congest the path.
     reports: BTreeMap<Connection, CongestionReport>,
 }
 
 impl Estimates {
     /// Takes which own connections carry traffic now, with their path and rate (0 where not known). They are all, instead of
-    /// those given before. Returns whether an estimate moved. Those without a verdict speak for their links. Verdicts on
+    /// those given before. Returns whether an estimate moved. Those without a report speak for their links. Reports on
     /// others are dropped.
     pub fn active(
         &mut self,
@@ -179,43 +179,42 @@ impl Estimates {
         self.attribute(topology, now)
     }
 
-    /// Takes a verdict; whether an estimate moved so that planning anew may be worth it. A path that is not of the topology is
+    /// Takes a report. Returns whether an estimate moved so that planning anew may be worth it. A path that is not of the topology is
     /// left alone.
-    pub fn apply_report(&mut self, topology: &Topology, now: Nanos, verdict: CongestionReport) -> bool {
-        let whole = verdict.path.links().iter().all(|link| topology.ends(*link).is_some());
-        if !whole || !self.is_significant(topology, &verdict) {
+    pub fn apply_report(&mut self, topology: &Topology, now: Nanos, report: CongestionReport) -> bool {
+        let whole = report.path.links().iter().all(|link| topology.ends(*link).is_some());
+        if !whole || !self.is_significant(topology, &report) {
             return false;
         }
-        let by_others = Self::is_cross_traffic(&verdict, topology.path_rate(&verdict.path).0);
+        let by_others = Self::is_cross_traffic(&report, topology.path_rate(&report.path).0);
         if by_others {
-            if self.reports.len() >= MAX_REPORTS && !self.reports.contains_key(&verdict.connection) {
+            if self.reports.len() >= MAX_REPORTS && !self.reports.contains_key(&report.connection) {
                 return false;
             }
-            self.reports.insert(verdict.connection, verdict);
-        } else if self.reports.remove(&verdict.connection).is_none() {
+            self.reports.insert(report.connection, report);
+        } else if self.reports.remove(&report.connection).is_none() {
             return false;
         }
         self.attribute(topology, now)
     }
 
-    /// Whether a verdict is of others' traffic. An agent that fills its link sees no traffic beside its own, and lays the queue to
+    /// Whether a report is of cross traffic. An agent that fills its link sees no traffic beside its own, and lays the queue to
     /// that: what is moved tells.
-    fn is_cross_traffic(verdict: &CongestionReport, narrow: u64) -> bool {
-        match verdict.cause {
+    fn is_cross_traffic(report: &CongestionReport, narrow: u64) -> bool {
+        match report.cause {
             CongestionCause::Own => {
-                verdict.level == CongestionLevel::Severe
-                    && percent(verdict.own_rate.0, narrow) >= BUSY_PERCENT
+                report.level == CongestionLevel::Severe && percent(report.own_rate.0, narrow) >= BUSY_PERCENT
             }
-            CongestionCause::Unknown => verdict.level == CongestionLevel::Severe,
-            CongestionCause::CrossTraffic => verdict.level != CongestionLevel::None,
+            CongestionCause::Unknown => report.level == CongestionLevel::Severe,
+            CongestionCause::CrossTraffic => report.level != CongestionLevel::None,
         }
     }
 
-    /// Whether a verdict is news. A long round trip of a connection that moves next to nothing, with nothing lost, is none: what
+    /// Whether a report is news. A long round trip of a connection that moves next to nothing, with nothing lost, is none: what
     /// little it sent found the queues of others of ours, or was acknowledged late before a pause.
-    pub fn is_significant(&self, topology: &Topology, verdict: &CongestionReport) -> bool {
-        let moves = percent(verdict.own_rate.0, topology.path_rate(&verdict.path).0) >= IDLE_PERCENT;
-        verdict.level == CongestionLevel::None || verdict.had_loss || verdict.cross_traffic.is_some() || moves
+    pub fn is_significant(&self, topology: &Topology, report: &CongestionReport) -> bool {
+        let moves = percent(report.own_rate.0, topology.path_rate(&report.path).0) >= IDLE_PERCENT;
+        report.level == CongestionLevel::None || report.had_loss || report.cross_traffic.is_some() || moves
     }
 
     /// Whether a connection is among those that carry traffic.
@@ -254,14 +253,14 @@ impl Estimates {
         self.busy.contains(&host)
     }
 
-    /// Blames links for the verdicts that stand, and reckons what others take there.
+    /// Blames links for the reports that stand, and reckons what others take there.
     fn attribute(&mut self, topology: &Topology, now: Nanos) -> bool {
-        let verdicts = self.unexplained_reports(topology);
-        let suspicions: Vec<CongestedPath<'_>> = verdicts
+        let reports = self.unexplained_reports(topology);
+        let congested: Vec<CongestedPath<'_>> = reports
             .iter()
-            .map(|verdict| CongestedPath {
-                path: &verdict.path,
-                active: self.active.contains_key(&verdict.connection),
+            .map(|report| CongestedPath {
+                path: &report.path,
+                active: self.active.contains_key(&report.connection),
             })
             .collect();
         let clear =
@@ -272,7 +271,7 @@ impl Estimates {
             (if self.links.contains_key(&link) { PRIOR_WEIGHT } else { 1.0 })
                 * (if at_host { AT_HOST } else { 1.0 })
         };
-        let blamed = attribute(&suspicions, &clear, &trust);
+        let blamed = attribute(&congested, &clear, &trust);
         let mut moved = false;
         self.links.retain(|link, kept| {
             if !kept.supported || blamed.contains_key(link) {
@@ -287,28 +286,28 @@ impl Estimates {
             !mistaken
         });
         for (link, blame) in &blamed {
-            moved |= self.update_support(topology, now, *link, blame, &verdicts);
+            moved |= self.update_support(topology, now, *link, blame, &reports);
         }
         moved
     }
 
-    /// The verdicts that own traffic does not explain. An agent sees what its own host sends: on a link that own connections,
+    /// The reports that own traffic does not explain. An agent sees what its own host sends: on a link that own connections,
     /// of this host or others, fill for the most part, the queue is ours, unless a train has told otherwise.
     fn unexplained_reports(&self, topology: &Topology) -> Vec<CongestionReport> {
         let mut own: HashMap<DirectedLink, u64> = HashMap::new();
-        for verdict in self.reports.values() {
-            for link in verdict.path.links() {
+        for report in self.reports.values() {
+            for link in report.path.links() {
                 let moved = own.entry(*link).or_default();
-                *moved = moved.saturating_add(verdict.own_rate.0);
+                *moved = moved.saturating_add(report.own_rate.0);
             }
         }
         let moved = |link: &DirectedLink| own.get(link).copied().unwrap_or(0);
-        let full = |verdict: &CongestionReport| {
-            let mut links = verdict.path.links().iter();
+        let full = |report: &CongestionReport| {
+            let mut links = report.path.links().iter();
             links.any(|link| percent(moved(link), capacity(topology, *link)) >= FULL_PERCENT)
         };
-        let explained = |verdict: &CongestionReport| verdict.cross_traffic.is_none() && full(verdict);
-        self.reports.values().filter(|verdict| !explained(verdict)).cloned().collect()
+        let explained = |report: &CongestionReport| report.cross_traffic.is_none() && full(report);
+        self.reports.values().filter(|report| !explained(report)).cloned().collect()
     }
 
     fn update_support(
@@ -317,22 +316,22 @@ impl Estimates {
         now: Nanos,
         link: DirectedLink,
         blame: &Attribution,
-        verdicts: &[CongestionReport],
+        reports: &[CongestionReport],
     ) -> bool {
         let rate = capacity(topology, link);
-        let against = blame.paths.iter().filter_map(|index| verdicts.get(*index));
-        let by: BTreeSet<Connection> = against.clone().map(|verdict| verdict.connection).collect();
-        let level = against.clone().map(|verdict| verdict.level).max().unwrap_or_default();
+        let against = blame.paths.iter().filter_map(|index| reports.get(*index));
+        let by: BTreeSet<Connection> = against.clone().map(|report| report.connection).collect();
+        let level = against.clone().map(|report| report.level).max().unwrap_or_default();
         let own = self.own_rate(link, against.clone());
-        let measured = against.clone().filter_map(|verdict| verdict.cross_traffic).max();
-        let measured = measured.map(|foreign| foreign.0.min(max_cross_traffic(rate)));
-        let foreign = measured.unwrap_or_else(|| cross_traffic_rate(rate, own, level));
-        let mut hosts: Vec<HostId> = against.map(|verdict| verdict.connection.from).collect();
+        let measured = against.clone().filter_map(|report| report.cross_traffic).max();
+        let measured = measured.map(|measured| measured.0.min(max_cross_traffic(rate)));
+        let cross_traffic = measured.unwrap_or_else(|| cross_traffic_rate(rate, own, level));
+        let mut hosts: Vec<HostId> = against.map(|report| report.connection.from).collect();
         let paths = hosts.len();
         hosts.sort_unstable();
         hosts.dedup();
         let estimate = Estimate {
-            cross_traffic: Rate(foreign),
+            cross_traffic: Rate(cross_traffic),
             failed: false,
             since: now,
             last_seen: now,
@@ -349,7 +348,7 @@ impl Estimates {
         let (old, fresh) = (kept.estimate.clone(), !kept.supported);
         kept.estimate = Estimate { failed: old.failed, since: old.since, ..estimate };
         // What was found before, by a train too, is worth more than a guess of about the same size.
-        if old.cross_traffic.0.abs_diff(foreign) <= rate / if measured.is_some() { 20 } else { 5 } {
+        if old.cross_traffic.0.abs_diff(cross_traffic) <= rate / if measured.is_some() { 20 } else { 5 } {
             kept.estimate.cross_traffic = old.cross_traffic;
         }
         (kept.supported, kept.reporters) = (true, by);
@@ -359,12 +358,12 @@ impl Estimates {
         kept.estimate.cross_traffic != old.cross_traffic
     }
 
-    /// What own connections move on a link: as the verdicts say, else as was told.
-    fn own_rate<'a>(&self, link: DirectedLink, verdicts: impl Iterator<Item = &'a CongestionReport>) -> u64 {
+    /// What own connections move on a link: as the reports say, else as is known of active ones.
+    fn own_rate<'a>(&self, link: DirectedLink, reports: impl Iterator<Item = &'a CongestionReport>) -> u64 {
         let mut own = self.own_traffic.get(&link).map_or(0, |crossing| crossing.rate);
-        for verdict in verdicts.filter(|verdict| verdict.own_rate.0 > 0) {
-            let told = self.active.get(&verdict.connection).map_or(0, |(_, rate)| rate.0);
-            own = own.saturating_sub(told).saturating_add(verdict.own_rate.0);
+        for report in reports.filter(|report| report.own_rate.0 > 0) {
+            let active = self.active.get(&report.connection).map_or(0, |(_, rate)| rate.0);
+            own = own.saturating_sub(active).saturating_add(report.own_rate.0);
         }
         own
     }
@@ -395,13 +394,13 @@ impl Estimates {
             } else if probe.conclusive {
                 kept.clean_probes = 0;
                 if probe.received.0 > 0 && !kept.estimate.failed {
-                    let foreign = probe.cross_traffic(Rate(rate), Rate(before)).0;
+                    let measured = probe.cross_traffic(Rate(rate), Rate(before)).0;
                     // What was lost did not come out later: the rest may seem quicker than it was.
                     let least =
                         if probe.lost_ppm < MAX_CLEAN_LOSS_PPM { 0 } else { kept.estimate.cross_traffic.0 };
-                    let foreign = foreign.max(least);
-                    moved |= foreign.saturating_sub(kept.estimate.cross_traffic.0) > rate / 20;
-                    kept.estimate.cross_traffic = Rate(foreign);
+                    let cross_traffic = measured.max(least);
+                    moved |= cross_traffic.saturating_sub(kept.estimate.cross_traffic.0) > rate / 20;
+                    kept.estimate.cross_traffic = Rate(cross_traffic);
                     let received = Rate(probe.received.0.min(into));
                     kept.estimate.evidence = format!("of a probe at {}, {received} came out", Rate(into));
                     kept.decay_at = now.after(HALF_LIFE_IDLE);

@@ -251,27 +251,27 @@ pub fn plan(request: &Request<'_>) -> Plan {
     search.run();
     let budget = search.remaining_budget().min(request.policy.polish_budget);
     polish(&mut search, budget);
-    let mut verdicts = keep_unless_gained(&mut search, &running, request.policy.search_budget / 8);
+    let mut outcomes = keep_unless_gained(&mut search, &running, request.policy.search_budget / 8);
     let (mut each, mut after) = search.predict(&|_| true);
     let voluntary =
-        !verdicts.iter().any(|verdict| matches!(verdict, ChangeOutcome::Forming | ChangeOutcome::Forced));
+        !outcomes.iter().any(|outcome| matches!(outcome, ChangeOutcome::Forming | ChangeOutcome::Forced));
     if voluntary && (after.unreachable_jobs, after.total()) > (before.unreachable_jobs, before.total()) {
         // What the fullest links promised did not come out: nothing changes.
         for (index, ring) in running.iter().enumerate() {
             search.replace(index, ring.clone().unwrap_or_default());
         }
-        verdicts.fill(ChangeOutcome::Unchanged);
+        outcomes.fill(ChangeOutcome::Unchanged);
         (each, after) = search.predict(&|_| true);
     }
     let paces = rate_limits(&search, &each);
     let slowdowns = slowdown::slowdowns(&search, &each);
     let mut assignments = Vec::with_capacity(request.jobs.len());
     for (index, job) in request.jobs.iter().enumerate() {
-        let (Some(ring), Some((share, on_average)), Some(slowdown), Some(verdict)) = (
+        let (Some(ring), Some((share, on_average)), Some(slowdown), Some(outcome)) = (
             search.rings.get(index),
             each.get(index).copied(),
             slowdowns.get(index).copied(),
-            verdicts.get(index).copied(),
+            outcomes.get(index).copied(),
         ) else {
             continue;
         };
@@ -285,7 +285,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
             order: ring.order.clone(),
             edges: search.model.ring_edges(ring),
             changed: matches!(
-                verdict,
+                outcome,
                 ChangeOutcome::Forming | ChangeOutcome::Forced | ChangeOutcome::Gained(_)
             ),
             share: Rate(share as u64),
@@ -293,7 +293,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
             time: Nanos((seconds * 1e9).min(1e18) as u64),
             slowdown,
             yields: false,
-            reason: reason(search.model, verdict, was, (ring, on_average), &load),
+            reason: reason(search.model, outcome, was, (ring, on_average), &load),
         });
     }
     debug_assert_eq!(assignments.len(), request.jobs.len(), "each job has its assignment");
@@ -301,7 +301,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
         request.jobs.iter().zip(&assignments).all(|(job, one)| model::is_order(&one.order, job.hosts.len())),
         "each order names each participant once"
     );
-    let reason = summary(&assignments, &verdicts, before, after);
+    let reason = summary(&assignments, &outcomes, before, after);
     Plan { assignments, before, after, reason }
 }
 

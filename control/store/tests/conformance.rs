@@ -211,9 +211,9 @@ fn a_leader_that_another_has_followed_writes_nothing() {
     let second = join(&member, "second");
     until(&second, |role| (*role == Role::Follows(Some("first".into()))).then_some(()));
     // Its lease is taken from it, as if it had slept.
-    let lease = member.etcdctl(&["lease", "list"]).unwrap();
+    let lease = member.etcdctl(None, &["lease", "list"]).unwrap();
     let lease = lease.lines().last().unwrap();
-    member.etcdctl(&["lease", "revoke", lease]).unwrap();
+    member.etcdctl(None, &["lease", "revoke", lease]).unwrap();
     let (one, other) = (&first, &second);
     let deadline = Instant::now() + LIMIT;
     let (leader, term) = loop {

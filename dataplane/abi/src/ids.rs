@@ -53,6 +53,9 @@ macro_rules! ids {
 ids! {
     /// Identifies a communicator at every agent and at control, for good: control never gives a number twice.
     CommunicatorId(u64);
+    /// What a process calls a communicator in its attachment's descriptors. The agent gives it at joining, from 1; control
+    /// does not know it.
+    CommunicatorHandle(u32);
     /// Identifies what control grants a communicator's epoch at its aggregators, drawn at random. Packets carry it in the communicator's place.
     GrantId(u64);
     /// Numbers the plans of a communicator, from 1. Agents' messages carry it in 32 bits, protobuf in 64.
@@ -72,6 +75,9 @@ ids! {
     Cookie(u64);
     /// The engine's name for a local rank's call in flight.
     Token(u64);
+    /// Names what a frame's payload, or a transfer of a tenant's memory, is for. It comes back to whoever began that, once
+    /// the memory may be overwritten; nobody else reads it.
+    Tag(u64);
     /// Numbers the interleave slots that a participant asks for.
     SlotId(u64);
 }

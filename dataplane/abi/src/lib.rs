@@ -28,8 +28,8 @@ pub use congestion_control::{CongestionControl, CongestionControlError};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use element::{Bool, Complex64, Complex128, F8E4M3, F8E5M2};
 pub use ids::{
-    ChannelId, CommunicatorId, Cookie, Epoch, GrantId, OperationId, SegmentId, SegmentIndex, SlotId, StepId,
-    Token,
+    ChannelId, CommunicatorHandle, CommunicatorId, Cookie, Epoch, GrantId, OperationId, SegmentId,
+    SegmentIndex, SlotId, StepId, Tag, Token,
 };
 pub use mac::keyed;
 pub use p2p::{ANY_RANK, Called, Direction, P2pSignature};

@@ -21,8 +21,8 @@ use crate::session::{
     AttachmentId, Joined, LinkGrant, LinkNeeds, ProcessUsage, SessionRequest, TenantLimits,
 };
 use crate::telemetry;
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
+use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice, PanicScope, SlotId};
@@ -62,8 +62,8 @@ struct Attachment {
     /// Whether its tensors are mapped here.
     mapped: bool,
     /// Handle to communicator and rank.
-    joined: HashMap<u32, (CommunicatorId, Rank)>,
-    next_handle: u32,
+    joined: HashMap<CommunicatorHandle, (CommunicatorId, Rank)>,
+    next_handle: CommunicatorHandle,
 }
 
 /// A join that control has not answered.
@@ -80,7 +80,7 @@ struct PendingJoin {
 struct LocalMember {
     attachment: AttachmentId,
     rank: Rank,
-    handle: u32,
+    handle: CommunicatorHandle,
     /// The tenant waits for it still.
     reply: Option<JoinReply>,
 }
@@ -295,8 +295,14 @@ impl Agent {
         match request {
             SessionRequest::Attached { attachment, tenant, end, operation_timeout, limits } => {
                 let (thread, mapped) = (self.engines.place(&tenant), end.memory().is_some());
-                let attached =
-                    Attachment { tenant, limits, thread, mapped, joined: HashMap::new(), next_handle: 1 };
+                let attached = Attachment {
+                    tenant,
+                    limits,
+                    thread,
+                    mapped,
+                    joined: HashMap::new(),
+                    next_handle: CommunicatorHandle(1),
+                };
                 self.attachments.insert(attachment, attached);
                 let attachment = engine_id(attachment);
                 self.try_command(thread, Command::Attach { attachment, end, operation_timeout });
@@ -342,7 +348,7 @@ impl Agent {
                 self.join(attachment, join, reply);
             }
             SessionRequest::Split { attachment, communicator: handle, color, key, timeout, reply } => {
-                let who = Regrouping::Member { communicator: handle };
+                let who = Regrouping::Member { communicator: handle.0 };
                 let Some((tenant, name, communicator, rank)) = self.regrouping(attachment, who) else {
                     return refuse(reply, JoinRefusal::Over, Vec::new(), FORGOTTEN);
                 };
@@ -402,14 +408,14 @@ impl Agent {
         match who {
             Regrouping::Newcomer { name } => Some((attached.tenant.clone(), name, CommunicatorId(0), 0)),
             Regrouping::Member { communicator } => {
-                let (id, Rank(rank)) = *attached.joined.get(&communicator)?;
+                let (id, Rank(rank)) = *attached.joined.get(&CommunicatorHandle(communicator))?;
                 let name = self.communicators.get(&id)?.recipe.name.clone();
                 Some((attached.tenant.clone(), name, id, rank))
             }
         }
     }
 
-    fn set_budget(&mut self, attachment: AttachmentId, handle: u32, budget: &Budget) {
+    fn set_budget(&mut self, attachment: AttachmentId, handle: CommunicatorHandle, budget: &Budget) {
         let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
         let Some((CommunicatorId(communicator), Rank(rank))) = joined else { return };
         let budget = coding::to_control(budget);
@@ -441,7 +447,7 @@ impl Agent {
         }));
     }
 
-    fn abort(&mut self, attachment: AttachmentId, handle: u32) {
+    fn abort(&mut self, attachment: AttachmentId, handle: CommunicatorHandle) {
         let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
         let Some((id, rank)) = joined else { return };
         if let Some(attached) = self.attachments.get(&attachment) {
@@ -453,7 +459,7 @@ impl Agent {
         self.command_of(id, Command::Dissolve { communicator: id, failure });
     }
 
-    fn detail(&mut self, attachment: AttachmentId, handle: u32, reply: DetailReply) {
+    fn detail(&mut self, attachment: AttachmentId, handle: CommunicatorHandle, reply: DetailReply) {
         let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
         let Some((id, rank)) = joined else { return drop(reply.send(None)) };
         match self.communicators.get_mut(&id) {

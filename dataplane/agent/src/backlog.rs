@@ -4,6 +4,7 @@
 //! pass it by. What they make the agent say to control is bounded by joins that were let through before.
 
 use crate::session::{AttachmentId, SessionRequest};
+use harmonaize_abi::CommunicatorHandle;
 use std::collections::VecDeque;
 
 /// Requests that wait at most, of all tenants.
@@ -82,7 +83,7 @@ impl Backlog {
 }
 
 /// Returns the attachment and communicator whose budget a request sets.
-fn rank_of_budget(request: &SessionRequest) -> Option<(AttachmentId, u32)> {
+fn rank_of_budget(request: &SessionRequest) -> Option<(AttachmentId, CommunicatorHandle)> {
     match request {
         SessionRequest::SetBudget { attachment, communicator, .. } => Some((*attachment, *communicator)),
         _ => None,
@@ -109,11 +110,12 @@ mod tests {
 
     fn set_budget(attachment: u64, communicator: u32, most: f64) -> SessionRequest {
         let (attachment, budget) = (AttachmentId(attachment), Budget::Vnmse(most));
+        let communicator = CommunicatorHandle(communicator);
         SessionRequest::SetBudget { attachment, communicator, budget }
     }
 
     fn leave(attachment: u64) -> SessionRequest {
-        SessionRequest::Leave { attachment: AttachmentId(attachment), communicator: 1 }
+        SessionRequest::Leave { attachment: AttachmentId(attachment), communicator: CommunicatorHandle(1) }
     }
 
     #[test]
@@ -138,7 +140,7 @@ mod tests {
         let mut left = Vec::new();
         while let Some(request) = backlog.pop() {
             let SessionRequest::SetBudget { attachment, communicator, budget } = request else { panic!() };
-            left.push((attachment.0, communicator, budget));
+            left.push((attachment.0, communicator.0, budget));
         }
         let [b2, b3, b4] = [0.2, 0.3, 0.4].map(Budget::Vnmse);
         assert_eq!(left, [(1, 2, b2), (2, 1, b3), (1, 1, b4)]);

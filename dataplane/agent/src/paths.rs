@@ -77,15 +77,15 @@ impl Paths {
         self.missing.push(what.chars().take(200).collect());
     }
 
-    /// What Hello says of paths: whether connections can be paced, and verdicts be told, the caller knows.
-    pub fn abilities(&self, pace: bool, path_verdicts: bool) -> Capabilities {
+    /// What Hello says of paths: whether connections can be paced, and congestion be reported, the caller knows.
+    pub fn abilities(&self, pace: bool, congestion_reports: bool) -> Capabilities {
         let probe_address = self.answerer.as_ref().map(|answerer| answerer.address().to_string());
         Capabilities {
             trace: self.source.is_some(),
             probe: self.source.is_some() && self.answerer.is_some(),
             probe_address: probe_address.unwrap_or_default(),
             rate_limit: pace,
-            congestion_reports: path_verdicts,
+            congestion_reports,
             missing: self.missing.clone(),
             codecs: Vec::new(),
             aggregation: false,

@@ -22,11 +22,11 @@ pub use server::{BindError, Inherited, SessionServer};
 pub(crate) use tenant::{ATTACHMENT_DESCRIPTORS, ProcessUsage};
 pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     BatchChoice, BatchKnobs, Budget, Choice, Constraints, ElasticOrder, EventBatch, EventCursor,
     FailureDetail, Hints, JoinRefused, Knobs, Negotiated, Refusal, Regrouping, RunnerReport, Secret,
 };
+use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_verbs::{Devices, PortOptions};
 use std::net::{IpAddr, SocketAddr};
@@ -167,7 +167,7 @@ impl Default for Quota {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
     /// Its handle for descriptors of this attachment.
-    pub communicator: u32,
+    pub communicator: CommunicatorHandle,
     /// Its full name within the tenant.
     pub name: String,
     /// The process's rank.
@@ -254,7 +254,7 @@ pub enum SessionRequest {
         /// Which attachment.
         attachment: AttachmentId,
         /// Handle from joining.
-        communicator: u32,
+        communicator: CommunicatorHandle,
         /// Who names the same is in the same.
         color: Option<u32>,
         /// What new ranks ascend by.
@@ -269,21 +269,21 @@ pub enum SessionRequest {
         /// Which attachment.
         attachment: AttachmentId,
         /// Handle from joining.
-        communicator: u32,
+        communicator: CommunicatorHandle,
     },
     /// Abort a communicator that was joined.
     Abort {
         /// Which attachment.
         attachment: AttachmentId,
         /// Handle from joining.
-        communicator: u32,
+        communicator: CommunicatorHandle,
     },
     /// Say why a communicator ended, if it has.
     Detail {
         /// Which attachment.
         attachment: AttachmentId,
         /// Handle from joining.
-        communicator: u32,
+        communicator: CommunicatorHandle,
         /// What this attachment's rank may know.
         reply: oneshot::Sender<Option<FailureDetail>>,
     },
@@ -292,7 +292,7 @@ pub enum SessionRequest {
         /// Which attachment.
         attachment: AttachmentId,
         /// Handle from joining.
-        communicator: u32,
+        communicator: CommunicatorHandle,
         /// What may be lost.
         budget: Budget,
     },

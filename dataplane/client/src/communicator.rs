@@ -11,8 +11,8 @@ use crate::tensor::Tensor;
 use crate::{Error, Operation};
 use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Regrouping, Request};
 use harmonaize_abi::{
-    ANY_RANK, Called, Collective, Direction, Dtype, P2pSignature, Rank, ReduceOp, Region, Signature,
-    Submission, flags,
+    ANY_RANK, Called, Collective, CommunicatorHandle, Direction, Dtype, P2pSignature, Rank, ReduceOp, Region,
+    Signature, Submission, flags,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,7 +93,7 @@ pub struct Communicator {
 #[derive(Debug)]
 pub(crate) struct Membership {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) handle: u32,
+    pub(crate) handle: CommunicatorHandle,
     name: String,
     rank: Rank,
     ranks: u32,
@@ -211,13 +211,19 @@ impl<'a> PendingJoin<'a> {
     fn split(
         shared: &'a Arc<Shared>,
         pool: &'a Arc<Pool>,
-        (name, communicator): (&'a str, u32),
+        (name, communicator): (&'a str, CommunicatorHandle),
         (color, key): (Option<u32>, u32),
         timeout: Duration,
         operation_timeout_ns: u64,
     ) -> Result<Self, Error> {
         let timeout_ns = nanos(timeout);
-        let id = shared.lock()?.request(|id| Request::Split { id, communicator, color, key, timeout_ns })?;
+        let id = shared.lock()?.request(|id| Request::Split {
+            id,
+            communicator: communicator.0,
+            color,
+            key,
+            timeout_ns,
+        })?;
         Ok(Self { shared, pool, name, place: None, timeout, operation_timeout_ns, id })
     }
 
@@ -250,7 +256,7 @@ impl<'a> PendingJoin<'a> {
                 let gradients = Gradients::default();
                 let member = Membership {
                     shared,
-                    handle,
+                    handle: CommunicatorHandle(handle),
                     name,
                     rank,
                     ranks,
@@ -358,7 +364,7 @@ impl Communicator {
     /// [policy](crate::Constraints::on_failure): [`JoinRefusal::Over`].
     pub fn regroup(&self, options: &RegroupOptions) -> Result<Self, Error> {
         let Membership { shared, handle, name, rank, timeout_ns, .. } = &*self.membership;
-        let who = Regrouping::Member { communicator: *handle };
+        let who = Regrouping::Member { communicator: handle.0 };
         let key = options.key.unwrap_or(rank.0);
         PendingJoin::regroup(shared, &self.pool, name, who, (key, *timeout_ns), options)?.wait()
     }
@@ -409,7 +415,7 @@ impl Communicator {
     /// [`Error::Budget`] where it makes no sense or the communicator has ended, [`Error::TooOften`] where the tenant has asked the
     /// provider too much lately.
     pub fn set_budget(&self, budget: &Budget) -> Result<(), Error> {
-        let (membership, communicator) = (&*self.membership, self.membership.handle);
+        let (membership, communicator) = (&*self.membership, self.membership.handle.0);
         let shared = &membership.shared;
         if membership.is_aborted() {
             return Err(membership.aborted());
@@ -969,7 +975,7 @@ impl Communicator {
         let OperationOptions { timeout, priority, class, deadline, iteration, factor: _, gradients: _ } =
             self.options;
         let submission = Submission {
-            communicator: self.membership.handle,
+            communicator: self.membership.handle.0,
             tensor_class: class,
             priority,
             deadline_ns: deadline.map_or(0, nanos),

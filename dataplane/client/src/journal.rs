@@ -196,9 +196,9 @@ impl Drop for Watched {
 /// A communicator of another library, whose operations go into the process's journal as the client's own do. Dropped, it waits for 2 s at
 /// most until all that the process has noted is written.
 #[derive(Debug)]
-pub struct ForeignCommunicator(Arc<Scope>);
+pub struct ExternalCommunicator(Arc<Scope>);
 
-impl ForeignCommunicator {
+impl ExternalCommunicator {
     /// A communicator by its name, and this process's place in it. None where no variable of the environment asks for a
     /// journal.
     ///
@@ -210,12 +210,12 @@ impl ForeignCommunicator {
     }
 
     /// Notes that an operation begins now. Never waits.
-    pub fn begin(&self, called: Called) -> ForeignOperation {
-        ForeignOperation(Watched::start(&self.0, called))
+    pub fn begin(&self, called: Called) -> ExternalOperation {
+        ExternalOperation(Watched::start(&self.0, called))
     }
 }
 
-impl Drop for ForeignCommunicator {
+impl Drop for ExternalCommunicator {
     fn drop(&mut self) {
         self.0.journal.flush();
     }
@@ -224,9 +224,9 @@ impl Drop for ForeignCommunicator {
 /// An operation of another library. Dropped before its end it is noted as unfinished.
 #[derive(Debug)]
 #[must_use]
-pub struct ForeignOperation(Watched);
+pub struct ExternalOperation(Watched);
 
-impl ForeignOperation {
+impl ExternalOperation {
     /// Notes that it ends now, and well. Of what it has sent nothing is known. Never waits.
     pub fn end(self) {
         self.0.end(Completion { status: Status::Ok.code(), ..Completion::default() });

@@ -82,7 +82,7 @@ pub use harmonaize_abi::{
 pub use harmonaize_shm::Pin;
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};
-pub use journal::{DebugLevel, ForeignCommunicator, ForeignOperation};
+pub use journal::{DebugLevel, ExternalCommunicator, ExternalOperation};
 pub use noise::GradientNoise;
 pub use operation::{Algorithm, Operation, Receipt};
 pub use protection::{ProtectOptions, Protection, RankState, Restored};

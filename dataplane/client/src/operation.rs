@@ -232,7 +232,7 @@ impl Operation {
         {
             marked.end(&self.membership.gradients);
         }
-        let communicator = self.membership.handle;
+        let communicator = self.membership.handle.0;
         let asked = match Status::from_code(completion.status) {
             Some(status) if has_detail(status) => {
                 let state = self.membership.shared.lock();

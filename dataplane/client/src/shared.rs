@@ -10,7 +10,7 @@ use crate::session::Session;
 use harmonaize_abi::session::{
     ALL_EVENTS, AddedRegion, Answer, BATCHES, RUNNERS, Refused, Request, TYPED_REFUSALS, Welcome,
 };
-use harmonaize_abi::{ABI_VERSION, Completion, Cookie, Submission};
+use harmonaize_abi::{ABI_VERSION, CommunicatorHandle, Completion, Cookie, Submission};
 use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -548,7 +548,7 @@ impl State {
     /// Gives back what an answer brings that nobody waits for.
     fn undo(&mut self, answer: &Answer) {
         match answer {
-            Answer::Joined { communicator, .. } => self.leave(*communicator),
+            Answer::Joined { communicator, .. } => self.leave(CommunicatorHandle(*communicator)),
             Answer::Grown { added: Ok(AddedRegion { base, .. }), .. }
             | Answer::Registered { added: Ok(AddedRegion { base, .. }), .. } => {
                 self.send(|id| Request::Unregister { id, base: *base });
@@ -558,13 +558,13 @@ impl State {
     }
 
     /// Leaves a communicator without waiting for the answer.
-    pub(crate) fn leave(&mut self, communicator: u32) {
-        self.send(|id| Request::Leave { id, communicator });
+    pub(crate) fn leave(&mut self, communicator: CommunicatorHandle) {
+        self.send(|id| Request::Leave { id, communicator: communicator.0 });
     }
 
     /// Has the agent abort a communicator, without waiting for the answer.
-    pub(crate) fn abort(&mut self, communicator: u32) {
-        self.send(|id| Request::Abort { id, communicator });
+    pub(crate) fn abort(&mut self, communicator: CommunicatorHandle) {
+        self.send(|id| Request::Abort { id, communicator: communicator.0 });
     }
 
     /// Sends a request whose answer nobody waits for.

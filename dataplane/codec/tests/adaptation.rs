@@ -246,9 +246,9 @@ struct Row {
     most: f64,
     tails: f64,
     zeros: Zeros,
-    /// The controller's time over that of the best fixed codec,
+    /// The controller's time over that of the best fixed codec.
     of_best: f64,
-    /// and over that of exact operations.
+    /// The controller's time over that of uncompressed operations.
     of_exact: f64,
     changes: usize,
     ran: BTreeMap<&'static str, usize>,

@@ -3,7 +3,9 @@
 use crate::command::{AttachmentId, AttachmentStatus};
 use crate::table::Key;
 use crate::transfer::{COUNTS, PendingTransfer, untag};
-use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Rank, Region, Status, Submission};
+use harmonaize_abi::{
+    ABI_VERSION, CommunicatorHandle, CommunicatorId, Completion, Rank, Region, Status, Submission,
+};
 use harmonaize_core::Nanos;
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
 use std::collections::VecDeque;
@@ -55,6 +57,7 @@ pub(crate) struct AttachmentImage {
 /// A communicator that this attachment has joined and not left.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct JoinedCommunicator {
+    /// The number of its [`CommunicatorHandle`]: a hand-over's layout keeps the integer.
     handle: u32,
     id: CommunicatorId,
     communicator: Key,
@@ -117,8 +120,13 @@ impl Attachment {
         Self { joined, in_flight, unflushed, ..Self::new(id, end, operation_timeout) }
     }
 
-    pub(crate) fn join(&mut self, handle: u32, (id, communicator): (CommunicatorId, Key), rank: Rank) {
-        self.joined.push(JoinedCommunicator { handle, id, communicator, rank, ended: None });
+    pub(crate) fn join(
+        &mut self,
+        handle: CommunicatorHandle,
+        (id, communicator): (CommunicatorId, Key),
+        rank: Rank,
+    ) {
+        self.joined.push(JoinedCommunicator { handle: handle.0, id, communicator, rank, ended: None });
     }
 
     /// The communicator is no more; calls on it are answered with `status` until the tenant leaves it. Its transfers that have not
@@ -136,9 +144,9 @@ impl Attachment {
     }
 
     /// Which communicator and rank a handle names.
-    pub(crate) fn find(&self, handle: u32) -> Result<(Key, Rank), Status> {
+    pub(crate) fn find(&self, handle: CommunicatorHandle) -> Result<(Key, Rank), Status> {
         let joined =
-            self.joined.iter().find(|joined| joined.handle == handle).ok_or(Status::BadCommunicator)?;
+            self.joined.iter().find(|joined| joined.handle == handle.0).ok_or(Status::BadCommunicator)?;
         joined.ended.map_or(Ok((joined.communicator, joined.rank)), Err)
     }
 

@@ -1,6 +1,7 @@
 //! Frames that wait for the transport.
 
 use arrayvec::ArrayVec;
+use harmonaize_abi::Tag;
 use harmonaize_core::{MAX_MESSAGE, Nanos};
 use harmonaize_shm::Span;
 use harmonaize_transport::{Landing, LinkId, SendError, Transport};
@@ -28,7 +29,7 @@ struct Frame {
     link: LinkId,
     path: u16,
     header: ArrayVec<u8, MAX_MESSAGE>,
-    payload: Option<(Landing, Span, u64)>,
+    payload: Option<(Landing, Span, Tag)>,
 }
 
 impl Backlog {
@@ -42,7 +43,7 @@ impl Backlog {
         transport: &mut dyn Transport,
         (link, path): (LinkId, u16),
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) {
         let kept = payload.clone();
         let full = !self.frames.is_empty()

@@ -2,7 +2,7 @@
 
 use crate::containment::PanicScope;
 use crate::handover::{EngineImage, InheritedEpoch, Leases};
-use harmonaize_abi::{CommunicatorId, CongestionControl, Epoch, SegmentId, SlotId};
+use harmonaize_abi::{CommunicatorHandle, CommunicatorId, CongestionControl, Epoch, SegmentId, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, MessageInFlight};
 use harmonaize_plan::Participant;
 use harmonaize_shm::{AgentEnd, Memory};
@@ -24,7 +24,7 @@ pub struct LocalRank {
     /// The attachment with its memory and rings.
     pub attachment: AttachmentId,
     /// The name of the communicator in that attachment's descriptors.
-    pub handle: u32,
+    pub handle: CommunicatorHandle,
 }
 
 /// Another participant, and how to reach it.

@@ -10,8 +10,8 @@ use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Urgency};
 use harmonaize_abi::{
-    ChannelId, CommunicatorId, Cookie, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, StepId,
-    Token,
+    ChannelId, CommunicatorHandle, CommunicatorId, Cookie, Dtype, Epoch, OperationId, Rank, Region,
+    SegmentId, Status, StepId, Token,
 };
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
@@ -33,7 +33,7 @@ const ROW: usize = 4096;
 pub(crate) struct Local {
     pub(crate) rank: Rank,
     pub(crate) attachment: Key,
-    pub(crate) handle: u32,
+    pub(crate) handle: CommunicatorHandle,
 }
 
 /// A call in flight, from its descriptor.

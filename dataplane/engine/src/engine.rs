@@ -28,8 +28,8 @@ use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_coun
 use crate::wake::{Woken, watch};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, ChannelId, CommunicatorId, Completion, Cookie, Direction, Epoch, OperationId, Rank, Region,
-    Signature, Status as Code, StepId, Submission, Token,
+    ABI_VERSION, ChannelId, CommunicatorHandle, CommunicatorId, Completion, Cookie, Direction, Epoch,
+    OperationId, Rank, Region, Signature, Status as Code, StepId, Submission, Tag, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -315,8 +315,8 @@ impl Engine {
                 Event::Received { header, payload, posted } => {
                     handle_frame(member, now, (epoch, peer), header, payload, posted, marks);
                 }
-                Event::Sent { token } => {
-                    let (_, channel, step) = untag(token);
+                Event::Sent { tag } => {
+                    let (_, channel, step) = untag(tag);
                     member.core.handle_completion(now, channel, step);
                 }
                 Event::Down { reason } => {
@@ -356,12 +356,12 @@ impl Engine {
         } = self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
         let mut counted = false;
-        let mut worked = attachment.end.progress(&mut |token| {
-            if token == COUNTS {
+        let mut worked = attachment.end.progress(&mut |tag| {
+            if tag == COUNTS {
                 counted = true;
                 return;
             }
-            let (of, channel, step) = untag(token);
+            let (of, channel, step) = untag(tag);
             contain(members, aftermath, (of, Task::Transfer), |member| {
                 asked.extend(handle_transferred(now, member, transport.as_mut(), (of, channel, step)));
             });
@@ -663,7 +663,7 @@ impl Engine {
         let completion = Completion {
             version: ABI_VERSION,
             status: Code::Ok.code(),
-            communicator: local.handle,
+            communicator: local.handle.0,
             cookie: call.cookie.0,
             operation: receipt.operation.0,
             wire_bytes: receipt.wire_bytes,
@@ -694,7 +694,7 @@ impl Engine {
         let completion = Completion {
             version: ABI_VERSION,
             status: status.code(),
-            communicator: local.handle,
+            communicator: local.handle.0,
             cookie: call.cookie.0,
             operation: operation.0,
             ..Completion::default()
@@ -803,7 +803,7 @@ fn run_step(
     context: &Context<'_>,
     (passes, slices): (&mut PassSharing, &mut Slices),
     key: Key,
-    (step, tag): (StepId, u64),
+    (step, tag): (StepId, Tag),
     pending: &mut Vec<PendingTransfer>,
 ) -> Result<StepResult, ExecuteError> {
     if step == StepId(0) && !feedback::begin(context, (&mut *passes, &mut *slices), key, pending)? {
@@ -900,7 +900,7 @@ fn submit(
     submission: &Submission,
     fetched: Option<Arc<[u64]>>,
 ) -> Result<Submitted, Code> {
-    let (key, rank) = attachment.find(submission.communicator)?;
+    let (key, rank) = attachment.find(CommunicatorHandle(submission.communicator))?;
     // One that is not there has panicked, and is about to be ended.
     let calls = members.get(key).ok_or(Code::Internal)?.calls_in_flight();
     let submitted = contain(members, aftermath, (key, Task::Call), |member| {

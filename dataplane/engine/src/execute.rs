@@ -10,7 +10,7 @@ use crate::step::{
 };
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ChannelId, Pattern, ReduceOp, Signature, StepId};
+use harmonaize_abi::{ChannelId, Pattern, ReduceOp, Signature, StepId, Tag};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
@@ -25,7 +25,7 @@ pub(crate) fn run(
     context: &Context<'_>,
     (passes, slices): (&mut PassSharing, &mut Slices),
     step: StepId,
-    tag: u64,
+    tag: Tag,
 ) -> Result<StepResult, ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let signature = segment.signature;
@@ -260,7 +260,7 @@ fn copy_blocks(
 fn transfer<'a>(
     context: &Context<'_>,
     step: &Step,
-    tag: u64,
+    tag: Tag,
     place: &dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>,
 ) -> Result<StepResult, ExecuteError> {
     let source = step.sources.first().ok_or(ExecuteError::NoSource)?;
@@ -294,7 +294,7 @@ pub(crate) fn send_all(
     transport: &mut dyn Transport,
     sends: &[PeerMessage],
     from: Option<&Span>,
-    tag: u64,
+    tag: Tag,
 ) -> usize {
     let mut empty = 0;
     for message in sends {

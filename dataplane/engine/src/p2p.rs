@@ -15,7 +15,7 @@ use crate::transfer::{PendingTransfer, tag};
 use crate::turns::Urgency;
 use crate::validate::CheckedP2p;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ABI_VERSION, Completion, Cookie, Direction, Nanos, Rank, Status, StepId, Token};
+use harmonaize_abi::{ABI_VERSION, Completion, Cookie, Direction, Nanos, Rank, Status, StepId, Tag, Token};
 use harmonaize_core::{P2pReceipt, PeerMessage};
 use harmonaize_plan::MAX_STEP_PEERS;
 use harmonaize_shm::{Memory, Span};
@@ -237,7 +237,7 @@ impl Engine {
         let completion = Completion {
             version: ABI_VERSION,
             status: Status::Ok.code(),
-            communicator: local.handle,
+            communicator: local.handle.0,
             cookie: call.cookie.0,
             operation: receipt.number,
             wire_bytes: receipt.wire_bytes,
@@ -256,7 +256,7 @@ fn send_piece(
     transport: &mut dyn Transport,
     message: PeerMessage,
     span: &Span,
-    tag: u64,
+    tag: Tag,
 ) {
     let empty = send_all(member, transport, &[message], Some(span), tag);
     debug_assert_eq!(empty, 0, "a piece has bytes");

@@ -2,7 +2,7 @@
 
 use crate::{agent, entry, ncclDebugLogger_t, ncclResult_t};
 use harmonaize_client::{
-    Called, Collective, Dtype, ForeignCommunicator, ForeignOperation, Rank, ReduceOp, Signature,
+    Called, Collective, Dtype, ExternalCommunicator, ExternalOperation, Rank, ReduceOp, Signature,
 };
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -87,14 +87,14 @@ struct Pending {
     /// Channels that have not ended.
     channels: u8,
     /// From its first channel's start on.
-    operation: Option<ForeignOperation>,
+    operation: Option<ExternalOperation>,
 }
 
 /// Communicators and collectives by number. NCCL uses a collective's handle after it has stopped its event, so handles are numbers and
 /// never addresses: even ones are collectives, and the next one is any of its channels.
 struct State {
     last: usize,
-    communicators: BTreeMap<usize, ForeignCommunicator>,
+    communicators: BTreeMap<usize, ExternalCommunicator>,
     pending: BTreeMap<usize, Pending>,
 }
 
@@ -206,7 +206,7 @@ extern "C" fn init(
         if name.is_empty() {
             name = format!("nccl-{communicator:016x}");
         }
-        let noted = ForeignCommunicator::from_env(&name, Rank(rank), ranks).unwrap_or_else(|error| {
+        let noted = ExternalCommunicator::from_env(&name, Rank(rank), ranks).unwrap_or_else(|error| {
             // Whoever has closed standard error does not want it.
             let _ = writeln!(std::io::stderr(), "harmonaize: {error}; NCCL's collectives are not noted");
             None

@@ -111,9 +111,9 @@ impl Report {
     /// Prints the summary; a failure where a result was wrong.
     pub(crate) fn end(self) -> Result<ExitCode> {
         let average = self.busbw.0 / f64::from(self.busbw.1.max(1));
-        let verdict = if self.wrong > 0 { "FAILED" } else { "OK" };
+        let outcome = if self.wrong > 0 { "FAILED" } else { "OK" };
         print(&format!(
-            "# {:<20} : {} {verdict}\n# {:<20} : {} \n#\n# Collective test concluded: {}\n",
+            "# {:<20} : {} {outcome}\n# {:<20} : {} \n#\n# Collective test concluded: {}\n",
             "Out of bounds values",
             self.wrong,
             "Avg bus bandwidth",

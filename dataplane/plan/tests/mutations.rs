@@ -284,24 +284,24 @@ fn damaged_programs_are_refused_unless_they_are_harmless() {
         if damage(&case, &mut programs[victim], kind, random).is_none() || programs[victim] == before {
             continue;
         }
-        let verdict = case.check(&programs, 1);
+        let outcome = case.check(&programs, 1);
         let alone = case.check_alone(&programs);
         assert!(
-            alone.is_err() || verdict.is_ok(),
+            alone.is_err() || outcome.is_ok(),
             "seed {seed}: {kind:?} at {victim} passed alone\n{case:?}"
         );
         let mut goes_wrong = None;
-        for run in 0..if verdict.is_ok() { 40 } else { 100 } {
+        for run in 0..if outcome.is_ok() { 40 } else { 100 } {
             // With a copy, the first steps must be the same in both attempts: a damaged one is run again as it is.
             let again = if programs[victim].copying > 0 { &programs } else { &again };
             let again = (run % 2 == 1).then_some(again.as_slice());
-            let sane = verdict.is_ok() || kind == Damage::DropAfter;
+            let sane = outcome.is_ok() || kind == Damage::DropAfter;
             goes_wrong = goes_wrong.or_else(|| {
                 if sane { execute(&case, &programs, again, random).err() } else { Some(String::new()) }
             });
         }
         let tally = tallies.entry(kind).or_default();
-        match (&verdict, goes_wrong) {
+        match (&outcome, goes_wrong) {
             (Ok(_), Some(error)) => {
                 panic!(
                     "seed {seed}: {kind:?} at participant {victim} passed the checker, but {error}\n{case:?}"

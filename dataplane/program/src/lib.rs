@@ -6,7 +6,7 @@ mod log;
 mod manual;
 mod service;
 
-pub use log::LogArguments;
+pub use log::{LogArguments, has_colours};
 pub use service::{Watchdog, ready, stopping, succeeded_by};
 
 use clap::Parser;

@@ -39,8 +39,8 @@ fn wrong(filter: &str, error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorKind::InvalidInput, format!("--log {filter}: {error}"))
 }
 
-/// Whether lines have colours, by where they go and the variable `NO_COLOR`.
-fn has_colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
+/// Whether text has colours, by whether it goes to a terminal and by the variable `NO_COLOR`.
+pub fn has_colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
     terminal && no_color.is_none_or(OsStr::is_empty)
 }
 

@@ -1,7 +1,7 @@
 //! The two ends of an attachment, whatever way tensors are reached.
 
 use crate::{InheritedEnd, Memory, MemoryError, Regions, RingError, Span, check_range};
-use harmonaize_abi::{Completion, Submission};
+use harmonaize_abi::{Completion, Submission, Tag};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -101,15 +101,15 @@ pub trait AgentEnd: Send + std::fmt::Debug {
 
     /// Remote: copies tensor bytes from `offset` into `into`, later. The span `into` is written until `tag` comes back
     /// from [`Self::progress`], or this end is dropped. Fetches end in the order in which they were asked for.
-    fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError>;
+    fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError>;
 
     /// Remote: copies `from` to the tensor bytes at `offset`, later; `from` must not change before `tag` comes back from
     /// [`Self::progress`]. Stores end in the order in which they were asked for.
-    fn store(&mut self, tag: u64, from: Span, offset: u64) -> Result<(), EndError>;
+    fn store(&mut self, tag: Tag, from: Span, offset: u64) -> Result<(), EndError>;
 
     /// Remote: sends and receives what it can within a small budget of system calls. It reports the fetches and stores
     /// that ended, and returns how much was done (0: nothing to do). Mapped: nothing to do.
-    fn progress(&mut self, done: &mut dyn FnMut(u64)) -> Result<usize, EndError>;
+    fn progress(&mut self, done: &mut dyn FnMut(Tag)) -> Result<usize, EndError>;
 
     /// Wakes the tenant if it sleeps: once per batch of completions.
     fn flush(&mut self) -> Result<(), EndError>;

@@ -5,7 +5,7 @@ use crate::segment::{
     Completer, CompletionReader, RingKind, Shared, SubmissionReader, Submitter, segment_bytes,
 };
 use crate::{AgentEnd, EndError, Lease, Memory, MemoryError, Regions, Span, TenantEnd};
-use harmonaize_abi::{Completion, Submission};
+use harmonaize_abi::{Completion, Submission, Tag};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -153,15 +153,15 @@ impl AgentEnd for MappedEnd {
         self.entries
     }
 
-    fn fetch(&mut self, _: u64, _: u64, _: Span) -> Result<(), EndError> {
+    fn fetch(&mut self, _: Tag, _: u64, _: Span) -> Result<(), EndError> {
         Err(EndError::Mapped("fetch"))
     }
 
-    fn store(&mut self, _: u64, _: Span, _: u64) -> Result<(), EndError> {
+    fn store(&mut self, _: Tag, _: Span, _: u64) -> Result<(), EndError> {
         Err(EndError::Mapped("store"))
     }
 
-    fn progress(&mut self, _: &mut dyn FnMut(u64)) -> Result<usize, EndError> {
+    fn progress(&mut self, _: &mut dyn FnMut(Tag)) -> Result<usize, EndError> {
         Ok(0)
     }
 

@@ -5,6 +5,7 @@
 //! the table shows medians, and
 //! the medians of the rounds' ratios to plain sockets, of the value and of processor time (larger is better for us).
 
+use harmonaize_abi::Tag;
 use harmonaize_kernels::polyval::Polyval;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{Config, LinkProtection, TcpTransport};
@@ -79,7 +80,7 @@ fn our_stream(bytes: usize, protection: LinkProtection) -> Result<f64, Failure> 
             while !over {
                 while next < frames && next - sent < 32 {
                     let from = source.range(u64::from(next % 4) * bytes as u64, bytes as u64)?;
-                    let frame = Some((Landing { ring: 0, sequence: next }, from, 0));
+                    let frame = Some((Landing { ring: 0, sequence: next }, from, Tag(0)));
                     match a.send(at_a, 0, &[7; 32], frame) {
                         Ok(()) => next += 1,
                         Err(SendError::Full) => break,
@@ -162,7 +163,7 @@ fn await_frame(end: &mut TcpTransport) {
 fn our_trips(protection: LinkProtection) -> Result<f64, Failure> {
     let [(mut a, at_a), (mut b, at_b)] = linked(SMALL, protection)?;
     let source = span(SMALL)?;
-    let frame = |sequence| Some((Landing { ring: 0, sequence }, source.clone(), 0));
+    let frame = |sequence| Some((Landing { ring: 0, sequence }, source.clone(), Tag(0)));
     std::thread::scope(|scope| {
         let frame = &frame;
         let echo = scope.spawn(move || -> Result<(), Failure> {

@@ -22,7 +22,7 @@ pub mod verbs;
 pub use scheduler::Scheduler;
 pub use uplink::{Owner, Uplink};
 
-use harmonaize_abi::CongestionControl;
+use harmonaize_abi::{CongestionControl, Tag};
 use harmonaize_shm::Span;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -115,10 +115,10 @@ pub enum Event<'a> {
         /// Whether the payload lies in the span that [`Transport::post`] gave, and not in the slot.
         posted: bool,
     },
-    /// The payload of the frame sent with this token may be overwritten (not: has been delivered).
+    /// The payload of the frame sent with this tag may be overwritten (not: has been delivered).
     Sent {
         /// From [`Transport::send`].
-        token: u64,
+        tag: Tag,
     },
     /// The link has ended, by the peer, the network, or a breach of protocol. Nothing follows.
     Down {
@@ -211,14 +211,14 @@ pub trait Transport {
         false
     }
 
-    /// Queues a frame. The header is copied; the payload is read until [`Event::Sent`] comes with `token` (frames without
+    /// Queues a frame. The header is copied; the payload is read until [`Event::Sent`] comes with `tag` (frames without
     /// payload get no `Sent`). The whole span is sent; one of no bytes is a payload too, and gets its `Sent`.
     fn send(
         &mut self,
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError>;
 
     /// What a path of a link that is up looks like on the wire. None if it crosses no wire that can be identified.

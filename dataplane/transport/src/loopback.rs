@@ -3,6 +3,7 @@
 use crate::rings::Rings;
 use crate::timer::Timer;
 use crate::{DownReason, Event, Introduction, Landing, LinkId, MAX_HEADER, Ring, SendError, Transport};
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -83,7 +84,7 @@ struct End {
     inbox: VecDeque<Frame>,
     /// Frames in `inbox` by path.
     queued: Vec<usize>,
-    sent: VecDeque<u64>,
+    sent: VecDeque<Tag>,
     down: Option<DownReason>,
 }
 
@@ -99,7 +100,7 @@ struct Frame {
 /// What a link has to report next.
 enum Next {
     Up,
-    Sent(u64),
+    Sent(Tag),
     Frame,
     Down(DownReason),
 }
@@ -166,7 +167,7 @@ impl Fabric {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         let end = self.ends.get(&link).ok_or(SendError::Down)?;
         let (Some(peer), false, None) = (end.peer, end.rising, &end.down) else {
@@ -193,7 +194,7 @@ impl Fabric {
         if let Some(room) = frame.header.get_mut(..header.len()) {
             room.copy_from_slice(header);
         }
-        let mut token = None;
+        let mut tag = None;
         if let Some((landing, span, sent)) = payload {
             let posted = other.rings.begin(landing, bytes);
             let slot = match posted.and_then(|posted| Ok((other.rings.slot(landing, bytes)?, posted))) {
@@ -211,13 +212,13 @@ impl Fabric {
             // when both ends use the same memory.
             unsafe { std::ptr::copy(span.view().pointer(), slot, bytes as usize) };
             other.rings.landed(landing);
-            token = Some(sent);
+            tag = Some(sent);
         }
         *queued += 1;
         other.inbox.push_back(frame);
         self.wake(peer);
-        if let (Some(token), Some(end)) = (token, self.ends.get_mut(&link)) {
-            end.sent.push_back(token);
+        if let (Some(tag), Some(end)) = (tag, self.ends.get_mut(&link)) {
+            end.sent.push_back(tag);
             self.wake(link);
         }
         Ok(())
@@ -236,8 +237,8 @@ impl Fabric {
         if std::mem::take(&mut end.rising) {
             return Some(Next::Up);
         }
-        if let Some(token) = end.sent.pop_front() {
-            return Some(Next::Sent(token));
+        if let Some(tag) = end.sent.pop_front() {
+            return Some(Next::Sent(tag));
         }
         if let Some(frame) = end.inbox.pop_front() {
             if let Some(queued) = end.queued.get_mut(usize::from(frame.path)) {
@@ -371,7 +372,7 @@ impl Transport for Loopback {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         lock(&self.hub.fabric).send(link, path, header, payload)
     }
@@ -395,7 +396,7 @@ impl Transport for Loopback {
             self.next += 1;
             match next {
                 Next::Up => sink(link, Event::Up),
-                Next::Sent(token) => sink(link, Event::Sent { token }),
+                Next::Sent(tag) => sink(link, Event::Sent { tag }),
                 Next::Frame => {
                     let header = self.frame.header.get(..self.frame.header_bytes).unwrap_or_default();
                     sink(

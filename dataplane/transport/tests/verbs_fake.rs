@@ -1,6 +1,7 @@
 //! The RDMA transport conforms, on devices of this process, and ends its links when those break.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, Acceptor, TcpTransport};
 use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
@@ -127,7 +128,7 @@ mod over_tcp {
             link: LinkId,
             path: u16,
             header: &[u8],
-            payload: Option<(Landing, Span, u64)>,
+            payload: Option<(Landing, Span, Tag)>,
         ) -> Result<(), SendError> {
             self.0.send(link, path, header, payload)
         }
@@ -171,7 +172,7 @@ mod over_tcp {
 enum Seen {
     Up,
     Received(Vec<u8>, Option<u32>),
-    Sent(u64),
+    Sent(Tag),
     Down(DownReason),
 }
 
@@ -182,7 +183,7 @@ fn turn(end: &mut dyn Transport, seen: &mut Vec<Seen>) {
             Event::Received { header, payload, .. } => {
                 Seen::Received(header.to_vec(), payload.map(|(_, bytes)| bytes))
             }
-            Event::Sent { token } => Seen::Sent(token),
+            Event::Sent { tag } => Seen::Sent(tag),
             Event::Down { reason } => Seen::Down(reason),
         });
     });
@@ -287,12 +288,12 @@ fn links_over_tcp_alone_are_handed_over() {
     assert!(matches!(flows, [Flow::Roce { .. }, Flow::Tcp { .. }]), "{flows:?}");
     // Frames of both come, each on its link.
     let landing = Landing { ring: 1, sequence: 0 };
-    for (links, token) in [(over_rdma, 7), (over_tcp, 8)] {
+    for (links, header) in [(over_rdma, b"over RDMA"), (over_tcp, b"over TCP.")] {
         let mut seen = [vec![], vec![]];
         b.attach_ring(links[1], 1, ring(4096, 4)).unwrap();
-        a.send(links[0], 1, &[token as u8], Some((landing, span(4096), token))).unwrap();
+        a.send(links[0], 1, header, Some((landing, span(4096), Tag(7)))).unwrap();
         until([&mut a, &mut b], &mut seen, |seen| seen.iter().all(|seen| !seen.is_empty()));
-        assert_eq!(seen, [vec![Seen::Sent(token)], vec![Seen::Received(vec![token as u8], Some(4096))]]);
+        assert_eq!(seen, [vec![Seen::Sent(Tag(7))], vec![Seen::Received(header.to_vec(), Some(4096))]]);
     }
     a.freeze(true);
     let why = a.is_frozen().unwrap_err();
@@ -316,7 +317,7 @@ fn links_over_tcp_alone_are_handed_over() {
     successor.freeze(false);
     let mut seen = [vec![], vec![]];
     successor.send(over_tcp[0], 1, b"from here", None).unwrap();
-    b.send(over_tcp[1], 1, b"from there", Some((landing, span(100), 9))).unwrap();
+    b.send(over_tcp[1], 1, b"from there", Some((landing, span(100), Tag(9)))).unwrap();
     until([&mut successor, &mut b], &mut seen, |seen| !seen[0].is_empty() && seen[1].len() > 1);
     assert_eq!(seen[0], [Seen::Received(b"from there".to_vec(), Some(100))]);
     assert!(seen[1].contains(&Seen::Received(b"from here".to_vec(), None)), "{seen:?}");
@@ -331,7 +332,7 @@ fn a_failed_completion_ends_the_link_and_says_what_it_was() {
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.inject("a0", Fault::Complete(Status::TransportRetriesExceeded));
     let landing = Landing { ring: 0, sequence: 0 };
-    a.send(to_b, 1, b"lost", Some((landing, span(1 << 16), 7))).unwrap();
+    a.send(to_b, 1, b"lost", Some((landing, span(1 << 16), Tag(7)))).unwrap();
     let seen = both_ended(&mut a, &mut b);
     let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(reason.contains("path 1") && reason.contains("retry counter exceeded"), "{reason}");
@@ -368,7 +369,7 @@ fn a_device_that_settles_nothing_ends_its_links() {
     b.attach_ring(theirs, 1, ring(4096, 4)).unwrap();
     fabric.hold("a0");
     let landing = Landing { ring: 1, sequence: 0 };
-    a.send(link, 0, b"payload", Some((landing, span(4096), 7))).unwrap();
+    a.send(link, 0, b"payload", Some((landing, span(4096), Tag(7)))).unwrap();
     until([&mut a, &mut b], &mut seen, both_down);
     let Some(DownReason::Network(why)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(why.contains("neither sent message") && why.contains("within 536"), "{why}");
@@ -445,7 +446,7 @@ fn queue_pairs_are_destroyed_by_a_thread_of_their_own() {
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.take_calls("a0");
     fabric.inject("a0", Fault::PortDown);
-    a.send(to_b, 0, b"lost", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
+    a.send(to_b, 0, b"lost", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), Tag(7)))).unwrap();
     both_ended(&mut a, &mut b);
     fabric.inject("a0", Fault::PortUp);
     let [to_b, _] = up(&mut a, &mut b, 1);
@@ -506,7 +507,7 @@ fn memory_that_cannot_be_registered_is_a_typed_error() {
     );
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     fabric.inject("a0", refused);
-    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
+    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), Tag(7)))).unwrap();
     let seen = both_ended(&mut a, &mut b);
     assert!(
         matches!(down(&seen[0]), Some(DownReason::Network(why)) if why.contains("RLIMIT_MEMLOCK")),
@@ -523,7 +524,7 @@ fn last_words_overtake_payloads_that_will_not_go() {
     b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
     a.send(to_b, 0, &[1; 3], None).unwrap();
     for sequence in 0..8 {
-        let payload = (Landing { ring: 0, sequence }, span(1 << 16), u64::from(sequence));
+        let payload = (Landing { ring: 0, sequence }, span(1 << 16), Tag(sequence.into()));
         a.send(to_b, 0, b"payload", Some(payload)).unwrap();
     }
     let word: Vec<u8> = (0..512).map(|i| (i % 251) as u8).collect();
@@ -583,11 +584,11 @@ fn memory_is_let_go_when_nobody_else_has_it() {
     let weak = std::sync::Arc::downgrade(&memory);
     let payload = Span::new(&memory, 0, 1 << 16).unwrap();
     drop(memory);
-    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, payload, 7))).unwrap();
+    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, payload, Tag(7)))).unwrap();
     let mut seen = [vec![], vec![]];
-    until([&mut a, &mut b], &mut seen, |seen| seen[0].contains(&Seen::Sent(7)) && seen[1].len() == 1);
+    until([&mut a, &mut b], &mut seen, |seen| seen[0].contains(&Seen::Sent(Tag(7))) && seen[1].len() == 1);
     until([&mut a, &mut b], &mut seen, |_| weak.upgrade().is_none());
-    assert_eq!(seen, [vec![Seen::Sent(7)], vec![Seen::Received(vec![], Some(1 << 16))]]);
+    assert_eq!(seen, [vec![Seen::Sent(Tag(7))], vec![Seen::Received(vec![], Some(1 << 16))]]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::session::{Offer, PairEnd, Registered};
-use harmonaize_abi::{ABI_VERSION, Completion, Submission};
+use harmonaize_abi::{ABI_VERSION, Completion, Submission, Tag};
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span, TenantEnd};
 use harmonaize_verbs::attachment::{AgentOffer, RdmaEnd, RdmaTenant, TenantOffer};
 use harmonaize_verbs::fake::{Fabric, Fault};
@@ -98,10 +98,10 @@ impl Pair {
     }
 
     fn fetched(&mut self, tag: u64, into: &Span) -> Result<Vec<u64>, EndError> {
-        self.agent.fetch(tag, 0, into.clone())?;
+        self.agent.fetch(Tag(tag), 0, into.clone())?;
         self.agent.flush()?;
         let mut done = Vec::new();
-        self.agent.progress(&mut |tag| done.push(tag))?;
+        self.agent.progress(&mut |tag| done.push(tag.0))?;
         self.agent.submission().map(|_| done)
     }
 }
@@ -177,14 +177,14 @@ fn the_agent_reads_and_writes_the_arena() {
     pair.tenant.memory().write(5000, b"from the tenant").unwrap();
     let staging = Memory::private(1 << 16).unwrap();
     let at = |offset, bytes| Span::new(&staging, offset, bytes).unwrap();
-    pair.agent.fetch(7, 5000, at(100, 15)).unwrap();
-    pair.agent.fetch(8, ARENA - 1, at(200, 1)).unwrap();
+    pair.agent.fetch(Tag(7), 5000, at(100, 15)).unwrap();
+    pair.agent.fetch(Tag(8), ARENA - 1, at(200, 1)).unwrap();
     staging.write(300, b"from the agent").unwrap();
-    pair.agent.store(9, at(300, 14), 9000).unwrap();
+    pair.agent.store(Tag(9), at(300, 14), 9000).unwrap();
     // Nothing is on its way before the batch is posted.
     let mut done = Vec::new();
     while done.len() < 3 {
-        pair.agent.progress(&mut |tag| done.push(tag)).unwrap();
+        pair.agent.progress(&mut |tag| done.push(tag.0)).unwrap();
     }
     assert_eq!(done, [7, 8, 9]);
     let mut seen = [0; 15];
@@ -194,9 +194,9 @@ fn the_agent_reads_and_writes_the_arena() {
     assert_eq!(&seen[..14], b"from the agent");
 
     for (offset, bytes) in [(ARENA, 1), (ARENA - 1, 2), (u64::MAX, 1)] {
-        let error = pair.agent.fetch(1, offset, at(0, bytes)).unwrap_err();
+        let error = pair.agent.fetch(Tag(1), offset, at(0, bytes)).unwrap_err();
         assert!(matches!(error, EndError::Memory(_)) && error.is_transient(), "{error}");
-        assert!(matches!(pair.agent.store(1, at(0, bytes), offset), Err(EndError::Memory(_))));
+        assert!(matches!(pair.agent.store(Tag(1), at(0, bytes), offset), Err(EndError::Memory(_))));
     }
     pair.works(1);
 }
@@ -207,16 +207,16 @@ fn as_many_transfers_as_there_is_room_for() {
     let mut pair = lab.attach(1);
     let into = span(64);
     let mut taken = 0;
-    while pair.agent.fetch(taken, 64 * taken, into.clone()).is_ok() {
+    while pair.agent.fetch(Tag(taken), 64 * taken, into.clone()).is_ok() {
         taken += 1;
     }
-    assert!(matches!(pair.agent.fetch(0, 0, into.clone()), Err(EndError::Full)));
+    assert!(matches!(pair.agent.fetch(Tag(0), 0, into.clone()), Err(EndError::Full)));
     let mut done = Vec::new();
     while (done.len() as u64) < taken {
-        pair.agent.progress(&mut |tag| done.push(tag)).unwrap();
+        pair.agent.progress(&mut |tag| done.push(tag.0)).unwrap();
     }
     assert_eq!(done, (0..taken).collect::<Vec<_>>());
-    pair.agent.fetch(0, 0, into).unwrap();
+    pair.agent.fetch(Tag(0), 0, into).unwrap();
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn sleepers_wake() {
         assert_eq!(pair.completed(), Some(round));
     }
     lab.fabric.hold("dpu");
-    pair.agent.fetch(1, 0, span(64)).unwrap();
+    pair.agent.fetch(Tag(1), 0, span(64)).unwrap();
     assert!(!pair.agent.prepare_sleep(), "the fetch was not posted");
     pair.agent.cancel_sleep(true);
     assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
@@ -307,12 +307,12 @@ fn a_tenant_that_deregisters_or_goes_in_mid_operation_ends_its_attachment() {
     let mut honest = lab.attach(4);
     let mut pair = lab.attach(4);
     lab.fabric.hold("dpu");
-    pair.agent.fetch(1, 0, span(1 << 16)).unwrap();
+    pair.agent.fetch(Tag(1), 0, span(1 << 16)).unwrap();
     pair.agent.flush().unwrap();
     drop(pair.tenant);
     lab.fabric.release("dpu");
     let mut done = Vec::new();
-    pair.agent.progress(&mut |tag| done.push(tag)).unwrap();
+    pair.agent.progress(&mut |tag| done.push(tag.0)).unwrap();
     assert!(matches!(pair.agent.submission(), Err(EndError::Rdma(_))));
     assert_eq!(done, [] as [u64; 0]);
     honest.works(1);
@@ -424,7 +424,7 @@ fn a_tenant_reaches_nothing_at_the_agent_but_its_mailbox() {
     for (name, reach) in reaching {
         let mut hostile = Hostile::new(&lab, 4);
         // So that the staging is registered too.
-        hostile.agent.fetch(1, 0, span(4096)).unwrap();
+        hostile.agent.fetch(Tag(1), 0, span(4096)).unwrap();
         hostile.agent.flush().unwrap();
         let work = reach(&hostile, others_end);
         assert_eq!(hostile.post(work), Some(Status::RemoteAccess), "{name}");
@@ -438,7 +438,7 @@ fn what_the_agent_cannot_register_is_said() {
     let mut honest = lab.attach(4);
     let mut pair = lab.attach(4);
     lab.fabric.inject("dpu", Fault::Fail(Call::Register, rustix::io::Errno::NOMEM));
-    let error = pair.agent.fetch(1, 0, span(64)).unwrap_err();
+    let error = pair.agent.fetch(Tag(1), 0, span(64)).unwrap_err();
     assert!(error.to_string().contains("RLIMIT_MEMLOCK") && !error.is_transient(), "{error}");
     honest.works(1);
     lab.fabric.inject("host", Fault::Fail(Call::Register, rustix::io::Errno::NOMEM));

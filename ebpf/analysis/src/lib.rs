@@ -11,7 +11,7 @@ pub mod phases;
 pub mod straggler;
 pub mod trace;
 
-pub use harmonaize_abi::Nanos;
+pub use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 
 /// The nanoseconds of a duration; the most there are for a longer one.
 fn nanos(span: std::time::Duration) -> u64 {

@@ -24,9 +24,9 @@ pub use totals::{InterfaceTotals, Losses, Totals};
 pub const ROCE_PORT: u16 = 4791;
 /// Packet sequence numbers of RoCE have 24 bits.
 pub const PSN_MASK: u32 = 0x00ff_ffff;
-/// How many places there are for interfaces; one that is listed lies at its index modulo this,
+/// How many places there are for interfaces; one that is registered lies at its index modulo this, or a few further.
 pub const INTERFACE_SLOTS: u32 = 256;
-/// or in one of so many places from there on.
+/// In how many places, from its index on, a registered interface may lie.
 pub const INTERFACE_PROBES: u32 = 4;
 /// How many nested headers (VLAN tags not counted) are followed before a packet counts as `other`.
 pub const EXTENSION_HEADERS: usize = 6;

@@ -1,4 +1,4 @@
-//! When recorded traces show that a path is starved. It compares what agents' analysis makes of them with the times at which foreign
+//! When recorded traces show that a path is starved. It compares what agents' analysis makes of them with the times at which cross
 //! flows began.
 
 #![forbid(unsafe_code)]
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 #[command(after_help = "Example, with the times that `xtask bench control --only onset` printed:
   onsets --began 1795409211722758807,1795409219811596807 /tmp/traces/h*.trace")]
 struct Arguments {
-    /// When foreign flows began, in nanoseconds of CLOCK_REALTIME
+    /// When cross traffic began, in nanoseconds of CLOCK_REALTIME
     #[arg(long, value_delimiter = ',')]
     began: Vec<i64>,
     /// For how long after it began a flow may be the cause, in milliseconds

@@ -271,6 +271,38 @@ impl Deployment {
         Ok(())
     }
 
+    /// Saves what the members of etcd have to a file, as an operator does.
+    ///
+    /// # Errors
+    /// If no member answers, or the file cannot be written.
+    pub fn save_etcd(&self, file: &Path) -> Result<()> {
+        let (members, replica) = (self.members(), self.replicas.first().context("there is no replica")?);
+        let member = members.first().context("there is no member")?;
+        let control = Folder(tls(&replica.host.folder.join("control")));
+        let file = file.to_str().context("the file's name is no text")?;
+        let save = || member.etcdctl(Some(&control), &["snapshot", "save", file]);
+        replica.host.namespace.enter(save)??;
+        Ok(())
+    }
+
+    /// Ends all controls and members of etcd, makes the members' data of what [`Self::save_etcd`] saved, and starts them.
+    ///
+    /// # Errors
+    /// If a member cannot be made of it, or a program does not start.
+    pub fn restore_etcd(&mut self, file: &Path) -> Result<()> {
+        for replica in &mut self.replicas {
+            replica.control.end()?;
+            replica.etcd.end()?;
+        }
+        let members = self.members();
+        for member in &members {
+            member.restore(&members, file)?;
+        }
+        let positions = 0..self.replicas.len();
+        positions.clone().try_for_each(|position| self.restart_etcd(position))?;
+        positions.into_iter().try_for_each(|position| self.restart_replica(position))
+    }
+
     fn start_replicas_control(&self, host: &Host) -> Result<Process> {
         let folder = host.folder.join("control");
         make_folder(&folder)?;

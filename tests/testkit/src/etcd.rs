@@ -4,6 +4,7 @@ use crate::namespace::Namespace;
 use crate::packages::{self, ETCD};
 use crate::process::Process;
 use crate::strict;
+use crate::workspace;
 use anyhow::{Context, Result};
 use harmonaize_identity::Folder;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -52,10 +53,7 @@ impl Member {
 
     /// Starts it, on the data that it has; `all` are the members, this one among them. It is in a namespace, or here.
     pub fn start(&self, all: &[Self], namespace: Option<&Namespace>) -> Result<Process> {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        let url = |address: SocketAddr| format!("{scheme}://{address}");
-        let cluster: Vec<String> =
-            all.iter().map(|member| format!("{}={}", member.name, url(member.peers))).collect();
+        let url = |address| self.url(address);
         std::fs::create_dir_all(&self.folder)?;
         let mut command = Command::new("etcd");
         command.arg("--data-dir").arg(self.folder.join("data"));
@@ -65,7 +63,7 @@ impl Member {
             ("advertise-client-urls", url(self.clients)),
             ("listen-peer-urls", url(self.peers)),
             ("initial-advertise-peer-urls", url(self.peers)),
-            ("initial-cluster", cluster.join(",")),
+            ("initial-cluster", Self::cluster(all)),
             ("auto-compaction-mode", "revision".to_owned()),
             ("auto-compaction-retention", "1000".to_owned()),
             ("logger", "zap".to_owned()),
@@ -108,12 +106,58 @@ impl Member {
         Ok(process)
     }
 
-    /// Runs `etcdctl`'s command on this member, and returns what it printed.
-    pub fn etcdctl(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new("etcdctl");
-        command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", self.clients)).args(arguments);
-        let output = command.output().context("cannot start etcdctl")?;
-        anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8(output.stdout)?)
+    fn url(&self, address: SocketAddr) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{address}")
     }
+
+    fn cluster(all: &[Self]) -> String {
+        let member = |member: &Self| format!("{}={}", member.name, member.url(member.peers));
+        all.iter().map(member).collect::<Vec<_>>().join(",")
+    }
+
+    /// Makes the data of a member that does not run from a snapshot of `etcdctl snapshot save`. All `all` are made of the same.
+    ///
+    /// What it had is removed. The folder of its data stays, which may be a disk of its own.
+    ///
+    /// # Errors
+    /// If the snapshot is none, or the disk is full.
+    pub fn restore(&self, all: &[Self], snapshot: &Path) -> Result<()> {
+        let (data, made) = (self.folder.join("data"), self.folder.join("restored"));
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(["snapshot", "restore"]).arg(snapshot);
+        command.arg("--data-dir").arg(&made).arg(format!("--name={}", self.name));
+        command.arg(format!("--initial-cluster={}", Self::cluster(all)));
+        command.arg(format!("--initial-advertise-peer-urls={}", self.url(self.peers)));
+        printed(&mut command)?;
+        for old in std::fs::read_dir(&data)? {
+            std::fs::remove_dir_all(old?.path())?;
+        }
+        workspace::run(Command::new("cp").arg("-a").arg(made.join("member")).arg(&data))?;
+        Ok(std::fs::remove_dir_all(made)?)
+    }
+
+    /// Runs `etcdctl`'s command on this member, and returns what it printed. Where the member has a certificate, `client` is that of
+    /// who asks.
+    ///
+    /// # Errors
+    /// If the command fails; the error is what it printed.
+    pub fn etcdctl(&self, client: Option<&Folder>, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", self.url(self.clients)));
+        if let Some(tls) = client {
+            let files = [("cert", tls.certificate()), ("key", tls.key()), ("cacert", tls.authorities())];
+            for (what, file) in files {
+                command.arg(format!("--{what}={}", file.display()));
+            }
+        }
+        printed(command.args(arguments))
+    }
+}
+
+/// What a run of `etcdctl` printed.
+fn printed(command: &mut Command) -> Result<String> {
+    let output = command.output().context("cannot start etcdctl")?;
+    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
 }

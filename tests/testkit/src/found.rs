@@ -121,21 +121,21 @@ pub fn period_error(truth: &Truth, found: &[Span], from: usize) -> Option<f64> {
     Some((found as f64 / logged as f64 - 1.0) * 100.0)
 }
 
-/// What is wrong with the verdicts on a training's ranks; nothing if they are right, and each in time.
+/// What is wrong with the findings on a training's ranks; nothing if they are right, and each in time.
 ///
 /// A slow link lies between its host and the switch, and in a ring it slows the edge into the host: which of the edge's ends
-/// is at fault cannot be told by times alone. So a verdict on the network may name the host or an edge that ends there.
+/// is at fault cannot be told by times alone. So a finding on the network may name the host or an edge that ends there.
 ///
-/// A verdict tells of what was injected if it was made since, or stood then and the log bore it out when it was made. Any other is a
+/// A finding tells of what was injected if it was made since, or stood then and the log bore it out when it was made. Any other is a
 /// false alarm, whomever it names.
 ///
 /// What was injected is not all that happens on a busy machine, where processes wait for cores too. The training's own log says
 /// what a rank computed: an iteration in which a slow worker was not late, because others were, does not count for it, and a
-/// verdict on a rank that was late in each of the last `within` iterations, by half of what the verdict says in their mean and by a
+/// finding on a rank that was late in each of the last `within` iterations, by half of what the finding says in their mean and by a
 /// quarter of it in each, is no false alarm.
 pub fn errors(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
     let phases = truth.phases();
-    let verdicts = straggler_findings(truth, found);
+    let findings = straggler_findings(truth, found);
     let borne_out = |one: &StragglerFinding| is_confirmed(truth, &phases, one, within);
     let mut wrong = Vec::new();
     for injection in &truth.injections {
@@ -153,7 +153,7 @@ pub fn errors(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
             let stands = || one.until_ns > since_ns && borne_out(one);
             one.names(rank, kind) && (one.found_ns >= since_ns || stands())
         };
-        match verdicts.iter().find(tells) {
+        match findings.iter().find(tells) {
             None => wrong.push(format!("{kind:?} at rank {rank} was not found")),
             Some(one) if one.found_ns > deadline => {
                 let late = (one.found_ns - deadline) as f64 / 1e6;
@@ -179,7 +179,7 @@ fn begun(truth: &Truth, injection: &Injection) -> (usize, Kind, u64) {
     }
 }
 
-/// The false alarms among the verdicts on a training's ranks, as [`errors`] tells them.
+/// The false alarms among the findings on a training's ranks, as [`errors`] tells them.
 pub fn false_alarms(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
     let phases = truth.phases();
     let expected: Vec<_> = truth.injections.iter().map(|injection| begun(truth, injection)).collect();
@@ -207,13 +207,13 @@ fn is_late(truth: &Truth, rank: usize, iteration: usize, by_ns: u64) -> bool {
     truth.late_ns(rank, iteration).is_some_and(|late| late >= (by_ns / 2).cast_signed())
 }
 
-/// The iterations of which a verdict tells: the last that had begun.
+/// The iterations of which a finding tells: the last that had begun.
 fn iterations(phases: &[Span], one: &StragglerFinding, within: usize) -> std::ops::Range<usize> {
     let iteration = phases.iter().filter(|span| span.began_ns <= one.found_ns).count();
     iteration.saturating_sub(within)..iteration
 }
 
-/// Whether the log says of the rank what the verdict does.
+/// Whether the log says of the rank what the finding does.
 fn is_confirmed(truth: &Truth, phases: &[Span], one: &StragglerFinding, within: usize) -> bool {
     let Some(rank) = one.rank.filter(|_| one.kind == Kind::Compute) else { return false };
     let lately = iterations(phases, one, within);
@@ -239,14 +239,14 @@ struct StragglerFinding {
 fn straggler_findings(truth: &Truth, found: &[Found]) -> Vec<StragglerFinding> {
     let placed = |host: IpAddr| truth.places.iter().position(|place| IpAddr::V4(place.address) == host);
     let end = |text: &String| text.parse().map_or_else(|_| text.parse().ok(), placed);
-    let mut verdicts: Vec<StragglerFinding> = Vec::new();
+    let mut findings: Vec<StragglerFinding> = Vec::new();
     for one in found {
         let Found::Straggler { host, rank, kind, edge, found_ns, delay_ns: by_ns, over, .. } = one else {
             continue;
         };
         let rank = host.map_or(Some(*rank), placed);
         if *over {
-            let mut standing = verdicts.iter_mut().rev().filter(|one| (one.rank, one.kind) == (rank, *kind));
+            let mut standing = findings.iter_mut().rev().filter(|one| (one.rank, one.kind) == (rank, *kind));
             if let Some(standing) = standing.next() {
                 standing.until_ns = *found_ns;
             }
@@ -254,7 +254,7 @@ fn straggler_findings(truth: &Truth, found: &[Found]) -> Vec<StragglerFinding> {
         }
         let ends = edge.iter().flat_map(|(from, to)| [from, to]).filter_map(end).collect();
         let (found_ns, by_ns) = (*found_ns, *by_ns);
-        verdicts.push(StragglerFinding {
+        findings.push(StragglerFinding {
             rank,
             kind: *kind,
             ends,
@@ -263,7 +263,7 @@ fn straggler_findings(truth: &Truth, found: &[Found]) -> Vec<StragglerFinding> {
             delay_ns: by_ns,
         });
     }
-    verdicts
+    findings
 }
 
 impl StragglerFinding {
@@ -362,15 +362,15 @@ mod tests {
     #[test]
     fn a_finding_confirmed_by_the_log_stands() {
         let mut truth = truth(Vec::new());
-        let verdict = [straggler(2, Kind::Compute, 680)];
-        assert_eq!(errors(&truth, &verdict, 3).len(), 1);
+        let finding = [straggler(2, Kind::Compute, 680)];
+        assert_eq!(errors(&truth, &finding, 3).len(), 1);
         for iteration in &mut truth.ranks[1][4..7] {
             iteration.began_ns -= 3;
         }
-        assert_eq!(errors(&truth, &verdict, 3), Vec::<String>::new());
+        assert_eq!(errors(&truth, &finding, 3), Vec::<String>::new());
         assert_eq!(errors(&truth, &[straggler(1, Kind::Compute, 680)], 3).len(), 1);
         truth.ranks[1][5].began_ns += 3;
-        assert_eq!(errors(&truth, &verdict, 3).len(), 1);
+        assert_eq!(errors(&truth, &finding, 3).len(), 1);
     }
 
     #[test]

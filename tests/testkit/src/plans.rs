@@ -83,13 +83,13 @@ pub struct Decision {
     pub score_before_ppm: u64,
     /// And for the plan.
     pub score_after_ppm: u64,
-    /// The verdict behind it.
+    /// The report behind it.
     pub congestion_report: Option<CongestionReport>,
     /// Who changed.
     pub changes: Vec<Change>,
 }
 
-/// The verdict that made control plan.
+/// The report that made control plan.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct CongestionReport {
     /// The host that told.

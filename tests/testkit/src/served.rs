@@ -198,9 +198,9 @@ mod tests {
         for (says, passed) in [(true, true), (false, false)] {
             let mut served = inference(30_000, true);
             served[0].retain(|line| says || !matches!(line, Line::Notified { .. }));
-            let mut verdict = judge(&printed, 1, 1e9).unwrap();
-            verdict.add_check(Served::of(&served).check());
-            assert_eq!(verdict.passed, passed, "{:?}", verdict.checks);
+            let mut summary = judge(&printed, 1, 1e9).unwrap();
+            summary.add_check(Served::of(&served).check());
+            assert_eq!(summary.passed, passed, "{:?}", summary.checks);
         }
     }
 }

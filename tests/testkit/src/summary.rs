@@ -1,4 +1,4 @@
-//! From what the tenants printed to figures, checks and a verdict.
+//! From what the tenants printed to a summary of figures and checks.
 
 use crate::lines::Line;
 use anyhow::{Context, Result, ensure};
@@ -354,5 +354,5 @@ pub fn judge(printed: &Printed, hosts: usize, line_rate: f64) -> Result<Summary>
 }
 
 #[cfg(test)]
-#[path = "verdict_tests.rs"]
+#[path = "summary_tests.rs"]
 mod tests;

@@ -20,7 +20,7 @@ pub struct Iteration {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Library {
-    /// Gloo, through torch: foreign to the agents.
+    /// Gloo, through torch: external to the agents.
     Gloo,
     /// Ours: the agents carry it.
     Ours,

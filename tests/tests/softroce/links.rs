@@ -3,6 +3,7 @@
 
 use crate::alone;
 use crate::host::{Host, Limited, PATIENCE, may_break};
+use harmonaize_abi::Tag;
 use harmonaize_libibverbs::host_devices;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
@@ -119,7 +120,7 @@ impl Ends {
             if self.sent - self.received[1] < SLOTS / 2
                 && let Some(link) = self.links[0]
             {
-                let payload = (Landing { ring: 1, sequence: self.sent }, source.clone(), 1);
+                let payload = (Landing { ring: 1, sequence: self.sent }, source.clone(), Tag(1));
                 if self.ends[0].send(link, (self.sent % 2) as u16, b"frame", Some(payload)).is_ok() {
                     self.sent += 1;
                 }

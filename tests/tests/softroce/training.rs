@@ -1,4 +1,4 @@
-//! The demo's training on verbs: four ranks on four hosts follow the single process, by the demo's own verdict.
+//! The demo's training on verbs: four ranks on four hosts follow the single process, by the demo's own summary.
 
 use crate::alone;
 use crate::host::PATIENCE;
@@ -71,18 +71,18 @@ fn a_training_on_verbs_follows_the_single_process() {
     let reference = Run::start(program("train").arg("--single"), log("single.log".into())).lines();
     let printed = Printed { workers, exchangers: Vec::new(), reference, workers_per_host: 1 };
     // The line rate is the shaped links' of the demo; here nothing is shaped, and nothing judged by it.
-    let verdict = judge(&printed, HOSTS, 1e9 / 8.0).unwrap();
-    for check in &verdict.checks {
+    let summary = judge(&printed, HOSTS, 1e9 / 8.0).unwrap();
+    for check in &summary.checks {
         println!("  {}: {}", check.what, check.found);
     }
-    assert!(verdict.passed, "{:?}", verdict.checks);
-    assert_eq!(verdict.steps.len().to_string(), STEPS);
+    assert!(summary.passed, "{:?}", summary.checks);
+    assert_eq!(summary.steps.len().to_string(), STEPS);
     // The gradients went over the wire, by the ring of the plan.
     let ring = |line: &Line| matches!(line, Line::Step { algorithm, wire_bytes, .. } if algorithm == "ring" && *wire_bytes > 0);
     assert!(
         printed
             .workers
             .iter()
-            .all(|lines| lines.iter().filter(|line| ring(line)).count() == verdict.steps.len())
+            .all(|lines| lines.iter().filter(|line| ring(line)).count() == summary.steps.len())
     );
 }

@@ -9,29 +9,29 @@ use harmonaize_testkit::summary::{Round, Step, Summary, TOLERANCE, WHY};
 use maud::{Markup, html};
 
 /// The rows of the table at the demo's end: what, figure.
-pub fn rows(verdict: &Summary) -> Vec<(String, String)> {
+pub fn rows(summary: &Summary) -> Vec<(String, String)> {
     let megabytes = |bytes: f64| format!("{:.1} MB/s", bytes / 1e6);
     let share = |share: f64| format!("{:.0}%", share * 100.0);
     let row = |what: &str, figure: String| (what.to_owned(), figure);
     vec![
-        row("Steps", verdict.steps.len().to_string()),
-        row("Time", format!("{:.1} s", verdict.seconds)),
+        row("Steps", summary.steps.len().to_string()),
+        row("Time", format!("{:.1} s", summary.seconds)),
         row(
             "Time in communication, a worker's mean (with waiting for late workers)",
-            format!("{:.1} s, {}", verdict.communication, share(verdict.communication / verdict.seconds)),
+            format!("{:.1} s, {}", summary.communication, share(summary.communication / summary.seconds)),
         ),
-        row("AllReduce a step", format!("{:.2} MB of f32", verdict.bytes as f64 / 1e6)),
-        row("AllReduce algbw, median step", megabytes(verdict.algbw)),
-        row("AllReduce busbw, median step", megabytes(verdict.busbw)),
+        row("AllReduce a step", format!("{:.2} MB of f32", summary.bytes as f64 / 1e6)),
+        row("AllReduce algbw, median step", megabytes(summary.algbw)),
+        row("AllReduce busbw, median step", megabytes(summary.busbw)),
         row(
             "Share of the ring's bound at line rate, the other tenant on the same links",
-            share(verdict.share),
+            share(summary.share),
         ),
-        row("Use of the links by both tenants, of line rate", share(verdict.used)),
-        row("Accuracy on the test images", format!("{:.1}%", verdict.accuracy * 100.0)),
-        row("AllToAll rounds of the other tenant", verdict.rounds.to_string()),
-        row("AllToAll algbw, median round of the usual size", megabytes(verdict.alltoall_algbw)),
-        row("AllToAll bytes checked", format!("{:.1} MB", verdict.verified_bytes as f64 / 1e6)),
+        row("Use of the links by both tenants, of line rate", share(summary.used)),
+        row("Accuracy on the test images", format!("{:.1}%", summary.accuracy * 100.0)),
+        row("AllToAll rounds of the other tenant", summary.rounds.to_string()),
+        row("AllToAll algbw, median round of the usual size", megabytes(summary.alltoall_algbw)),
+        row("AllToAll bytes checked", format!("{:.1} MB", summary.verified_bytes as f64 / 1e6)),
     ]
 }
 
@@ -50,15 +50,15 @@ fn chart(
     figure(&Chart { title, x, y, axes, series, marks: marks.to_vec() })
 }
 
-fn charts(verdict: &Summary) -> Result<Vec<Markup>> {
-    let steps = || verdict.steps.iter().enumerate().map(|(number, step)| (number as f64, step));
-    let last = verdict.steps.len().saturating_sub(1) as f64;
+fn charts(summary: &Summary) -> Result<Vec<Markup>> {
+    let steps = || summary.steps.iter().enumerate().map(|(number, step)| (number as f64, step));
+    let last = summary.steps.len().saturating_sub(1) as f64;
     let difference = |step: &Step| (step.loss - step.reference).abs() / step.reference.abs();
-    let usual = |round: &&Round| round.bytes >= 1 << 18 && (0.0..=verdict.seconds).contains(&round.at);
-    let exchanged = verdict.exchange.iter().filter(usual);
+    let usual = |round: &&Round| round.bytes >= 1 << 18 && (0.0..=summary.seconds).contains(&round.at);
+    let exchanged = summary.exchange.iter().filter(usual);
     let algbw = |round: &Round| round.bytes as f64 / round.collective.max(1e-9) / 1e6;
     let loss = vec![
-        series(&format!("{} workers", verdict.workers), steps().map(|(at, step)| (at, step.loss))),
+        series(&format!("{} workers", summary.workers), steps().map(|(at, step)| (at, step.loss))),
         series("one process", steps().map(|(at, step)| (at, step.reference))),
     ];
     let differences = vec![
@@ -67,7 +67,7 @@ fn charts(verdict: &Summary) -> Result<Vec<Markup>> {
     ];
     let times = vec![series("AllReduce", steps().map(|(at, step)| (at, step.collective * 1e3)))];
     let rates = vec![
-        series("AllReduce busbw", verdict.steps.iter().map(|step| (step.at, busbw(verdict, step)))),
+        series("AllReduce busbw", summary.steps.iter().map(|step| (step.at, busbw(summary, step)))),
         series("AllToAll algbw", exchanged.map(|round| (round.at, algbw(round)))),
     ];
     [
@@ -82,14 +82,14 @@ fn charts(verdict: &Summary) -> Result<Vec<Markup>> {
 }
 
 /// A step's busbw in MB/s.
-fn busbw(verdict: &Summary, step: &Step) -> f64 {
-    let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
-    verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6
+fn busbw(summary: &Summary, step: &Step) -> f64 {
+    let bus = 2.0 * (summary.workers as f64 - 1.0) / summary.workers as f64;
+    summary.bytes as f64 / step.collective.max(1e-9) * bus / 1e6
 }
 
 /// What the closed loop did: when, and how bandwidth and links went meanwhile.
-fn timeline(verdict: &Summary, timeline: &Timeline) -> Result<Markup> {
-    let steps = verdict.steps.iter().map(|step| (step.at, busbw(verdict, step)));
+fn timeline(summary: &Summary, timeline: &Timeline) -> Result<Markup> {
+    let steps = summary.steps.iter().map(|step| (step.at, busbw(summary, step)));
     let loads = timeline.loads.iter().map(|(name, points)| series(name, points.iter().copied()));
     let marks: Vec<f64> = timeline.events.iter().map(|event| event.at).collect();
     let charts = [

@@ -101,8 +101,8 @@ impl Timeline {
 /// What is told of a decision, with its time.
 pub(super) fn decision_events(decision: &Decision) -> Vec<(u64, String)> {
     let mut events = Vec::new();
-    if let Some(verdict) = &decision.congestion_report {
-        events.push((verdict.found_ns, format!("{} finds: {}", verdict.host, verdict.finding)));
+    if let Some(report) = &decision.congestion_report {
+        events.push((report.found_ns, format!("{} finds: {}", report.host, report.finding)));
     }
     let (before, after) = (decision.score_before_ppm as f64 / 1e6, decision.score_after_ppm as f64 / 1e6);
     events.push((
@@ -141,21 +141,22 @@ fn check_cross_traffic(seen: &Seen) -> Check {
 }
 
 fn check_left_spine(seen: &Seen) -> Check {
-    let what = "a verdict from the wire moved connections off the spine that cross traffic congests, while it lasted";
+    let what =
+        "a report from the wire moved connections off the spine that cross traffic congests, while it lasted";
     let [before, during, _] = seen.connections;
     let found = match (answer(seen), seen.flow_ns) {
-        (Some((verdict, switched)), Some([began, _])) => {
+        (Some((report, switched)), Some([began, _])) => {
             let since = |time: u64| time.saturating_sub(began) as f64 / 1e6;
             format!(
                 "found by {} after {:.1} ms, all on the new plan after {:.1} ms; {before} connections over {}, then {during}",
-                verdict.host,
-                since(verdict.found_ns),
+                report.host,
+                since(report.found_ns),
                 since(switched),
                 seen.spine
             )
         }
         (None, Some([began, ended])) => format!(
-            "no plan was switched for a verdict in the {:.1} s of the flow; {before} connections over {}, then {during}",
+            "no plan was switched for a report in the {:.1} s of the flow; {before} connections over {}, then {during}",
             ended.saturating_sub(began) as f64 / 1e9,
             seen.spine
         ),

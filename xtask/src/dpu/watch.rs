@@ -70,10 +70,10 @@ impl Watch {
     }
 
     /// A machine has ended; an error unless it is a host that had run all.
-    pub(super) fn closed(&mut self, machine: usize, verdict: &GuestOutcome) -> Result<()> {
+    pub(super) fn closed(&mut self, machine: usize, outcome: &GuestOutcome) -> Result<()> {
         let Some(watched) = self.machines.get_mut(machine) else { return Ok(()) };
         let name = &watched.name;
-        match verdict {
+        match outcome {
             GuestOutcome::Done(0) if watched.side == Side::Host => {}
             GuestOutcome::Done(failed) => bail!("{name} powered off, with {failed} failures"),
             GuestOutcome::TimedOut => bail!("{name} did not end, {}", watched.place()),
@@ -157,10 +157,10 @@ mod tests {
         assert_eq!(said(&[(1, "@@ end all-reduce 1 2.00")]), "host0: all-reduce failed (1)");
         assert_eq!(said(&[(0, "@@ end links 1 2.00")]), "unit0: links failed (1)");
         assert_eq!(said(&[(0, "@@ end agent 0 2.00")]), "unit0: the agent ended");
-        let closed = |machine, verdict: &GuestOutcome| {
+        let closed = |machine, outcome: &GuestOutcome| {
             let (mut watch, said) = watch(GOOD);
             said.unwrap();
-            watch.closed(machine, verdict).unwrap_err().to_string()
+            watch.closed(machine, outcome).unwrap_err().to_string()
         };
         assert_eq!(closed(0, &GuestOutcome::Done(0)), "unit0 powered off, with 0 failures");
         assert_eq!(closed(1, &GuestOutcome::Done(1)), "host0 powered off, with 1 failures");

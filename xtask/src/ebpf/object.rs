@@ -8,11 +8,13 @@ use std::path::Path;
 const HEADER: usize = 64;
 const SECTION: usize = 64;
 
-/// Where fields lie in an ELF header,
+/// Where the offset of the table of sections lies in an ELF header.
 const SECTIONS_AT: usize = 0x28;
+/// Where the number of sections lies there.
 const COUNT_AT: usize = 0x3c;
+/// Where the index of the section of names lies there.
 const NAMES_AT: usize = 0x3e;
-/// and in a section's.
+/// Where the kind of a section lies in its header.
 const KIND: usize = 0x04;
 const OFFSET: usize = 0x18;
 const SIZE: usize = 0x20;

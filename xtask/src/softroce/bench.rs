@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let image = Image::write(&mut tree, &job, "bench")?;
     println!("Booting {} with {} hosts.", kernel.version(), job.hosts);
     let (begun, mut report, mut measured) = (Instant::now(), Report::default(), None);
-    let verdict = machine(&kernel, image.path(), args.guest.kvm).run(limit + AROUND, |line| {
+    let outcome = machine(&kernel, image.path(), args.guest.kvm).run(limit + AROUND, |line| {
         if line.starts_with("{\"provenance\"") {
             measured = serde_json::from_str::<report::Report>(line).ok();
         } else {
@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         measured.provenance = report::Provenance { machine, ..report::Provenance::here(&measured.rows) };
         write_json(path, &measured)?;
     }
-    report.judge(&verdict, &["rdma".to_owned()])
+    report.judge(&outcome, &["rdma".to_owned()])
 }
 
 /// A step that shows that all of the suite's programs run; for the tests.

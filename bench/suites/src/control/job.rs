@@ -45,7 +45,7 @@ impl Running {
             ["--backward-ms", "0"],
             ["--begins-ns", &begins_ns.to_string()],
         ];
-        let job = lab.start("rhythm", hosts, arguments.as_flattened())?;
+        let job = lab.start("periodic", hosts, arguments.as_flattened())?;
         Ok(Self { job, ranks: hosts.len(), bytes })
     }
 

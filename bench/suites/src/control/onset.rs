@@ -99,10 +99,10 @@ fn false_alarms(onsets: &[Onset], findings: &[Vec<CongestionFinding>], ahead: i6
 fn spread(onsets: &[Onset]) -> Chart {
     let times = |time: fn(&Onset) -> Option<f64>| onsets.iter().filter_map(time).collect::<Vec<f64>>();
     let series = vec![
-        shares("an agent's verdict", &times(|onset| onset.found)),
+        shares("an agent's report", &times(|onset| onset.found)),
         shares("all on the better plan", &times(|onset| onset.switched)),
     ];
-    let title = format!("{} onsets; bars at the median: 1 for the verdict, 2 for the plan", onsets.len());
+    let title = format!("{} onsets; bars at the median: 1 for the report, 2 for the plan", onsets.len());
     chart(
         title,
         ("ms after the first packet of the cross traffic", "% of onsets"),
@@ -126,7 +126,7 @@ fn course(onset: &Onset, iterations: &[Iteration], bytes: f64, ahead: i64) -> Ch
     let series = vec![Series { name: "an AllReduce's busbw".to_owned(), points: points.collect() }];
     let answers = [onset.found, onset.switched].into_iter().flatten().map(|ms| ms / 1e3);
     let marks = std::iter::once(0.0).chain(answers).chain([since(ended)]).collect();
-    let title = "An onset: 1 cross traffic begins, 2 verdict, 3 all on the better plan, 4 it ends".to_owned();
+    let title = "An onset: 1 cross traffic begins, 2 report, 3 all on the better plan, 4 it ends".to_owned();
     chart(title, ("seconds after the flow's first packet", "MB/s"), series, marks)
 }
 
@@ -154,7 +154,7 @@ fn rows(onsets: &[Onset], busy: f64) -> Result<Vec<Row>> {
     };
     Ok(vec![
         less("ms until all participants are on a better plan", 1.0).limit(&switched, SWITCHED_MS),
-        less("ms until an agent's verdict", 1.0).limit(&found, FOUND_MS),
+        less("ms until an agent's report", 1.0).limit(&found, FOUND_MS),
         more("busbw MB/s on the new plan", RECOVERED).compare(&busbw(1), &busbw(0), "before the onset"),
         more("busbw MB/s after the flow", RECOVERED).compare(&busbw(2), &busbw(0), "before the onset"),
         less("most switches of plans an onset", 1.0).limit(&[switches as f64], SWITCHES),
@@ -180,14 +180,14 @@ fn one(lab: &mut Lab, job: &mut Running, span: Duration) -> Result<Onset> {
         eprintln!("note: {returned} decisions after the flow's end");
     }
     let since = |time: u64| time.saturating_sub(onset) as f64 / 1e6;
-    if let Some((decision, verdict)) =
+    if let Some((decision, report)) =
         decided.as_ref().and_then(|one| Some((one, one.congestion_report.as_ref()?)))
     {
         let last = |stage: fn(&Change) -> u64| since(decision.changes.iter().map(stage).max().unwrap_or(0));
         eprintln!(
-            "ms after the onset: found {:.1}, heard {:.1}, proven and decided {:.1}, prepared by all {:.1}, in use {:.1}",
-            since(verdict.found_ns),
-            since(verdict.received_ns),
+            "ms after the onset: found {:.1}, received {:.1}, verified and decided {:.1}, prepared by all {:.1}, in use {:.1}",
+            since(report.found_ns),
+            since(report.received_ns),
             since(decision.at_ns),
             last(|change| change.prepared_ns),
             last(|change| change.switched_ns)

@@ -78,7 +78,7 @@ impl Peers {
             Site::Shaped => {
                 all.push((Ok(Contestant::Stream), alone("goodput of one TCP stream", Role::Stream)))
             }
-            Site::Unshaped | Site::Hosts => {}
+            Site::Unshaped | Site::Unprotected | Site::Hosts => {}
         }
         if site == Site::Host && collective.name == "all_reduce" {
             all.push((Ok(Contestant::Relay), alone("relay by a third thread", Role::Relay)));
@@ -103,7 +103,7 @@ impl Contestant {
         let run = PeerRun { collective: collective.name, ranks: hosts.len(), sizes };
         match self {
             Self::Ours if run.is_recorded() => {
-                let arguments = [&["recorded".to_owned()][..], &run.operations()].concat();
+                let arguments = [&[run.collective.to_owned()][..], &run.operations()].concat();
                 let figures: Vec<Figure> = lab.figures("calls", hosts, &arguments, LIMIT)?;
                 Ok(figures.into_iter().map(|figure| (figure.bytes, figure.p50_us)).collect())
             }

@@ -57,9 +57,9 @@ pub(super) fn traces_into(suite: &Suite, folder: &Path) -> Result<()> {
         |name: &str| suite.request.only.is_empty() || suite.request.only.iter().any(|only| only == name);
     let mut truths = Vec::new();
     for (name, course) in &courses {
-        let (foreign, own) = (format!("gloo-{name}"), format!("ours-{name}"));
-        if wanted(&foreign) {
-            truths.push((foreign, training::gloo(&mut lab, &peer, course)?));
+        let (external, own) = (format!("gloo-{name}"), format!("ours-{name}"));
+        if wanted(&external) {
+            truths.push((external, training::gloo(&mut lab, &peer, course)?));
         }
         // Of own operations every mark is recorded: a long trace would say no more, in megabytes.
         if wanted(&own) && course.iterations != LONG {
@@ -181,7 +181,7 @@ struct Tally {
     seconds: f64,
 }
 
-/// Real trainings, ours and Gloo's in turn, with and without injected delays: how many verdicts are right and in time.
+/// Real trainings, ours and Gloo's in turn, with and without injected delays: how many findings are right and in time.
 pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
     const ITERATIONS: usize = 40;
     let iterations = ITERATIONS.min(suite.budget.iterations);
@@ -221,7 +221,7 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
     }
     let rows = |(name, tally): (&str, Tally)| {
         let runs = tally.trainings;
-        let what = format!("stragglers, {name}: trainings with the right verdict within {WITHIN} iterations");
+        let what = format!("stragglers, {name}: trainings with the right finding within {WITHIN} iterations");
         let found = Case { better: Better::More, ..case(what, HOSTS) };
         let found = found.compare(&[tally.right as f64], &[runs as f64], "all trainings");
         let alarmed = case(format!("stragglers, {name}"), HOSTS);

@@ -16,13 +16,13 @@ use serde::Deserialize;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The most from a burst's first packet to the verdict, at the median, in milliseconds. First on idle links, then on those that a job
+/// The most from a burst's first packet to the finding, at the median, in milliseconds. First on idle links, then on those that a job
 /// fills.
 const IDLE_MS: f64 = 10.0;
 const BUSY_MS: f64 = 20.0;
 /// The most false alarms an hour on links that a job fills.
 const BUSY_ALARMS: f64 = 10.0;
-/// Silence of a flow before each of its bursts, in milliseconds. Each comes long after the last, so that no verdict is damped as one
+/// Silence of a flow before each of its bursts, in milliseconds. Each comes long after the last, so that no finding is damped as one
 /// that comes and goes.
 const PAUSE_MS: u64 = 2400;
 /// How long a job may take to fill the links, and to end.
@@ -48,7 +48,7 @@ pub(super) fn idle(suite: &Suite) -> Result<Vec<Row>> {
         replayed
             .push(replay(&program, &[trace], span)?.iter().filter_map(CongestionFinding::replayed).collect());
     }
-    let not_own = |verdict: &CongestionFinding| verdict.cause.as_deref() != Some("own");
+    let not_own = |finding: &CongestionFinding| finding.cause.as_deref() != Some("own");
     let of_replay = "idle links, a replay of what the agents recorded";
     Ok(vec![
         row("idle links, told by the agents", &delays(&bursts, &live, not_own), IDLE_MS),
@@ -120,7 +120,7 @@ fn row(what: &str, delays: &[Option<f64>], limit_ms: f64) -> Row {
     );
     let case = Case::less(
         "telemetry",
-        format!("{all} bursts of cross traffic, 1 Gbit/s, {what}: ms from the first packet to the verdict"),
+        format!("{all} bursts of cross traffic, 1 Gbit/s, {what}: ms from the first packet to the finding"),
         1.0,
     )
     .of(0, HOSTS);
@@ -129,18 +129,18 @@ fn row(what: &str, delays: &[Option<f64>], limit_ms: f64) -> Row {
     case.limit(&times, limit_ms)
 }
 
-/// From each burst's first packet to the first such verdict before the next, in milliseconds; none where there is none.
+/// From each burst's first packet to the first such finding before the next, in milliseconds; none where there is none.
 fn delays(
     bursts: &[Vec<Burst>],
     findings: &[Vec<CongestionFinding>],
     matches: impl Fn(&CongestionFinding) -> bool,
 ) -> Vec<Option<f64>> {
-    let of_host = |(bursts, verdicts): (&Vec<Burst>, &Vec<CongestionFinding>)| {
+    let of_host = |(bursts, findings): (&Vec<Burst>, &Vec<CongestionFinding>)| {
         let ends = bursts.iter().skip(1).map(|next| next.began_ns).chain([u64::MAX]);
         let delay = |(burst, end): (&Burst, u64)| {
             let span = burst.began_ns..end;
             let first =
-                verdicts.iter().find(|verdict| matches(verdict) && span.contains(&verdict.found_ns))?;
+                findings.iter().find(|finding| matches(finding) && span.contains(&finding.found_ns))?;
             Some((first.found_ns - burst.began_ns) as f64 / 1e6)
         };
         bursts.iter().zip(ends).map(delay).collect::<Vec<_>>()
@@ -156,9 +156,9 @@ struct Burst {
 }
 
 impl Burst {
-    /// Whether a verdict is of its time, or of a moment after it.
-    fn holds(&self, verdict: &CongestionFinding) -> bool {
-        (self.began_ns..=self.handed_over_ns + AFTER_NS).contains(&verdict.found_ns)
+    /// Whether a finding is of its time, or of a moment after it.
+    fn holds(&self, finding: &CongestionFinding) -> bool {
+        (self.began_ns..=self.handed_over_ns + AFTER_NS).contains(&finding.found_ns)
     }
 }
 
@@ -205,16 +205,16 @@ mod tests {
     #[test]
     fn a_burst_takes_its_first_finding() {
         let burst = |began_ns| Burst { began_ns, handed_over_ns: began_ns + 10 };
-        let verdict = |found_ns, cause: &str| CongestionFinding { cause: Some(cause.to_owned()), found_ns };
+        let finding = |found_ns, cause: &str| CongestionFinding { cause: Some(cause.to_owned()), found_ns };
         let bursts = [vec![burst(1_000_000), burst(9_000_000)], vec![burst(5)]];
-        let verdicts = [
-            vec![verdict(2_000_000, "own"), verdict(3_000_000, "others"), verdict(8_000_000, "others")],
+        let findings = [
+            vec![finding(2_000_000, "own"), finding(3_000_000, "others"), finding(8_000_000, "others")],
             vec![],
         ];
-        let found = delays(&bursts, &verdicts, CongestionFinding::is_cross_traffic);
+        let found = delays(&bursts, &findings, CongestionFinding::is_cross_traffic);
         assert_eq!(found, [Some(2.0), None, None]);
         // Long after both bursts: one in ten seconds of no burst.
-        let late = [vec![verdict(5_000_000_000, "others"), verdict(6_000_000_000, "own")], vec![]];
+        let late = [vec![finding(5_000_000_000, "others"), finding(6_000_000_000, "own")], vec![]];
         let alarms =
             |limit| false_alarms(("here", limit), &bursts, &late, CongestionFinding::is_cross_traffic, 11.5);
         let ours = alarms(None).ours.unwrap();

@@ -125,7 +125,7 @@ pub(super) fn gloo(lab: &mut Lab, gloo: &Gloo, course: &Course) -> Result<Truth>
     watched(lab, course, Library::Gloo, &logs, ended)
 }
 
-/// Runs its rhythm over the agents.
+/// Runs its iterations over the agents.
 pub(super) fn ours(lab: &mut Lab, course: &Course) -> Result<Truth> {
     let mut arguments = course.arguments();
     arguments.extend(["--bytes".to_owned(), course.bucket_bytes().to_string()]);
@@ -134,7 +134,7 @@ pub(super) fn ours(lab: &mut Lab, course: &Course) -> Result<Truth> {
         arguments.extend(["--slow-rank".to_owned(), slow.rank.to_string()]);
     }
     let hosts: Vec<usize> = (0..RANKS).collect();
-    let mut job = lab.start("rhythm", &hosts, &arguments)?;
+    let mut job = lab.start("periodic", &hosts, &arguments)?;
     let logs = job.logs();
     watched(lab, course, Library::Ours, &logs, || job.ended())
 }

@@ -62,11 +62,11 @@ fn plans_in_words() {
         "1 communicator; 2 changes of plan done, 1 given up
 
 PLANS
-                id  name      epoch  ring   operation  slowdown  share  order by
-  0000000100000001  a/world  3 -> 4  h0 h1  5.0ms          1.25  400M   control
+                id  name      epoch  ring   operation  slowdown  share, bit/s  order by
+  0000000100000001  a/world  3 -> 4  h0 h1  5.0ms          1.25  400M          control
 
 LINKS OF RINGS
-  name     link      paths (source port)                    held to
+  name     link      paths (source port)                    held to, bit/s
   a/world  h0 -> h1  leaf0 spine1 leaf1 (20001, 20002)      400M
   a/world  h1 -> h0  leaf0 spine1 leaf1 (20001); ? (20007)  400M
 
@@ -180,6 +180,7 @@ fn fabric(extra: usize) -> v1::TopologyReply {
         ],
         links: [congested, failed, withdrawn].into_iter().chain(well).collect(),
         aggregators: vec![aggregator],
+        now_ns: ms(192_000),
     }
 }
 
@@ -187,6 +188,14 @@ fn fabric(extra: usize) -> v1::TopologyReply {
 fn a_topology_fills_every_section() {
     same("control/cli/tests/golden/topology.txt", &text::topology(&fabric(0)));
     same("control/cli/tests/golden/topology.json", &page(&fabric(0)));
+}
+
+/// A control of release 0.2.0 does not say when it answered, and this machine's clock may be another.
+#[test]
+fn without_controls_clock_links_have_dates() {
+    let shown = text::topology(&v1::TopologyReply { now_ns: 0, ..fabric(0) });
+    let line = shown.lines().find(|line| line.contains("congested  ")).unwrap();
+    assert!(line.contains("  2025-11-21T20:05:42Z  ") && !shown.contains("3min12s"), "{shown}");
 }
 
 /// Of a large fabric only links are listed with which something is wrong.
@@ -309,6 +318,9 @@ fn decisions_in_words() {
   a/world      4  1.0ms  7.0ms     12.0ms         15.0ms      in use  leaves spine0
 "
     );
+    let of_yesterday = v1::ExplainReply { now_ns: ms(86_500_000), ..reply.clone() };
+    let shown = text::explain(&of_yesterday, None);
+    assert!(shown.starts_with("decision 7 at 2025-11-21T20:05:42Z: h0 tells of congestion\n"), "{shown}");
     let empty = v1::ExplainReply::default();
     assert_eq!(text::explain(&empty, None), "nothing was decided since control started\n");
     let (congestion_reports_verified, congestion_reports_refuted) = (5, 2);

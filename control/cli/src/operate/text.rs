@@ -1,10 +1,9 @@
 //! Operators' answers as text.
 
 use crate::table::{row, table};
-use crate::text::{bytes, clean, clock, duration, number_of, rate, share};
+use crate::text::{age, bytes, clean, date, duration, moment, number_of, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, LinkState, WithdrawalKind};
-use std::time::{Duration, SystemTime};
 
 /// Most links that are listed while all is well with them.
 const MAX_LINKS: usize = 64;
@@ -25,15 +24,6 @@ fn name(tenant: &str, name: &str) -> String {
 /// How much longer than on an idle fabric: "1.25".
 fn slowdown(ppm: u64) -> String {
     if ppm == 0 { "-".to_owned() } else { format!("{:.2}", ppm as f64 / 1e6) }
-}
-
-/// A date and time, UTC.
-fn date(nanos: u64) -> String {
-    match nanos {
-        0 => "-".to_owned(),
-        nanos => humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos))
-            .to_string(),
-    }
 }
 
 pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
@@ -78,19 +68,21 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
             &sums.to_string(),
         ])
     });
-    let head = row(["aggregator", "at", "carries", "agent", "communicators", "guaranteed", "sums"]);
+    let head = row(["aggregator", "at", "carries, bit/s", "agent", "communicators", "guaranteed", "sums"]);
     section(&mut page, "AGGREGATORS", head, aggregators.collect());
     let all = reply.links.len() <= MAX_LINKS;
     let shown = reply.links.iter().filter(|link| all || link.state() != LinkState::Ok);
-    let head = row(["from", "to", "carries", "others", "state", "sure", "since", "connections"]);
-    section(&mut page, "LINKS", head, shown.map(link).collect());
+    let (carries, others) = ("carries, bit/s", "others, bit/s");
+    let head = row(["from", "to", carries, others, "state", "sure", "since", "connections"]);
+    section(&mut page, "LINKS", head, shown.map(|one| link(reply.now_ns, one)).collect());
     if !all {
         page += "  (those that are not named are ok)\n";
     }
     page
 }
 
-fn link(link: &v1::DirectedLinkStatus) -> Vec<String> {
+/// A link's row, at this time of control's clock.
+fn link(now: u64, link: &v1::DirectedLinkStatus) -> Vec<String> {
     let known = link.confidence_ppm > 0;
     let sure = if known { share(u64::from(link.confidence_ppm)) } else { "-".to_owned() };
     let others = if link.cross_traffic_bps == 0 { "-".to_owned() } else { rate(link.cross_traffic_bps) };
@@ -101,7 +93,7 @@ fn link(link: &v1::DirectedLinkStatus) -> Vec<String> {
         &others,
         &link.state().text(),
         &sure,
-        &clock(link.since_ns),
+        &age(now, link.since_ns),
         &link.connections.to_string(),
     ])
 }
@@ -179,7 +171,7 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
             chosen,
         ])
     });
-    let head = row(["id", "name", "epoch", "ring", "operation", "slowdown", "share", "order by"]);
+    let head = row(["id", "name", "epoch", "ring", "operation", "slowdown", "share, bit/s", "order by"]);
     section(&mut page, "PLANS", head, rows.collect());
     let hops = plans.iter().flat_map(|plan| plan.ring_edges.iter().map(move |hop| (plan, hop)));
     let rows = hops.map(|(plan, hop)| {
@@ -190,7 +182,7 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
     section(
         &mut page,
         "LINKS OF RINGS",
-        row(["name", "link", "paths (source port)", "held to"]),
+        row(["name", "link", "paths (source port)", "held to, bit/s"]),
         rows.collect(),
     );
     let why = plans.iter().filter(|plan| !plan.reason.is_empty());
@@ -323,7 +315,7 @@ pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) 
         if !page.is_empty() {
             page.push('\n');
         }
-        page += &decision(one);
+        page += &decision(reply.now_ns, one);
     }
     page + &pending_reports(reply)
 }
@@ -340,9 +332,9 @@ fn pending_reports(reply: &v1::ExplainReply) -> String {
     )
 }
 
-fn decision(decision: &v1::DecisionRecord) -> String {
-    let mut page =
-        format!("decision {} at {}: {}\n", decision.number, clock(decision.at_ns), sanitize(&decision.cause));
+fn decision(now: u64, decision: &v1::DecisionRecord) -> String {
+    let (number, at) = (decision.number, moment(now, decision.at_ns));
+    let mut page = format!("decision {number} at {at}: {}\n", sanitize(&decision.cause));
     page += &format!("  {}\n", sanitize(&decision.reason));
     let (before, after) = (slowdown(decision.score_before_ppm), slowdown(decision.score_after_ppm));
     page += &format!("  slowdown {before} before, {after} after");

@@ -4,6 +4,7 @@ use super::schema::{COUNTER, INSTANT, SLICE_BEGIN, SLICE_END, Trace};
 use super::track::{Slice, lanes};
 use super::{Builder, encode, picture};
 use harmonaize_analysis::trace::{Label, Link, Lost, LostKind, Observer, Owner, Record};
+use harmonaize_analysis::{CommunicatorId, Epoch};
 use harmonaize_events::{
     Direction, Event, EventKind, FlowKey, InterfaceTotals, Mark, MarkKind, Protocol, RoceCounters, TcpFlow,
     Totals, Traffic,
@@ -76,8 +77,8 @@ fn host(host: usize, operations: u64) -> Vec<Record> {
             time_ns,
             flow: key(host),
             tenant: Label::new("a"),
-            communicator: WORLD,
-            epoch: 1,
+            communicator: CommunicatorId(WORLD),
+            epoch: Epoch(1),
             from: host as u32,
             to: 1 - host as u32,
             owned: true,
@@ -355,8 +356,8 @@ fn hostile_records_end_in_a_trace() {
                     time_ns: number(),
                     flow,
                     tenant: Label::new("\u{1b}"),
-                    communicator: number() % 3,
-                    epoch: 0,
+                    communicator: CommunicatorId(number() % 3),
+                    epoch: Epoch(0),
                     from: 0,
                     to: 1,
                     owned: true,

@@ -38,8 +38,8 @@ pub(crate) fn draw(view: &View, screen: &Screen, note: &str, buffer: &mut Buffer
     }
     bar(buffer, height - 1, &footer(view, screen), "q quit  ? help", dim());
     if screen.help {
-        for (line, text) in (2..height - 1).zip(HELP) {
-            put(buffer, 2, line, text, width.saturating_sub(2), Style::new());
+        for (line, text) in (2..height - 1).zip(help(view, usize::from(width.saturating_sub(2)))) {
+            put(buffer, 2, line, &text, width.saturating_sub(2), Style::new());
         }
         return;
     }
@@ -57,6 +57,32 @@ pub(crate) fn draw(view: &View, screen: &Screen, note: &str, buffer: &mut Buffer
         draw_panel(panel, rows, screen, *index == screen.focus, space, buffer);
         line += room;
     }
+}
+
+/// Lines of the help: the keys, and all that is not measured. The screen's last line seldom has room for the latter.
+fn help(view: &View, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = HELP.iter().map(|line| (*line).to_owned()).collect();
+    if !view.missing.is_empty() {
+        lines.extend([String::new(), "not measured:".to_owned()]);
+        lines.extend(view.missing.iter().flat_map(|text| wrapped(text, width)));
+    }
+    lines
+}
+
+/// A text in lines of so many characters, indented from the second on. A longer word is a line, and cut on the screen.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(format!("  {word}")),
+        }
+    }
+    lines
 }
 
 /// Lines for each panel: what it needs, as far as there is room, and never less than a title.
@@ -113,6 +139,13 @@ fn footer(view: &View, screen: &Screen) -> String {
     }
 }
 
+/// Takes all colours away. What is bold, underlined or reversed stays so.
+pub(crate) fn without_colours(buffer: &mut Buffer) {
+    for cell in &mut buffer.content {
+        cell.set_fg(Color::Reset).set_bg(Color::Reset);
+    }
+}
+
 fn dim() -> Style {
     Style::new().fg(Color::DarkGray)
 }
@@ -155,7 +188,7 @@ fn draw_panel(
     }
     let mut title = Style::new().add_modifier(Modifier::REVERSED);
     if focused && !screen.maximized {
-        title = title.fg(Color::Cyan);
+        title = title.fg(Color::Cyan).add_modifier(Modifier::BOLD);
     }
     let below = usize::from(space.height.saturating_sub(HEADER_LINES));
     let (first, hidden) = screen.window(panel.kind, rows.len(), below);

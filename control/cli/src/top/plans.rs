@@ -1,7 +1,7 @@
 //! Panels of control's own: what communicators run by, and when that changed.
 
 use super::view::{Cell, Column, Kind, Panel, Tone, View};
-use crate::text::{clean, clock, duration, number_of, rate};
+use crate::text::{clean, duration, moment, number_of, rate};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{ChangeOutcome, ChangeRecord, DecisionRecord, ExplainReply, PlanStatus, PlansReply};
 
@@ -43,7 +43,7 @@ fn plans_panel(reply: &PlansReply, now: u64) -> Panel {
     let completed = number_of(reply.changes_completed, "change", "changes");
     Panel {
         kind: Kind::Plans,
-        title: format!("PLANS  {completed} done, {} given up", reply.changes_abandoned),
+        title: format!("PLANS  {completed} done, {} given up; share in bit/s", reply.changes_abandoned),
         columns,
         rows: reply.plans.iter().map(|plan| plan_row(plan, now)).collect(),
         sorted_by: None,
@@ -124,13 +124,13 @@ fn switches_panel(reply: &ExplainReply) -> Panel {
         kind: Kind::Switches,
         title: "SWITCHES  newest first; from report or decision until all use the plan".to_owned(),
         columns,
-        rows: changes.map(|(decision, change)| switch_row(decision, change)).collect(),
+        rows: changes.map(|(decision, change)| switch_row(reply.now_ns, decision, change)).collect(),
         sorted_by: None,
         empty: "no plan has changed",
     }
 }
 
-fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
+fn switch_row(now: u64, decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
     let begun = decision.congestion_report.as_ref().map_or(decision.at_ns, |report| report.received_ns);
     let took = match change.switched_ns {
         0 => cell(u64::MAX, "-".to_owned(), Tone::Dim),
@@ -145,7 +145,7 @@ fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
     };
     let score = |ppm: u64| if ppm == 0 { "-".to_owned() } else { format!("{:.2}", ppm as f64 / 1e6) };
     vec![
-        cell(decision.at_ns, clock(decision.at_ns), Tone::Plain),
+        cell(decision.at_ns, moment(now, decision.at_ns), Tone::Plain),
         plain(owner(&change.tenant, &change.name, change.communicator)),
         cell(change.epoch, change.epoch.to_string(), Tone::Plain),
         took,
@@ -175,7 +175,7 @@ mod tests {
         ] {
             let outcome = "some words".to_owned();
             let change = ChangeRecord { outcome, outcome_code: code.into(), ..ChangeRecord::default() };
-            let row = switch_row(&DecisionRecord::default(), &change);
+            let row = switch_row(0, &DecisionRecord::default(), &change);
             assert!(row.contains(&cell(0, "some words".to_owned(), tone)), "{code:?}: {row:?}");
         }
     }

@@ -26,7 +26,7 @@ impl Selection {
 
     fn has_communicator(&self, tenant: &str, name: &str, id: u64) -> bool {
         let is = |target: &Target| match target {
-            Target::Id(one) => *one == id,
+            Target::Id(one) => one.0 == id,
             Target::Name(of, one) => of == tenant && one == name,
         };
         (self.tenant.is_empty() || self.tenant.iter().any(|one| one == tenant))

@@ -1,7 +1,7 @@
 //! Tests that screens are drawn as expected and that keys do what they promise. Neither a text from outside nor an odd size
 //! breaks anything.
 
-use super::draw::{draw, lines};
+use super::draw::{draw, lines, without_colours};
 use super::screen::{Action, Screen};
 use super::{View, complete, picture};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, FlowProtocol, StragglerCause};
@@ -10,6 +10,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::style::Color;
 use serde_json::Value;
 
 const MILLI: u64 = 1_000_000;
@@ -27,7 +28,7 @@ fn congestion(interface: &str, level: CongestionLevel, cause: CongestionCause, a
     }
 }
 
-fn link(interface: &str, rates: [u64; 3], verdict: v1::Congestion, faults: [u64; 2]) -> v1::Link {
+fn link(interface: &str, rates: [u64; 3], finding: v1::Congestion, faults: [u64; 2]) -> v1::Link {
     let [egress_bits, own_egress_bits, ingress_bits] = rates.map(|rate| rate * 1_000_000);
     let [marked, retransmissions] = faults;
     v1::Link {
@@ -36,7 +37,7 @@ fn link(interface: &str, rates: [u64; 3], verdict: v1::Congestion, faults: [u64;
         egress_bps: egress_bits,
         ingress_bps: ingress_bits,
         own_egress_bps: own_egress_bits,
-        congestion: Some(verdict),
+        congestion: Some(finding),
         counters: Some(v1::LinkCounters {
             ecn_ce: marked,
             retransmits: retransmissions,
@@ -111,9 +112,9 @@ fn flows() -> Vec<v1::Flow> {
     vec![own, back, gloo, roce]
 }
 
-/// A host whose link others congest, with an own communicator and a foreign job.
+/// A host whose link others congest, with an own communicator and an external job.
 fn snapshot() -> v1::Snapshot {
-    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 4200 * MILLI);
+    let congested = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 4200 * MILLI);
     let quiet = congestion("eth1", CongestionLevel::None, CongestionCause::Unspecified, 3900 * SECOND);
     let operation = v1::Operation {
         communicator: WORLD,
@@ -137,7 +138,7 @@ fn snapshot() -> v1::Snapshot {
         interval_ns: SECOND,
         uptime_ns: 3912 * SECOND,
         links: vec![
-            link("eth0", [878, 463, 855], foreign, [0, 46]),
+            link("eth0", [878, 463, 855], congested, [0, 46]),
             link("eth1", [88, 0, 1], quiet, [12, 0]),
         ],
         flows: flows(),
@@ -209,10 +210,10 @@ fn fabric() -> v1::FabricSnapshot {
     };
     let quiet = congestion("eth0", CongestionLevel::None, CongestionCause::Unspecified, 700 * SECOND);
     let own = congestion("eth0", CongestionLevel::Mild, CongestionCause::Own, 61 * SECOND);
-    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 8 * SECOND);
-    let verdict = v1::finding_change::Finding::Congestion(foreign.clone());
+    let congested = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 8 * SECOND);
+    let finding = v1::finding_change::Finding::Congestion(congested.clone());
     let changes = vec![
-        v1::FindingChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), finding: Some(verdict) },
+        v1::FindingChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), finding: Some(finding) },
         v1::FindingChange {
             time_ns: NOW - 7 * SECOND,
             host: String::new(),
@@ -222,7 +223,7 @@ fn fabric() -> v1::FabricSnapshot {
     let mut hosts = vec![
         host("h0", 412, vec![link("eth0", [463, 461, 455], quiet.clone(), [0, 0])]),
         host("h1", 398, vec![link("eth0", [951, 940, 455], own, [0, 2])]),
-        host("h2", 407, vec![link("eth0", [463, 461, 949], foreign, [0, 977])]),
+        host("h2", 407, vec![link("eth0", [463, 461, 949], congested, [0, 977])]),
         host("h3", 0, vec![]),
     ];
     hosts[1].refused = 1;
@@ -291,6 +292,51 @@ fn frames_are_drawn_as_expected() {
     press(&mut alone, &agent, &[KeyCode::Char('?')]);
     golden("top-help-80x24", &agent, &alone, (80, 24));
     golden("top-empty-80x24", &View::agent(&v1::Snapshot::default()), &screen, (80, 24));
+}
+
+#[test]
+fn the_help_lists_all_that_is_not_measured() {
+    let mut missing = snapshot().missing;
+    let long = format!("round trips: {} \u{1b}end", "word ".repeat(30).trim_end());
+    missing.extend([long, "sockets: no such file".to_owned()]);
+    let view = View::agent(&v1::Snapshot { missing, ..snapshot() });
+    let mut screen = Screen::default();
+    press(&mut screen, &view, &[KeyCode::Char('?')]);
+    let shown = lines(&screen_of(&view, &screen, "", (40, 30)));
+    let rest: Vec<&str> = shown.lines().skip_while(|line| *line != "  not measured:").collect();
+    let first = ["  queue pairs: the kernel has no symbol", "    ib_create_qp_kernel"];
+    assert_eq!(rest[1..3], first, "{shown}");
+    assert_eq!(shown.matches("word").count(), 30, "{shown}");
+    assert!(shown.contains(" ?end\n  sockets: no such file\n"), "{shown}");
+}
+
+#[test]
+fn communicators_have_names_where_they_are_known() {
+    let late = |communicator| v1::Straggler { communicator, ..v1::Straggler::default() };
+    let stragglers = vec![late(WORLD), late(7)];
+    let named = |view: &View| {
+        let panel = view.panels.iter().find(|panel| panel.title == "STRAGGLERS").unwrap();
+        panel.rows.iter().map(|row| row[0].text.clone()).collect::<Vec<_>>()
+    };
+    let agent = View::agent(&v1::Snapshot { stragglers: stragglers.clone(), ..snapshot() });
+    let control = View::fabric(&v1::FabricSnapshot { stragglers, ..fabric() });
+    for view in [&agent, &control] {
+        assert_eq!(named(view), ["a/world", "0000000000000007"]);
+    }
+}
+
+#[test]
+fn without_colours_all_else_stays() {
+    let coloured = screen_of(&View::agent(&snapshot()), &Screen::default(), "", (118, 27));
+    let mut plain = coloured.clone();
+    without_colours(&mut plain);
+    assert_eq!(lines(&plain), lines(&coloured));
+    let modifiers = |buffer: &Buffer| buffer.content.iter().map(|cell| cell.modifier).collect::<Vec<_>>();
+    assert_eq!(modifiers(&plain), modifiers(&coloured));
+    let colours = |buffer: &Buffer| {
+        buffer.content.iter().any(|cell| (cell.fg, cell.bg) != (Color::Reset, Color::Reset))
+    };
+    assert!(colours(&coloured) && !colours(&plain));
 }
 
 #[test]

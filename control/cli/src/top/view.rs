@@ -1,13 +1,17 @@
 //! What `top` shows, as panels of rows, from an agent's snapshot or control's.
 
 use crate::describe::{congestion_text, straggler_sentence};
-use crate::text::{bytes, clean, clock, duration, number_of, ranks, rate, share};
+use crate::text::{bytes, clean, clock, duration, moment, number_of, ranks, rate, share, visible};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, ExternalJob,
     FabricSnapshot, FindingChange, Flow, FlowDirection, FlowProtocol, HostTelemetry, Link, LinkCounters,
     Operation, Snapshot, Straggler, TelemetryCost, TelemetryLosses, finding_change,
 };
+use std::collections::BTreeMap;
+
+/// Most characters of a reason why something is not measured.
+const MAX_REASON: usize = 400;
 
 /// A panel, and the place of what a reader set for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,11 +24,11 @@ pub(crate) enum Kind {
     Flows,
     /// Own communicators.
     Communicators,
-    /// Foreign jobs and their phases.
+    /// External jobs and their phases.
     Phases,
-    /// Verdicts on ranks.
+    /// Findings on ranks.
     Stragglers,
-    /// Verdicts that changed.
+    /// Findings that changed.
     Changes,
     /// What communicators run by.
     Plans,
@@ -148,16 +152,18 @@ impl View {
         let flows = snapshot.flows.iter().map(flow_row).collect();
         let communicators = snapshot.communicators.iter().map(|one| traffic_row(snapshot, one)).collect();
         let jobs = snapshot.external_jobs.iter().map(|job| job_row(now, job)).collect();
+        let known = snapshot.communicators.iter();
+        let names = Names::of(known.map(|one| (one.communicator, one.tenant.as_str(), one.name.as_str())));
         Self {
             title: format!("{host}  {}  up {}", clock(now), duration(snapshot.uptime_ns)),
             account: account(snapshot.losses.as_ref(), snapshot.cost.as_ref()),
-            missing: snapshot.missing.iter().map(|text| clean(text)).collect(),
+            missing: snapshot.missing.iter().map(|text| reason(text)).collect(),
             panels: vec![
                 links_panel(links, false),
                 flows_panel(flows, snapshot.flow_count),
                 communicators_panel(communicators),
                 phases_panel(jobs),
-                stragglers_panel(now, &snapshot.stragglers),
+                stragglers_panel(now, &snapshot.stragglers, &names),
             ],
         }
     }
@@ -172,6 +178,8 @@ impl View {
             .flat_map(|host| host.links.iter().map(move |link| link_row(now, Some(&host.host), link)));
         let links = links.collect();
         let hosts = number_of(snapshot.hosts.len(), "host reports", "hosts report");
+        let known = snapshot.communicators.iter();
+        let names = Names::of(known.map(|one| (one.communicator, one.tenant.as_str(), one.name.as_str())));
         Self {
             title: format!("fabric  {}  {telling} of {hosts}", clock(now)),
             account: String::new(),
@@ -180,11 +188,16 @@ impl View {
                 hosts_panel(&snapshot.hosts),
                 links_panel(links, true),
                 fabric_communicators_panel(&snapshot.communicators),
-                stragglers_panel(now, &snapshot.stragglers),
-                changes_panel(&snapshot.changes),
+                stragglers_panel(now, &snapshot.stragglers, &names),
+                changes_panel(now, &snapshot.changes, &names),
             ],
         }
     }
+}
+
+/// What is not measured, and why: longer than a name, and for a terminal too.
+fn reason(text: &str) -> String {
+    text.chars().take(MAX_REASON).map(visible).collect()
 }
 
 fn account(losses: Option<&TelemetryLosses>, cost: Option<&TelemetryCost>) -> String {
@@ -240,7 +253,7 @@ fn links_panel(rows: Vec<Vec<Cell>>, hosts: bool) -> Panel {
     let used = columns.iter().position(|column| column.name == "used");
     Panel {
         kind: Kind::Links,
-        title: "LINKS".to_owned(),
+        title: "LINKS  rates in bit/s".to_owned(),
         columns,
         rows,
         sorted_by: used.filter(|_| hosts),
@@ -294,7 +307,7 @@ fn level_tone(level: CongestionLevel) -> Tone {
 }
 
 fn flows_panel(rows: Vec<Vec<Cell>>, known: u64) -> Panel {
-    let title = format!("FLOWS  the fastest {} of {known}", rows.len());
+    let title = format!("FLOWS  the fastest {} of {known}; rates in bit/s", rows.len());
     let columns = vec![
         text("proto", 4),
         text("local", 0),
@@ -363,7 +376,7 @@ fn communicators_panel(rows: Vec<Vec<Cell>>) -> Panel {
         quantity("in", 6),
         text("in flight", 2),
     ];
-    let (kind, title) = (Kind::Communicators, "COMMUNICATORS".to_owned());
+    let (kind, title) = (Kind::Communicators, "COMMUNICATORS  rates in bit/s".to_owned());
     Panel { kind, title, columns, rows, sorted_by: None, empty: "no own communicator" }
 }
 
@@ -374,13 +387,28 @@ fn named(tenant: &str, name: &str, id: u64) -> String {
     }
 }
 
+/// What communicators of a snapshot are called.
+struct Names(BTreeMap<u64, String>);
+
+impl Names {
+    /// Of ids, tenants and names.
+    fn of<'a>(known: impl Iterator<Item = (u64, &'a str, &'a str)>) -> Self {
+        Self(known.map(|(id, tenant, name)| (id, named(tenant, name, id))).collect())
+    }
+
+    /// Its tenant and name; its id where the snapshot has none of that id.
+    fn get(&self, id: u64) -> String {
+        self.0.get(&id).cloned().unwrap_or_else(|| communicator_text(id))
+    }
+}
+
 fn traffic_row(snapshot: &Snapshot, one: &CommunicatorTraffic) -> Vec<Cell> {
     let flight = snapshot.operations.iter().find(|operation| operation.communicator == one.communicator);
     let flight = flight.map_or_else(
         || counted(0, "-".to_owned()),
         |operation| {
             let age = snapshot.time_ns.saturating_sub(began(operation));
-            counted(age, format!("{} for {}", operation.operation, duration(age)))
+            counted(age, format!("#{}, {}", operation.operation, duration(age)))
         },
     );
     vec![
@@ -416,7 +444,7 @@ fn phases_panel(rows: Vec<Vec<Cell>>) -> Panel {
         text("ring", 5),
         text("late", 3),
     ];
-    let (kind, title) = (Kind::Phases, "PHASES  of external jobs".to_owned());
+    let (kind, title) = (Kind::Phases, "PHASES  of external jobs; rates in bit/s".to_owned());
     Panel { kind, title, columns, rows, sorted_by: None, empty: "no external job was found" }
 }
 
@@ -450,7 +478,7 @@ fn job_row(now: u64, job: &ExternalJob) -> Vec<Cell> {
     ]
 }
 
-fn stragglers_panel(now: u64, stragglers: &[Straggler]) -> Panel {
+fn stragglers_panel(now: u64, stragglers: &[Straggler], names: &Names) -> Panel {
     let columns = vec![
         text("of", 0),
         quantity("rank", 0),
@@ -462,7 +490,7 @@ fn stragglers_panel(now: u64, stragglers: &[Straggler]) -> Panel {
     ];
     let rows = stragglers.iter().map(|one| {
         let whose = match one.job.as_str() {
-            "" => communicator_text(one.communicator),
+            "" => names.get(one.communicator),
             job => format!("job {}", clean(job)),
         };
         vec![
@@ -548,18 +576,20 @@ fn fabric_communicators_panel(communicators: &[CommunicatorTelemetry]) -> Panel 
     Panel { kind, title, columns, rows, sorted_by: None, empty: "no agent has reported operations" }
 }
 
-fn changes_panel(changes: &[FindingChange]) -> Panel {
+fn changes_panel(now: u64, changes: &[FindingChange], names: &Names) -> Panel {
     let rows = changes.iter().rev().map(|change| {
         let (what, tone) = match &change.finding {
             Some(finding_change::Finding::Congestion(found)) => {
                 (congestion_text(found), level_tone(found.level()))
             }
-            Some(finding_change::Finding::Straggler(found)) => (straggler_sentence(found), Tone::Warn),
+            Some(finding_change::Finding::Straggler(found)) => {
+                (straggler_sentence(found, &names.get(found.communicator)), Tone::Warn)
+            }
             None => ("-".to_owned(), Tone::Dim),
         };
         let host = if change.host.is_empty() { "control".to_owned() } else { clean(&change.host) };
         vec![
-            Cell { order: change.time_ns, ..plain(clock(change.time_ns)) },
+            Cell { order: change.time_ns, ..plain(moment(now, change.time_ns)) },
             plain(host),
             Cell { text: what, order: 0, tone },
         ]

@@ -41,10 +41,10 @@ pub(super) fn attribute(
     while !open.is_empty() {
         let merits: Vec<(DirectedLink, f64)> = over
             .iter()
-            .map(|(link, verdicts)| {
-                let explains = verdicts.intersection(&open).count() as f64;
+            .map(|(link, reports)| {
+                let explains = reports.intersection(&open).count() as f64;
                 let against = f64::from(clear.get(link).copied().unwrap_or(0));
-                (*link, trust(*link) * explains * explains / (verdicts.len() as f64 + against))
+                (*link, trust(*link) * explains * explains / (reports.len() as f64 + against))
             })
             .collect();
         let best = merits.iter().map(|(_, merit)| *merit).fold(0.0, f64::max);
@@ -54,8 +54,8 @@ pub(super) fn attribute(
         let alike: Vec<DirectedLink> =
             merits.iter().filter(|(_, merit)| *merit >= best * (1.0 - 1e-9)).map(|(link, _)| *link).collect();
         for link in &alike {
-            let Some(verdicts) = over.remove(link) else { continue };
-            blamed.insert(*link, Attribution { paths: verdicts, equivalent_links: alike.len() as u32 });
+            let Some(reports) = over.remove(link) else { continue };
+            blamed.insert(*link, Attribution { paths: reports, equivalent_links: alike.len() as u32 });
         }
         for index in alike.iter().filter_map(|link| blamed.get(link)).flat_map(|blame| &blame.paths) {
             open.remove(index);

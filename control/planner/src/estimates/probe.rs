@@ -45,8 +45,8 @@ impl Probe {
     pub fn cross_traffic(&self, rate: Rate, into: Rate) -> Rate {
         let received = self.received.0.clamp(1, rate.0.max(1));
         let sum = u128::from(rate.0) * u128::from(into.0) / u128::from(received);
-        let foreign = u64::try_from(sum).unwrap_or(u64::MAX).saturating_sub(into.0);
-        Rate(foreign.min(max_cross_traffic(rate.0)))
+        let cross_traffic = u64::try_from(sum).unwrap_or(u64::MAX).saturating_sub(into.0);
+        Rate(cross_traffic.min(max_cross_traffic(rate.0)))
     }
 
     /// What others sent into the first of the narrowest links of the path.

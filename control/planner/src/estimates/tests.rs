@@ -1,4 +1,4 @@
-//! Verdicts in, estimates out: who is blamed, how much is left, when to look again.
+//! Reports in, estimates out: who is blamed, how much is left, when to look again.
 
 use super::*;
 use harmonaize_abi::CommunicatorId;
@@ -230,13 +230,13 @@ fn probes_find_the_link_free_again() {
     assert_eq!(asked[..5], [750, 1250, 2250, 4250, 6250]);
     assert!(asked[5..].iter().enumerate().all(|(at, ms)| *ms == 8_250 + 2_000 * at as u64), "{asked:?}");
     // C C / (C + f): at 500 of 1000 the others take 1000 at least, and something is left all the same.
-    assert!(estimated(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 900));
+    assert!(estimated(&topology, &estimates).iter().all(|(_, cross_traffic)| *cross_traffic == 900));
     let mut probe = Probe { path, received: Rate(800_000_000), lost_ppm: 0, conclusive: true };
     assert!(
         !estimates.apply_probe(&topology, at(40_000), &probe),
         "that others take less alone moves nobody"
     );
-    assert!(estimated(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
+    assert!(estimated(&topology, &estimates).iter().all(|(_, cross_traffic)| *cross_traffic == 250));
     probe.received = Rate(940_000_000);
     assert!(!estimates.apply_probe(&topology, at(40_100), &probe));
     assert_eq!(estimates.next_due(), Some(at(40_150)));
@@ -255,12 +255,12 @@ fn estimates_decay_faster_with_own_traffic() {
     let active = vec![(connection(0, 4, 0), over(&topology, 0, 4, 0), Rate(0))];
     estimates.active(&topology, at(0), active.clone());
     estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, CongestionLevel::Severe, 0));
-    assert!(!estimates.decay(&topology, at(100_000)), "a verdict stands for as long as it does");
+    assert!(!estimates.decay(&topology, at(100_000)), "a report stands for as long as it does");
     let clear = report(&topology, 0, 4, 0, CongestionLevel::None, 400);
     assert!(!estimates.apply_report(&topology, at(200_000), clear.clone()));
     assert_eq!(estimates.next_due(), Some(at(201_000)));
     assert!(estimates.decay(&topology, at(201_000)));
-    assert!(estimated(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
+    assert!(estimated(&topology, &estimates).iter().all(|(_, cross_traffic)| *cross_traffic == 250));
     assert!(estimates.decay(&topology, at(204_000)));
     assert!(estimated(&topology, &estimates).is_empty());
     // Without traffic and without probes it takes minutes.

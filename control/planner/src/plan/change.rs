@@ -30,11 +30,11 @@ pub(super) fn keep_unless_gained(
     budget: u64,
 ) -> Vec<ChangeOutcome> {
     let jobs = search.model.jobs();
-    let mut verdicts = vec![ChangeOutcome::Unchanged; jobs.len()];
+    let mut outcomes = vec![ChangeOutcome::Unchanged; jobs.len()];
     let mut open: Vec<(f64, usize)> = Vec::new();
     for (index, old) in before.iter().enumerate() {
         let Some(new) = search.rings.get(index).cloned() else { continue };
-        let verdict = match old {
+        let outcome = match old {
             None => ChangeOutcome::Forming,
             Some(old) if old.same(&new) => ChangeOutcome::Unchanged,
             Some(old) if new.worst() == LinkUse::Failed => {
@@ -48,8 +48,8 @@ pub(super) fn keep_unless_gained(
                 ChangeOutcome::Gained(gain)
             }
         };
-        if let Some(cell) = verdicts.get_mut(index) {
-            *cell = verdict;
+        if let Some(cell) = outcomes.get_mut(index) {
+            *cell = outcome;
         }
     }
     open.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -61,11 +61,11 @@ pub(super) fn keep_unless_gained(
         if !keep {
             search.replace(index, old);
         }
-        if let Some(cell) = verdicts.get_mut(index) {
+        if let Some(cell) = outcomes.get_mut(index) {
             *cell = if keep { ChangeOutcome::Gained(gain) } else { ChangeOutcome::Retained(gain) };
         }
     }
-    verdicts
+    outcomes
 }
 
 fn min_gain(search: &Search<'_, '_>, index: usize) -> f64 {

@@ -92,24 +92,24 @@ fn ring_change(old: &Ring, new: &Ring) -> RingChange {
 /// Why the plan as a whole.
 pub(super) fn summary(
     assignments: &[Assignment],
-    verdicts: &[ChangeOutcome],
+    outcomes: &[ChangeOutcome],
     before: Score,
     after: Score,
 ) -> PlanReason {
-    let count = |counted: fn(&ChangeOutcome) -> bool| verdicts.iter().filter(|one| counted(one)).count();
+    let count = |counted: fn(&ChangeOutcome) -> bool| outcomes.iter().filter(|one| counted(one)).count();
     let (forced, gain, form, stay) = (
-        count(|verdict| *verdict == ChangeOutcome::Forced),
-        count(|verdict| matches!(verdict, ChangeOutcome::Gained(_))),
-        count(|verdict| *verdict == ChangeOutcome::Forming),
-        count(|verdict| matches!(verdict, ChangeOutcome::Retained(_))),
+        count(|outcome| *outcome == ChangeOutcome::Forced),
+        count(|outcome| matches!(outcome, ChangeOutcome::Gained(_))),
+        count(|outcome| *outcome == ChangeOutcome::Forming),
+        count(|outcome| matches!(outcome, ChangeOutcome::Retained(_))),
     );
     if forced + gain + form == 0 {
         return if stay > 0 { PlanReason::TooLittleGain(after) } else { PlanReason::NothingBetter(after) };
     }
     let first = assignments
         .iter()
-        .zip(verdicts)
-        .find(|(_, verdict)| matches!(verdict, ChangeOutcome::Forced | ChangeOutcome::Gained(_)));
+        .zip(outcomes)
+        .find(|(_, outcome)| matches!(outcome, ChangeOutcome::Forced | ChangeOutcome::Gained(_)));
     let first = first.map(|(assignment, _)| (assignment.communicator, assignment.reason.clone()));
     PlanReason::Changes { gain, forced, form, stay, before, after, first }
 }

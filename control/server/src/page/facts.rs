@@ -365,6 +365,7 @@ mod tests {
             switches: switches.collect(),
             links: down.chain(up).collect(),
             aggregators: Vec::new(),
+            now_ns: 0,
         };
         let ring_edge = |rank: usize| v1::PlannedRingEdge {
             from: host(rank),

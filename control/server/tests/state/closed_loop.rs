@@ -68,7 +68,7 @@ fn a_verified_report_changes_the_plan_at_once() {
         assert_eq!(crossing(&fabric, id, link), 0, "seed {seed}: it left the link");
         assert_eq!(fabric.switch_count(id), 1, "seed {seed}: with one switch");
         let decision = fabric.state.queries(Duration::ZERO).decisions().last().unwrap().clone();
-        let Trigger::Verdict(noticed) = &decision.trigger else { panic!("{:?}", decision.trigger) };
+        let Trigger::CongestionReport(noticed) = &decision.trigger else { panic!("{:?}", decision.trigger) };
         assert!(decision.at - noticed.received <= MS * 30, "as soon as a train has told: {decision:?}");
         let [changed] = decision.changes.as_slice() else { panic!("{decision:?}") };
         assert_eq!((changed.communicator.0, &changed.outcome), (id, &Outcome::InUse));
@@ -128,7 +128,7 @@ fn hours_of_cross_traffic_bring_no_flapping() {
             let quiet = Duration::from_millis(fabric.rng.random_range(20_000..60_000));
             fabric.run(quiet);
             let after = ids.map(|id| fabric.switch_count(id));
-            // Once by the verdict; once more where a probe tells that verdicts said too much or too little.
+            // Once by the report; once more where a probe tells that reports said too much or too little.
             let most =
                 |from: [usize; 4], to: [usize; 4]| from.iter().zip(to).map(|(from, to)| to - from).max();
             assert!(
@@ -208,7 +208,7 @@ fn a_death_in_mid_change_costs_one_communicator() {
         let (mut fabric, own) = Fabric::formed(seed, 1, &EVERYONE);
         let link = uplink(&fabric, own);
         fabric.cross(1, link, 500_000_000);
-        // Until the change is on its way; a verdict that is lost is told again a second later.
+        // Until the change is on its way; a report that is lost is told again a second later.
         let pending = |fabric: &Fabric| fabric.communicator(own).next.is_some();
         for _ in 0..3000 {
             if !pending(&fabric) {

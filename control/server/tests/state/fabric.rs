@@ -458,7 +458,7 @@ impl Fabric {
     }
 
     /// What strangers take of a link.
-    fn foreign(&self, link: DirectedLink) -> u64 {
+    fn cross_traffic_on(&self, link: DirectedLink) -> u64 {
         self.cross_traffic.values().filter(|flow| flow.link == link).map(|flow| flow.bits).sum()
     }
 
@@ -467,7 +467,7 @@ impl Fabric {
     fn moved(&self, own: &[Path], path: &Path) -> u64 {
         let part = |link: &DirectedLink| {
             let sharing = own.iter().filter(|path| path.links().contains(link)).count();
-            1_000_000_000_u64.saturating_sub(self.foreign(*link)) / sharing.max(1) as u64
+            1_000_000_000_u64.saturating_sub(self.cross_traffic_on(*link)) / sharing.max(1) as u64
         };
         path.links().iter().map(part).min().unwrap_or(0)
     }
@@ -539,7 +539,7 @@ impl Fabric {
         let own: Vec<Path> = if self.noisy { Vec::new() } else { own().collect() };
         for (id, epoch, peer, port, path) in sends {
             let burst = self.noisy && self.rng.random_bool(0.5);
-            let shared = path.links().iter().any(|link| self.foreign(*link) >= 200_000_000);
+            let shared = path.links().iter().any(|link| self.cross_traffic_on(*link) >= 200_000_000);
             let held = liar || burst || shared;
             // What is starved is said more often; now and then without cause.
             let starved = self.noisy && (shared || self.rng.random_bool(0.05));
@@ -556,7 +556,7 @@ impl Fabric {
             }
             self.agents[host].notified.insert(key, (held, self.now));
             // Where next to nothing is left, queues are long.
-            let nothing = path.links().iter().any(|link| self.foreign(*link) > 900_000_000);
+            let nothing = path.links().iter().any(|link| self.cross_traffic_on(*link) > 900_000_000);
             let level = match (held, liar || nothing) {
                 (true, true) => CongestionLevel::Severe,
                 (true, false) => CongestionLevel::Mild,

@@ -33,7 +33,7 @@ fn own_bursts_change_nothing_and_hide_no_stranger() {
         assert_eq!(fabric.switch_count(id), 1, "seed {seed}: one switch an onset");
         assert!(!crosses(&fabric, link), "seed {seed}");
         let decision = fabric.state.queries(Duration::ZERO).decisions().last().unwrap().clone();
-        assert!(matches!(decision.trigger, Trigger::Verdict(_)), "seed {seed}: {decision:?}");
+        assert!(matches!(decision.trigger, Trigger::CongestionReport(_)), "seed {seed}: {decision:?}");
         println!("seed {seed}: decided after {:?}", decision.at - began);
         // At worst it came right after trains that had shown complaints to be wrong.
         assert!(decision.at - began < MS * 700, "seed {seed}: {:?}", decision.at - began);

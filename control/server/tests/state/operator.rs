@@ -248,6 +248,16 @@ fn maintenance_begins_and_ends_by_itself() {
     assert_eq!(*kept.world.state.queries(Duration::ZERO).withdrawn(), harmonaize_planner::Drains::default());
 }
 
+/// Ages of links are counted from it.
+#[test]
+fn a_topology_says_when_it_was_answered() {
+    let mut kept = StoreLog::new();
+    let told = |kept: &StoreLog| Nanos(kept.world.state.queries(kept.world.now).topology().now_ns);
+    assert_eq!(told(&kept), BEGAN.after(kept.world.now));
+    kept.world.wait(SECOND);
+    assert_eq!(told(&kept), BEGAN.after(kept.world.now));
+}
+
 fn ports(recipe: &v1::Recipe) -> Vec<u32> {
     recipe.peers.iter().flat_map(|peer| peer.source_ports.clone()).collect()
 }

@@ -1,4 +1,4 @@
-//! Traces, verdicts and probes that are wrong, late, lone or nobody's: what control makes of each.
+//! Traces, reports and probes that are wrong, late, lone or nobody's: what control makes of each.
 
 use super::fabric::two_by_two;
 use super::topology::star;

@@ -1,4 +1,4 @@
-//! Reports of what agents measure: bounds, bad values, and verdicts over several agents.
+//! Reports of what agents measure: bounds, bad values, and findings over several agents.
 
 use super::world::{SECOND, World, hello, settings};
 use harmonaize_abi::Nanos;
@@ -118,8 +118,8 @@ fn reports_are_asked_for_and_kept() {
     assert_eq!((host.host.as_str(), host.reports, host.age_ns), ("h1", 1, 1_000_000_000));
     assert_eq!((host.links.as_slice(), host.flow_count), ([link("eth0")].as_slice(), 12));
     assert!(host.connected && !snapshot.hosts[0].connected);
-    let verdict = Some(finding_change::Finding::Congestion(congested("eth0", CongestionLevel::Mild)));
-    let change = v1::FindingChange { time_ns: REAL - 1_000_000_000, host: "h1".to_owned(), finding: verdict };
+    let finding = Some(finding_change::Finding::Congestion(congested("eth0", CongestionLevel::Mild)));
+    let change = v1::FindingChange { time_ns: REAL - 1_000_000_000, host: "h1".to_owned(), finding };
     assert_eq!(snapshot.changes, [change]);
     let status = world.status();
     assert_eq!(status.agents[1].telemetry.as_ref().unwrap().links, [link("eth0")]);
@@ -175,7 +175,7 @@ fn a_flood_is_dropped_and_counted() {
 fn bad_reports_are_refused_in_whole() {
     let (mut world, sessions, id) = World::formed::<2>();
     let other = world.agent(2);
-    let foreign = world.form(&[other], "other");
+    let others = world.form(&[other], "other");
     let good = TelemetryReport { sequence: 1, links: vec![link("eth0")], ..Default::default() };
     send_report(&mut world, sessions[0], good.clone());
     let before = fabric(&world);
@@ -189,7 +189,7 @@ fn bad_reports_are_refused_in_whole() {
         change(&mut one);
         with(&|report| report.operations = vec![one.clone()])
     };
-    let verdict = |one: Straggler| with(&|report| report.stragglers = vec![one.clone()]);
+    let finding = |one: Straggler| with(&|report| report.stragglers = vec![one.clone()]);
     let cases: Vec<(TelemetryReport, &str)> = vec![
         (with(&|report| report.sequence = 1), "report 1 after report 1"),
         (with(&|report| report.links = vec![link("e"); 65]), "65 links; at most 64"),
@@ -210,11 +210,11 @@ fn bad_reports_are_refused_in_whole() {
             with(&|report| report.changes = vec![Congestion { lost_ppm: 1_000_001, ..Default::default() }]),
             "a part of a million",
         ),
-        (verdict(Straggler { cause: 0, ..late(id, "", 0) }), "a straggler of kind 0"),
-        (verdict(late(0, "", 0)), "of no communicator and no job"),
-        (verdict(late(id, "7", 0)), "of no communicator and no job, or of both"),
-        (verdict(late(id, "", 1)), "a verdict on rank 1, which is not the agent's"),
-        (op(&|one| one.communicator = foreign), "that the agent has no part in"),
+        (finding(Straggler { cause: 0, ..late(id, "", 0) }), "a straggler of kind 0"),
+        (finding(late(0, "", 0)), "of no communicator and no job"),
+        (finding(late(id, "7", 0)), "of no communicator and no job, or of both"),
+        (finding(late(id, "", 1)), "a finding on rank 1, which is not the agent's"),
+        (op(&|one| one.communicator = others), "that the agent has no part in"),
         (op(&|one| one.participant = 1), "participant 0 speaks as 1"),
         (op(&|one| one.ranks[0].rank = 1), "an operation of rank 1, which is not the agent's"),
         (op(&|one| one.ranks[0].ended_ns = 99), "ended before it was called"),
@@ -295,7 +295,7 @@ fn a_late_rank_is_found_over_several_agents() {
     let (told, from) = read_events(&mut world, sessions[0], None);
     assert_eq!(told, []);
     iterate(&mut world, &sessions, id, 20..30, [0, 0, 8]);
-    // Its tenant hears of it at any agent, by rank and cause; the verdict was made of the third late operation.
+    // Its tenant hears of it at any agent, by rank and cause; the finding was made of the third late operation.
     let [one] = <[_; 1]>::try_from(read_events(&mut world, sessions[1], Some(from)).0).unwrap();
     assert_eq!(
         (one.kind(), one.cause(), one.ranks.as_slice()),

@@ -4,7 +4,7 @@ use super::{Agent, Attachment, Communicator, LocalMember};
 use crate::engines::Thread;
 use crate::session::{AttachmentId, LinkNeeds, TenantLimits};
 use harmonaize_abi::session::FailureDetail;
-use harmonaize_abi::{CommunicatorId, Rank};
+use harmonaize_abi::{CommunicatorHandle, CommunicatorId, Rank};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_engine::{Command, InheritedEpoch};
 use prost::Message;
@@ -97,11 +97,11 @@ impl Agent {
             attachment: *id,
             tenant: attached.tenant.clone(),
             thread: attached.thread,
-            joined: attached.joined.iter().map(|(handle, (id, rank))| (*handle, id.0, *rank)).collect(),
-            next_handle: attached.next_handle,
+            joined: attached.joined.iter().map(|(handle, (id, rank))| (handle.0, id.0, *rank)).collect(),
+            next_handle: attached.next_handle.0,
         };
         let communicator = |(id, known): (&CommunicatorId, &Communicator)| {
-            let member = |member: &LocalMember| (member.attachment, member.rank, member.handle);
+            let member = |member: &LocalMember| (member.attachment, member.rank, member.handle.0);
             let image = CommunicatorImage {
                 recipe: known.recipe.encode_to_vec(),
                 thread: known.thread,
@@ -136,17 +136,31 @@ impl Agent {
         for AttachedImage { attachment, tenant, thread, joined, next_handle } in attachments {
             let limits = limits.get(&attachment).ok_or("an attachment without a session")?.clone();
             self.engines.place_on(&tenant, thread);
-            let joined =
-                joined.into_iter().map(|(handle, id, rank)| (handle, (CommunicatorId(id), rank))).collect();
+            let joined = joined
+                .into_iter()
+                .map(|(handle, id, rank)| (CommunicatorHandle(handle), (CommunicatorId(id), rank)))
+                .collect();
             // Others are not handed over.
             let mapped = true;
-            let attached = Attachment { tenant, limits, thread, mapped, joined, next_handle };
+            let attached = Attachment {
+                tenant,
+                limits,
+                thread,
+                mapped,
+                joined,
+                next_handle: CommunicatorHandle(next_handle),
+            };
             self.attachments.insert(attachment, attached);
         }
         for (id, image) in communicators {
             let recipe = v1::Recipe::decode(image.recipe.as_slice());
             let recipe = recipe.map_err(|error| error.to_string())?;
-            let member = |(attachment, rank, handle)| LocalMember { attachment, rank, handle, reply: None };
+            let member = |(attachment, rank, handle)| LocalMember {
+                attachment,
+                rank,
+                handle: CommunicatorHandle(handle),
+                reply: None,
+            };
             let members: Vec<_> = image.members.into_iter().map(member).collect();
             let attached = members.iter().find_map(|member| self.attachments.get(&member.attachment));
             let limits = attached.map(|attached| attached.limits.clone());

@@ -4,8 +4,8 @@ use super::{Agent, Communicator, LocalMember, engine_id, refuse};
 use crate::engines::Thread;
 use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand};
 use crate::session::{Joined, LinkNeeds};
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::JoinRefusal;
+use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::EpochPlan;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Formation, LocalRank, Peer, landing_bytes};
@@ -91,7 +91,7 @@ impl Agent {
             let joined = waiting.and_then(|w| Some((self.attachments.get_mut(&w.attachment)?, w)));
             let Some((attached, waiting)) = joined else { continue };
             let handle = attached.next_handle;
-            attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
+            attached.next_handle = CommunicatorHandle(handle.0.wrapping_add(1).max(1));
             (tenant, thread) = (tenant_index(&mut self.tenants, &attached.tenant), attached.thread);
             limits.get_or_insert_with(|| attached.limits.clone());
             let (attachment, rank) = (waiting.attachment, Rank(local.rank));
@@ -497,7 +497,7 @@ mod tests {
         let (reply, mut detail) = oneshot::channel();
         send(join_one);
         send(join_gone);
-        send(SessionRequest::Detail { attachment: one, communicator: 5, reply });
+        send(SessionRequest::Detail { attachment: one, communicator: CommunicatorHandle(5), reply });
         send(SessionRequest::Detached { attachment: gone });
         send(attached(new, &limits));
         run_until_empty(&mut wiring, &requests).await;

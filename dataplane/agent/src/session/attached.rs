@@ -7,13 +7,13 @@ use super::tenant::{Life, Tenant, metered};
 use super::{AttachmentId, Joined, Question, SessionRequest};
 use crate::counters::Counted;
 use bytes::{Buf, BytesMut};
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     ALL_EVENTS, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, ElasticOrder,
     FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, RUNNERS, Reason,
     Refusal, RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError, RunnerReport,
     TYPED_REFUSALS, decode, encode, full_name, is_name, length,
 };
+use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -109,7 +109,7 @@ pub(super) struct AttachedSession {
     memory: AttachedMemory,
     requests: mpsc::Sender<SessionRequest>,
     /// Handles that the process has joined and not left.
-    joined: HashSet<u32>,
+    joined: HashSet<CommunicatorHandle>,
     /// Requests that the agent has not answered, and their kinds.
     pending: JoinSet<(RequestKind, Answer)>,
     outstanding: Vec<RequestKind>,
@@ -150,7 +150,7 @@ impl AttachedSession {
 
     /// Goes on where another process's session stands, of which this is left.
     pub(super) fn resume(mut self, joined: Vec<u32>, received: &[u8], descriptors: Vec<OwnedFd>) -> Self {
-        self.joined.extend(joined);
+        self.joined.extend(joined.into_iter().map(CommunicatorHandle));
         self.unread = (BytesMut::from(received), descriptors.into());
         self
     }
@@ -174,7 +174,7 @@ impl AttachedSession {
             size: self.size,
             next,
             regions,
-            joined: self.joined.iter().copied().collect(),
+            joined: self.joined.iter().map(|handle| handle.0).collect(),
             received,
             descriptors: reader.descriptors.len(),
         };
@@ -262,7 +262,7 @@ impl AttachedSession {
         at.map(|at| self.outstanding.swap_remove(at));
         self.repeatable.retain(|(known, _)| *known != kind);
         if let Answer::Joined { communicator, .. } = &answer {
-            self.joined.insert(*communicator);
+            self.joined.insert(CommunicatorHandle(*communicator));
         }
         let added = |memory: &mut AttachedMemory, done: &Result<AddedRegion, _>| match kind {
             RequestKind::AddRegion(base) => memory.added(base, done.is_ok()),
@@ -338,6 +338,7 @@ impl AttachedSession {
                 })
             }
             Request::Split { id, communicator, color, key, timeout_ns } => {
+                let communicator = CommunicatorHandle(communicator);
                 let (checked, timeout) = (self.check_split(communicator), Duration::from_nanos(timeout_ns));
                 self.join(id, checked, |reply| SessionRequest::Split {
                     attachment,
@@ -348,16 +349,23 @@ impl AttachedSession {
                     reply,
                 })
             }
-            Request::Leave { id, communicator } if self.joined.remove(&communicator) => {
+            Request::Leave { id, communicator } if self.joined.remove(&CommunicatorHandle(communicator)) => {
+                let communicator = CommunicatorHandle(communicator);
                 Handled::Both(SessionRequest::Leave { attachment, communicator }, Answer::Left { id })
             }
             Request::Leave { id, .. } => Handled::Answered(Answer::Left { id }),
-            Request::Abort { id, communicator } if self.joined.contains(&communicator) => {
+            Request::Abort { id, communicator }
+                if self.joined.contains(&CommunicatorHandle(communicator)) =>
+            {
+                let communicator = CommunicatorHandle(communicator);
                 Handled::Both(SessionRequest::Abort { attachment, communicator }, Answer::Aborted { id })
             }
             Request::Abort { id, .. } => Handled::Answered(Answer::Aborted { id }),
             Request::Detail { id, .. } if id & RUNNERS != 0 => Handled::Answered(Answer::TakesRunners { id }),
-            Request::Detail { id, communicator } if self.joined.contains(&communicator) => {
+            Request::Detail { id, communicator }
+                if self.joined.contains(&CommunicatorHandle(communicator)) =>
+            {
+                let communicator = CommunicatorHandle(communicator);
                 let reply = self.await_reply(RequestKind::Detail, move |detail| {
                     let detail: Option<FailureDetail> = detail.ok().flatten();
                     Answer::Detail { id, detail: detail.map(Bounded::bounded) }
@@ -366,6 +374,7 @@ impl AttachedSession {
             }
             Request::Detail { id, .. } => Handled::Answered(Answer::Detail { id, detail: None }),
             Request::SetBudget { id, communicator, budget } => {
+                let communicator = CommunicatorHandle(communicator);
                 let known = self.joined.contains(&communicator);
                 let unknown = || UNKNOWN.to_owned();
                 let refused = nonsense(&budget).or_else(|| (!known).then(unknown)).map(RequestError::from);
@@ -550,7 +559,7 @@ impl AttachedSession {
             match joined.unwrap_or_else(|_| Err(dropped())) {
                 Ok(Joined { communicator, name, rank, ranks, before }) => {
                     let before = if before.len() > MAX_LISTED { Vec::new() } else { before };
-                    Answer::Joined { id, communicator, name, rank, ranks, before }
+                    Answer::Joined { id, communicator: communicator.0, name, rank, ranks, before }
                 }
                 Err(refused) => Answer::JoinRefused { id, refused: refused.bounded() },
             }
@@ -590,7 +599,9 @@ impl AttachedSession {
     fn check_regroup(&self, who: &Regrouping, least: u32) -> Result<(), JoinRefused> {
         match who {
             Regrouping::Newcomer { name } => check_name(name)?,
-            Regrouping::Member { communicator } if !self.joined.contains(communicator) => {
+            Regrouping::Member { communicator }
+                if !self.joined.contains(&CommunicatorHandle(*communicator)) =>
+            {
                 return refused(JoinRefusal::Name, UNKNOWN.to_owned());
             }
             Regrouping::Member { .. } => {}
@@ -598,7 +609,7 @@ impl AttachedSession {
         self.check_room(least)
     }
 
-    fn check_split(&self, communicator: u32) -> Result<(), JoinRefused> {
+    fn check_split(&self, communicator: CommunicatorHandle) -> Result<(), JoinRefused> {
         if !self.joined.contains(&communicator) {
             return refused(JoinRefusal::Name, UNKNOWN.to_owned());
         }

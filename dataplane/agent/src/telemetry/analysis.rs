@@ -82,7 +82,7 @@ impl Analysis {
         self.gather();
     }
 
-    /// Whether a verdict on congestion is in the making.
+    /// Whether a finding on congestion is in the making.
     pub(crate) fn is_pending(&self) -> bool {
         self.congestion.has_pending_report()
     }
@@ -119,7 +119,7 @@ impl Analysis {
         self.congestion.link(link)
     }
 
-    /// Foreign jobs that are there now.
+    /// External jobs that are there now.
     pub(crate) fn jobs(&self) -> impl Iterator<Item = (Job, JobActivity)> {
         self.phases.jobs().map(|job| {
             let lately = self.jobs.get(&job.job).cloned().unwrap_or_default();
@@ -127,7 +127,7 @@ impl Analysis {
         })
     }
 
-    /// The foreign job that a flow belongs to.
+    /// The external job that a flow belongs to.
     pub(crate) fn job_of(&self, flow: &FlowKey) -> Option<u64> {
         if self.jobs.is_empty() { None } else { self.phases.job_of(flow) }
     }

@@ -207,7 +207,7 @@ fn try_begin(
     Ok(Running::new(handle, thread, true))
 }
 
-/// What the decision loop does so far: the log has every verdict.
+/// What the decision loop does so far: the log has every finding.
 fn log(finding: &Finding) {
     match &finding.found {
         Found::Congestion(congestion) => {

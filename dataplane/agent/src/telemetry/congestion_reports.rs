@@ -24,7 +24,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const MAX_PER_SECOND: u32 = 100;
 /// So many of a second's may go at once.
 const BURST_DIVISOR: u64 = 10;
-/// How often a verdict is said again while own traffic is held up, and while its path is starved.
+/// How often a report is said again while own traffic is held up, and while its path is starved.
 const REPEAT: Duration = Duration::from_millis(500);
 const STARVED_REPEAT: Duration = Duration::from_millis(50);
 /// The least share of own traffic that shows who holds it up, as one part in so many. Less of what the path carries
@@ -35,7 +35,7 @@ const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Paths that are kept in mind.
 const MAX_PATHS: usize = 4096;
 
-/// Where verdicts go, and how many in a second at most.
+/// Where reports go, and how many in a second at most.
 #[derive(Clone, Debug)]
 pub(crate) struct ReportSink {
     pub(crate) to: mpsc::WeakSender<Message>,
@@ -58,13 +58,13 @@ struct PathReport {
 pub(crate) struct CongestionReports {
     sink: Option<ReportSink>,
     paths: BTreeMap<Link, PathReport>,
-    /// In thousandths of a verdict: what may go now.
+    /// In thousandths of a report: what may go now.
     credit: u64,
     credited: Nanos,
 }
 
 impl CongestionReports {
-    /// Control wants verdicts from now on, or none; it hears anew of every own path that is congested.
+    /// Control wants reports from now on, or none; it hears anew of every own path that is congested.
     pub(crate) fn set_sink(&mut self, now: Nanos, wanted: ReportSink, analysis: &Analysis) {
         self.sink = Some(wanted).filter(|wanted| wanted.per_second > 0);
         self.paths.clear();
@@ -189,7 +189,7 @@ fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::Conges
     let (local, remote) = (owner.flow.local_port, owner.flow.remote_port);
     v1::CongestionReport {
         congestion: Some(congestion),
-        communicator: owner.communicator,
+        communicator: owner.communicator.0,
         epoch: owner.epoch.into(),
         peer: owner.to,
         source_port: if local == listen { remote } else { local }.into(),
@@ -210,7 +210,7 @@ mod tests {
     const LISTEN: u16 = 7100;
 
     struct World {
-        verdicts: CongestionReports,
+        reports: CongestionReports,
         own: OwnFlows,
         analysis: Analysis,
         names: Mutex<Names>,
@@ -237,7 +237,7 @@ mod tests {
                 flows: ports.iter().map(flow).collect(),
             };
             let mut world = Self {
-                verdicts: CongestionReports::default(),
+                reports: CongestionReports::default(),
                 own: OwnFlows::default(),
                 analysis: Analysis::default(),
                 names: Mutex::default(),
@@ -248,17 +248,17 @@ mod tests {
             world.own.formed(&formed, Nanos(BEGIN), &[5], &mut records);
             records.iter().for_each(|record| world.analysis.take(record));
             let wanted = ReportSink { to: world.to.downgrade(), per_second, listen: LISTEN };
-            world.verdicts.set_sink(Nanos(BEGIN), wanted, &world.analysis);
+            world.reports.set_sink(Nanos(BEGIN), wanted, &world.analysis);
             world
         }
 
         fn find(&mut self, now_ns: u64, (local, remote): (u16, u16), level: CongestionLevel) {
             let found = Found::Congestion(found(now_ns, (local, remote), level));
-            self.verdicts.take(Nanos(now_ns), &found);
+            self.reports.take(Nanos(now_ns), &found);
         }
 
         fn reports(&mut self, now_ns: u64) -> Vec<v1::CongestionReport> {
-            self.verdicts.poll_reports(Nanos(now_ns), 0, (&self.own, &self.analysis), &self.names);
+            self.reports.poll_reports(Nanos(now_ns), 0, (&self.own, &self.analysis), &self.names);
             let next = || match self.received.try_recv().ok()? {
                 Message::CongestionReport(told) => Some(told),
                 other => panic!("{other:?}"),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_says_whose_connection_it_is_about_and_by_which_port() {
+    fn a_report_names_its_connection_and_port() {
         let ports = [(40_001, LISTEN), (LISTEN, 40_002)];
         let mut world = World::new(&ports, 100, 8);
         world.find(BEGIN, ports[0], CongestionLevel::Mild);
@@ -319,7 +319,7 @@ mod tests {
             Link { direction: Direction::Ingress, ..found(0, ports[0], CongestionLevel::Mild).link };
         for link in [whole, ingress] {
             let other = Congestion { link, ..found(BEGIN, ports[0], CongestionLevel::Severe) };
-            world.verdicts.take(Nanos(BEGIN), &Found::Congestion(other));
+            world.reports.take(Nanos(BEGIN), &Found::Congestion(other));
         }
         assert_eq!(world.reports(BEGIN + 1002 * MS), []);
     }
@@ -353,7 +353,7 @@ mod tests {
             }
             world.analysis.advance(Nanos(time_ns));
             for found in world.analysis.found() {
-                world.verdicts.take(Nanos(time_ns), &found);
+                world.reports.take(Nanos(time_ns), &found);
             }
             told.extend(world.reports(time_ns).into_iter().map(|told| (ms, told.congestion.unwrap())));
         }
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_said_again_when_own_traffic_is_held_up() {
+    fn a_report_is_repeated_while_own_traffic_is_held_up() {
         // Steps of 100 ms, in the first 20 of which it sends, and finds a queue from 400 ms on, until 1600.
         let sends = |ms: u64| match ms % 100 {
             0..20 if (400..1600).contains(&ms) => (6, 10 * MS),
@@ -409,13 +409,13 @@ mod tests {
         assert_eq!(world.reports(BEGIN + 3000 * MS), [], "nothing of ours passes");
         world.pass(port, BEGIN + 3000 * MS, BEGIN + 3050 * MS);
         assert_eq!(level(&world.reports(BEGIN + 3050 * MS)), [v1::CongestionLevel::None]);
-        assert!(world.reports(BEGIN + 9000 * MS).is_empty() && world.verdicts.paths.is_empty());
+        assert!(world.reports(BEGIN + 9000 * MS).is_empty() && world.reports.paths.is_empty());
         world.find(BEGIN, port, CongestionLevel::Severe);
         world.reports(BEGIN + 10_000 * MS);
         world.find(BEGIN, port, CongestionLevel::None);
         assert!(
             world.reports(BEGIN + nanoseconds(RECOVERY_TIMEOUT) + 10_000 * MS).is_empty()
-                && world.verdicts.paths.is_empty()
+                && world.reports.paths.is_empty()
         );
     }
 
@@ -457,9 +457,9 @@ mod tests {
         let mut records = Vec::new();
         world.own.ended(CommunicatorId(7), Nanos(BEGIN), &[5], &mut records);
         world.find(BEGIN, ports[0], CongestionLevel::Severe);
-        assert!(world.reports(BEGIN).is_empty() && world.verdicts.paths.len() == 1, "the connection is gone");
+        assert!(world.reports(BEGIN).is_empty() && world.reports.paths.len() == 1, "the connection is gone");
         let mut none = World::new(&ports, 0, 8);
         none.find(BEGIN, ports[0], CongestionLevel::Severe);
-        assert!(none.reports(BEGIN).is_empty() && none.verdicts.paths.is_empty());
+        assert!(none.reports(BEGIN).is_empty() && none.reports.paths.is_empty());
     }
 }

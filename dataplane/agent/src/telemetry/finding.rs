@@ -19,7 +19,7 @@ const WAITING: usize = 4096;
 pub enum Found {
     /// An own operation has ended for all local ranks.
     Operation(Operation),
-    /// A foreign job has communicated.
+    /// An external job has communicated.
     Phase(Phase),
     /// A link's state has changed.
     Congestion(Congestion),
@@ -30,9 +30,9 @@ pub enum Found {
 /// A straggler, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LocatedStraggler {
-    /// The verdict.
+    /// The finding.
     pub straggler: Straggler,
-    /// Its host's address, of a foreign job.
+    /// Its host's address, of an external job.
     pub host: Option<Address>,
 }
 

@@ -115,7 +115,7 @@ impl OwnFlows {
     /// Whose connection takes a path; none where it is nobody's any more.
     pub(crate) fn owner_of(&self, path: Path) -> Option<Owner> {
         let Path::Connection { address, local, remote } = path else { return None };
-        // The other end's address and both ports: this host has few connections, and verdicts on them are rare.
+        // The other end's address and both ports: this host has few connections, and reports on them are rare.
         let takes = |key: &FlowKey| (key.remote, key.local_port, key.remote_port) == (address, local, remote);
         let owner = self.owners.iter().find(|(key, _)| takes(key) && key.protocol == Protocol::Tcp as u8);
         owner.map(|(_, owner)| *owner)
@@ -150,9 +150,9 @@ impl OwnFlows {
         traffic.size = formed.size;
         traffic.epoch = traffic.epoch.max(formed.epoch);
         // What the epoch before the last ran on is closed by now.
-        let outlived = formed.epoch.0.saturating_sub(1);
+        let outlived = Epoch(formed.epoch.0.saturating_sub(1));
         self.drop_where(now, interfaces, into, |owner| {
-            owner.communicator == formed.communicator.0 && owner.epoch < outlived
+            owner.communicator == formed.communicator && owner.epoch < outlived
         });
         for (peer, flow) in &formed.flows {
             for key in keys(flow) {
@@ -160,8 +160,8 @@ impl OwnFlows {
                     time_ns: now.0,
                     flow: key,
                     tenant: Label::new(&formed.tenant),
-                    communicator: formed.communicator.0,
-                    epoch: formed.epoch.0,
+                    communicator: formed.communicator,
+                    epoch: formed.epoch,
                     from: formed.participant,
                     to: *peer,
                     owned: true,
@@ -183,7 +183,7 @@ impl OwnFlows {
         if let Some(traffic) = self.communicators.remove(&communicator) {
             Arc::make_mut(&mut self.series).ended(&traffic);
         }
-        self.drop_where(now, interfaces, into, |owner| owner.communicator == communicator.0);
+        self.drop_where(now, interfaces, into, |owner| owner.communicator == communicator);
     }
 
     /// Everything that holds, as for somebody who begins to listen, or for new interfaces.
@@ -320,7 +320,7 @@ mod tests {
 
     fn announced(records: &mut Vec<Record>) -> Vec<(u16, u32, u32, bool)> {
         let one = |record: Record| match record {
-            Record::Owner(owner) => (owner.flow.local_port, owner.flow.interface, owner.epoch, owner.owned),
+            Record::Owner(owner) => (owner.flow.local_port, owner.flow.interface, owner.epoch.0, owner.owned),
             other => panic!("{other:?}"),
         };
         records.drain(..).map(one).collect()

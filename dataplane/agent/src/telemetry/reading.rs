@@ -50,9 +50,9 @@ pub struct Reading {
     pub operations: Vec<Operation>,
     /// How links stand that something crossed lately.
     pub congestion: Vec<Congestion>,
-    /// Foreign jobs, and what they did lately.
+    /// External jobs, and what they did lately.
     pub jobs: Vec<(Job, JobActivity)>,
-    /// The foreign job of each flow that has one; empty where flows were not asked for.
+    /// The external job of each flow that has one; empty where flows were not asked for.
     pub job_of: Arc<HashMap<FlowKey, u64>>,
     /// Stragglers now.
     pub stragglers: Vec<LocatedStraggler>,

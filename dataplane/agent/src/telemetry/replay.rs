@@ -17,7 +17,7 @@ pub fn replay(bytes: &[u8], with: impl FnMut(&Finding, &Names)) -> Result<Replay
     Ok(replayed)
 }
 
-/// The same of several hosts' records, made one by [`trace::merge`]. It has foreign jobs as all the hosts together show them, each
+/// The same of several hosts' records, made one by [`trace::merge`]. It has external jobs as all the hosts together show them, each
 /// host's operations, and the congestion of the host that speaks first.
 pub fn replay_merged(records: &[Record], with: impl FnMut(&Finding, &Names)) {
     let mut replay = Replay::new(with);

@@ -184,7 +184,7 @@ fn signs(reading: &Reading, interface: u32) -> (u64, u64) {
     tcp.chain(roce).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
-/// Foreign jobs, most traffic first.
+/// External jobs, most traffic first.
 fn jobs(span: &Span<'_>) -> Vec<v1::ExternalJob> {
     let mut rates: HashMap<u64, u64> = HashMap::new();
     for (key, job) in span.now.job_of.iter() {
@@ -332,7 +332,7 @@ fn end_of_queue_pair(pair: &QueuePair) -> v1::FlowEndpoint {
 fn owner_of(owner: &Owner) -> v1::FlowOwner {
     v1::FlowOwner {
         tenant: owner.tenant.to_string(),
-        communicator: owner.communicator,
+        communicator: owner.communicator.0,
         epoch: owner.epoch.into(),
         participant: owner.from,
         peer: owner.to,

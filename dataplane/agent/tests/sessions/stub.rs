@@ -4,7 +4,9 @@ use harmonaize_abi::session::{
     Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused,
     Negotiated, Refusal,
 };
-use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, StragglerCause, Submission};
+use harmonaize_abi::{
+    ABI_VERSION, CommunicatorHandle, Completion, Rank, Region, Status, StragglerCause, Submission, Tag,
+};
 use harmonaize_agent::counters::Counters;
 use harmonaize_agent::session::{
     AttachmentId, BindError, Joined, Question, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules,
@@ -222,8 +224,8 @@ struct Attachment {
     pending: Vec<Submission>,
     operations: u64,
     /// Remote: operations whose bytes are on their way, by tag.
-    moving: HashMap<u64, (Submission, Arc<Memory>, bool)>,
-    tag: u64,
+    moving: HashMap<Tag, (Submission, Arc<Memory>, bool)>,
+    tag: Tag,
 }
 
 impl Engine {
@@ -276,8 +278,10 @@ impl Engine {
                 self.seen.push(attachment);
                 self.knobs.log_line(format!("attached {} of {tenant}", self.seen.len()));
                 let (held, moving) = (Vec::new(), HashMap::new());
-                self.attachments
-                    .insert(attachment, Attachment { end, pending: held, operations: 0, moving, tag: 0 });
+                self.attachments.insert(
+                    attachment,
+                    Attachment { end, pending: held, operations: 0, moving, tag: Tag(0) },
+                );
             }
             SessionRequest::AddRegion { attachment, base, memory, reply } => {
                 self.knobs.log_line(format!("{} bytes more at {base}", memory.bytes()));
@@ -307,7 +311,13 @@ impl Engine {
                 self.next += 1;
                 let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|other| *other != rank).collect();
                 let answer = match ranks {
-                    1 => Ok(Joined { communicator: self.next, name, rank, ranks, before: Vec::new() }),
+                    1 => Ok(Joined {
+                        communicator: CommunicatorHandle(self.next),
+                        name,
+                        rank,
+                        ranks,
+                        before: Vec::new(),
+                    }),
                     _ => Err(JoinRefused {
                         kind: JoinRefusal::Timeout,
                         text: "some ranks never came".into(),
@@ -321,7 +331,7 @@ impl Engine {
                 self.next += 1;
                 let before = vec![Some(Rank(1)), None];
                 let _ = reply.send(Ok(Joined {
-                    communicator: self.next,
+                    communicator: CommunicatorHandle(self.next),
                     name: "job".into(),
                     rank: Rank(0),
                     ranks: 2,
@@ -334,7 +344,7 @@ impl Engine {
                 let (kind, text) = (JoinRefusal::LeftOut, "the rank named no color".to_owned());
                 let refused = JoinRefused { kind, text, ranks: Vec::new() };
                 let joined = color.map(|color| Joined {
-                    communicator: self.next,
+                    communicator: CommunicatorHandle(self.next),
                     name: format!("job#1.{color}"),
                     rank: Rank(0),
                     ranks: 1,
@@ -504,13 +514,13 @@ impl Attachment {
             return self.complete(&submission, Status::Ok);
         }
         let staging = Memory::private(bytes as usize)?;
-        self.tag += 1;
+        self.tag = self.tag.next();
         self.end.fetch(self.tag, offset, Span::new(&staging, 0, bytes)?)?;
         self.moving.insert(self.tag, (submission, staging, false));
         Ok(())
     }
 
-    fn moved(&mut self, tag: u64) -> Result<(), EndError> {
+    fn moved(&mut self, tag: Tag) -> Result<(), EndError> {
         let (submission, staging, stored) = self.moving.remove(&tag).expect("a tag that was given");
         if stored {
             return self.complete(&submission, Status::Ok);

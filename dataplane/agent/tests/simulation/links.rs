@@ -1,5 +1,6 @@
 //! Links between agents: the loopback's, whose events come later, as a network's do, and which end when it is severed.
 
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use harmonaize_transport::loopback::{Hub, Loopback};
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
@@ -100,7 +101,7 @@ struct Link {
 enum Delayed {
     Up,
     Received { header: Vec<u8>, payload: Option<(Landing, u32)>, posted: bool },
-    Sent { token: u64 },
+    Sent { tag: Tag },
     Down { reason: DownReason },
 }
 
@@ -130,7 +131,7 @@ impl Links {
                     Event::Received { header, payload, posted } => {
                         Delayed::Received { header: header.to_vec(), payload, posted }
                     }
-                    Event::Sent { token } => Delayed::Sent { token },
+                    Event::Sent { tag } => Delayed::Sent { tag },
                     Event::Down { reason } => Delayed::Down { reason },
                 },
             ));
@@ -197,7 +198,7 @@ impl Transport for Links {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         self.inner.send(link, path, header, payload)?;
         self.network.wake_all();
@@ -219,7 +220,7 @@ impl Transport for Links {
                     Delayed::Received { header, payload, posted } => {
                         sink(*id, Event::Received { header: &header, payload, posted });
                     }
-                    Delayed::Sent { token } => sink(*id, Event::Sent { token }),
+                    Delayed::Sent { tag } => sink(*id, Event::Sent { tag }),
                     Delayed::Down { reason } => {
                         ended.push(*id);
                         sink(*id, Event::Down { reason });

@@ -4,7 +4,9 @@ use crate::control::{LEASE, PATIENCE, SILENCE};
 use crate::host::Host;
 use crate::world::World;
 use harmonaize_abi::session::{Budget, JoinRefusal, Regrouping};
-use harmonaize_abi::{ABI_VERSION, Collective, Dtype, Rank, ReduceOp, Region, Status, Submission};
+use harmonaize_abi::{
+    ABI_VERSION, Collective, CommunicatorHandle, Dtype, Rank, ReduceOp, Region, Status, Submission,
+};
 use harmonaize_agent::session::{AttachmentId, Joined, SessionRequest};
 use harmonaize_shm::{MappedEnd, MappedTenant, TenantEnd};
 use std::rc::Rc;
@@ -158,9 +160,9 @@ impl Process {
         })
     }
 
-    async fn regroup(&self, communicator: u32) -> Option<Joined> {
+    async fn regroup(&self, communicator: CommunicatorHandle) -> Option<Joined> {
         let (reply, answer) = oneshot::channel();
-        let who = Regrouping::Member { communicator };
+        let who = Regrouping::Member { communicator: communicator.0 };
         let (attachment, timeout, key) = (self.attachment, PATIENCE, self.script.rank);
         self.request(SessionRequest::Regroup { attachment, who, key, min_ranks: 1, timeout, reply }).await;
         let refused = match self.answer(answer, ANSWER + LEASE).await? {
@@ -232,7 +234,7 @@ impl Process {
             reduce: ReduceOp::Sum.code(),
             root,
             count,
-            communicator: joined.communicator,
+            communicator: joined.communicator.0,
             input: Region { offset: input_at, bytes },
             output: Region { offset: output_at, bytes: bytes * blocks },
             cookie: operation.into(),
@@ -286,7 +288,7 @@ impl Process {
     }
 
     /// Asks why the communicator ended, which an agent knows that has said so.
-    async fn detail(&self, communicator: u32, status: Status) {
+    async fn detail(&self, communicator: CommunicatorHandle, status: Status) {
         let (reply, answer) = oneshot::channel();
         self.request(SessionRequest::Detail { attachment: self.attachment, communicator, reply }).await;
         let Some(detail) = self.answer(answer, SLACK).await else { return };

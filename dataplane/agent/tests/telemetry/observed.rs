@@ -1,4 +1,4 @@
-//! `harmonaize-agent observe` as people run it: foreign traffic, an interface that goes and comes back, Ctrl-C, replay.
+//! `harmonaize-agent observe` as people run it: cross traffic, an interface that goes and comes back, Ctrl-C, replay.
 
 use crate::own::namespaces;
 use crate::whole::LIMIT;
@@ -100,7 +100,7 @@ fn egress(line: &Value) -> u64 {
 }
 
 #[test]
-fn foreign_traffic_is_observed_while_an_interface_goes_and_comes_back() {
+fn cross_traffic_is_observed_while_an_interface_goes_and_comes_back() {
     let Some(([near, far], _fabric)) = namespaces(["near", "far"]) else { return };
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
@@ -180,7 +180,7 @@ fn replayed(run: &str) -> (Vec<Value>, Truth, u64) {
     (lines(&printed.stdout), truth, offset_ns.unwrap().try_into().unwrap())
 }
 
-/// The program as it ships finds a foreign training's iterations in the traces of its hosts.
+/// The program as it ships finds an external training's iterations in the traces of its hosts.
 #[test]
 fn phases_of_a_recorded_training_are_those_of_its_log() {
     let (found, truth, offset_ns) = replayed("gloo-long");

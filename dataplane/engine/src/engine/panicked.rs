@@ -114,7 +114,7 @@ impl Engine {
             let completion = Completion {
                 version: ABI_VERSION,
                 status: Code::Internal.code(),
-                communicator: local.handle,
+                communicator: local.handle.0,
                 cookie: cookie.0,
                 ..Completion::default()
             };

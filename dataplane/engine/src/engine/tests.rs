@@ -12,7 +12,7 @@ mod tap;
 use crate::containment::{Task, fault};
 use crate::{AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, Notice, PanicScope};
 use common::{World, loopback, reduce, tcp};
-use harmonaize_abi::{Rank, ReduceOp, Status, Submission};
+use harmonaize_abi::{CommunicatorHandle, Rank, ReduceOp, Status, Submission};
 use harmonaize_core::Failure;
 use harmonaize_plan::Participant;
 use harmonaize_transport::Transport;
@@ -43,7 +43,11 @@ fn formation(world: &World, communicator: u8, handle: u32, me: Participant) -> F
         peer.introduction.as_mut().unwrap().name[3] = communicator;
     }
     let locals = world.group.local(me).iter();
-    let local = |&rank: &Rank| LocalRank { rank, attachment: AttachmentId(rank.0.into()), handle };
+    let local = |&rank: &Rank| LocalRank {
+        rank,
+        attachment: AttachmentId(rank.0.into()),
+        handle: CommunicatorHandle(handle),
+    };
     Formation {
         communicator: CommunicatorId(communicator.into()),
         tenant: u32::from(communicator),

@@ -1,6 +1,8 @@
 //! Engines and tenants in one process, driven by hand: no thread, no agent, no control.
 
-use harmonaize_abi::{ABI_VERSION, Collective, Completion, Dtype, Rank, ReduceOp, Region, Submission};
+use harmonaize_abi::{
+    ABI_VERSION, Collective, CommunicatorHandle, Completion, Dtype, Rank, ReduceOp, Region, Submission,
+};
 use harmonaize_core::{Aggregation, EpochPlan};
 use harmonaize_engine::{
     Aggregator, AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, MarkReader,
@@ -159,7 +161,7 @@ impl World {
             let locals = world.group.local(me).iter().map(|&rank| LocalRank {
                 rank,
                 attachment: AttachmentId(rank.0.into()),
-                handle: 7,
+                handle: CommunicatorHandle(7),
             });
             let formation = Formation {
                 weight: 1,

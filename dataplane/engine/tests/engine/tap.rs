@@ -1,5 +1,6 @@
 //! A transport around another, with hooks on what passes.
 
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use std::net::SocketAddr;
@@ -61,7 +62,7 @@ impl<H: Hooks> Transport for Tap<H> {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         if !self.hooks.has_room(link) {
             return Err(SendError::Full);

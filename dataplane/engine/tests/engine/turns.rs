@@ -1,7 +1,7 @@
 //! Three tenants on one engine: what each moves, by weight and not by communicators.
 
 use crate::common::{ARENA, World, loopback, reduce};
-use harmonaize_abi::{Rank, ReduceOp};
+use harmonaize_abi::{CommunicatorHandle, Rank, ReduceOp};
 use harmonaize_core::EpochPlan;
 use harmonaize_engine::{AttachmentId, Command, CommunicatorId, Epoch, Formation, LocalRank};
 use harmonaize_plan::{Group, Participant, Plan, Tuning};
@@ -21,7 +21,7 @@ fn tenants_share_an_engine_by_weight() {
         let plan =
             EpochPlan { plan: Plan::new(group, vec![Participant(0)]).unwrap(), ..world.plan(Epoch(1), &[0]) };
         let attachment = AttachmentId(rank as u64);
-        let local = LocalRank { rank: Rank(0), attachment, handle: 9 };
+        let local = LocalRank { rank: Rank(0), attachment, handle: CommunicatorHandle(9) };
         world.engines[0].handle_command(Command::Form(Box::new(Formation {
             communicator: CommunicatorId(100 + rank as u64),
             tenant: 1 + *owner as u32,

@@ -71,7 +71,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The verdict.
+    /// The outcome.
     pub(super) fn finish(mut self) -> Result<Report, CheckError> {
         let mut runnable: VecDeque<Participant> = (0..self.plan.participants()).map(Participant).collect();
         while let Some(me) = runnable.pop_front() {

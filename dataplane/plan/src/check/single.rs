@@ -90,7 +90,7 @@ impl<'a> SingleCheck<'a> {
         to.next().map(|[_, to]| *to)
     }
 
-    /// The verdict.
+    /// The outcome.
     pub(super) fn finish(mut self) -> Result<Usage, CheckError> {
         let mut committed = false;
         for step in &self.program.steps {

@@ -4,7 +4,7 @@ use super::REMOTE_DEPTH;
 use super::channel::{Channel, Frame, Landing, Receiver};
 use super::frame::{Header, kind};
 use crate::{AgentEnd, EndError, MAX_ENTRIES, MemoryError, Regions, RingError, Span, check_range};
-use harmonaize_abi::{Completion, Submission};
+use harmonaize_abi::{Completion, Submission, Tag};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,11 +23,11 @@ pub struct RemoteEnd {
 struct PendingTransfers {
     entries: usize,
     inbox: VecDeque<Submission>,
-    fetches: VecDeque<(u64, Span)>,
-    stores: VecDeque<u64>,
+    fetches: VecDeque<(Tag, Span)>,
+    stores: VecDeque<Tag>,
     /// Stores that have not left whole: the last ones of `stores`.
     unsent_stores: usize,
-    done: VecDeque<u64>,
+    done: VecDeque<Tag>,
 }
 
 impl RemoteEnd {
@@ -68,12 +68,12 @@ impl Receiver for PendingTransfers {
         match header.kind {
             kind::SUBMISSION => Ok(Landing::Body(size_of::<Submission>())),
             kind::FETCH_DATA => match self.fetches.front() {
-                Some((tag, span)) if *tag == header.tag && span.bytes() as u64 == header.bytes => {
+                Some((tag, span)) if tag.0 == header.tag && span.bytes() as u64 == header.bytes => {
                     Ok(Landing::Tensor(span.clone()))
                 }
                 _ => Err(EndError::Protocol("bytes of a fetch that is not the oldest")),
             },
-            kind::STORE_DONE if self.stores.front() != Some(&header.tag) => {
+            kind::STORE_DONE if self.stores.front() != Some(&Tag(header.tag)) => {
                 Err(EndError::Protocol("end of a store that is not the oldest"))
             }
             kind::STORE_DONE if self.stores.len() <= self.unsent_stores => {
@@ -93,11 +93,11 @@ impl Receiver for PendingTransfers {
             }
             kind::FETCH_DATA => {
                 self.fetches.pop_front();
-                self.done.push_back(header.tag);
+                self.done.push_back(Tag(header.tag));
             }
             _ => {
                 self.stores.pop_front();
-                self.done.push_back(header.tag);
+                self.done.push_back(Tag(header.tag));
             }
         }
         Ok(None)
@@ -129,28 +129,29 @@ impl AgentEnd for RemoteEnd {
         self.pending.entries as u32
     }
 
-    fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError> {
+    fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError> {
         let bytes = self.check(offset, into.bytes())?;
         if self.pending.fetches.len() >= REMOTE_DEPTH {
             return Err(EndError::Full);
         }
-        self.channel.push(Frame::new(&Header { kind: kind::FETCH, reserved: 0, tag, offset, bytes }, &[]))?;
+        self.channel
+            .push(Frame::new(&Header { kind: kind::FETCH, reserved: 0, tag: tag.0, offset, bytes }, &[]))?;
         self.pending.fetches.push_back((tag, into));
         Ok(())
     }
 
-    fn store(&mut self, tag: u64, from: Span, offset: u64) -> Result<(), EndError> {
+    fn store(&mut self, tag: Tag, from: Span, offset: u64) -> Result<(), EndError> {
         let bytes = self.check(offset, from.bytes())?;
         if self.pending.stores.len() >= REMOTE_DEPTH {
             return Err(EndError::Full);
         }
-        let header = Header { kind: kind::STORE, reserved: 0, tag, offset, bytes };
+        let header = Header { kind: kind::STORE, reserved: 0, tag: tag.0, offset, bytes };
         self.channel.push(Frame::with_tensor(&header, from))?;
         self.pending.stores.push_back(tag);
         Ok(())
     }
 
-    fn progress(&mut self, done: &mut dyn FnMut(u64)) -> Result<usize, EndError> {
+    fn progress(&mut self, done: &mut dyn FnMut(Tag)) -> Result<usize, EndError> {
         let mut work = self.channel.send()?;
         self.pending.unsent_stores = self.channel.unsent_tensors();
         let received = self.channel.receive(&mut self.pending);

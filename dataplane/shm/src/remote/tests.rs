@@ -3,7 +3,7 @@
 use super::frame::{Header, kind};
 use super::{REMOTE_DEPTH, RemoteEnd, RemoteTenant};
 use crate::{AgentEnd, EndError, Memory, Span, TenantEnd};
-use harmonaize_abi::{Completion, Submission};
+use harmonaize_abi::{Completion, Submission, Tag};
 use proptest::prelude::*;
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ fn staging(bytes: usize) -> (std::sync::Arc<Memory>, Span) {
 /// Runs both ends until neither has anything to do; the tags that ended.
 fn settle(agent: &mut RemoteEnd, tenant: &mut RemoteTenant) -> Vec<u64> {
     let mut ended = Vec::new();
-    while agent.progress(&mut |tag| ended.push(tag)).unwrap() + tenant.progress().unwrap() > 0 {}
+    while agent.progress(&mut |tag| ended.push(tag.0)).unwrap() + tenant.progress().unwrap() > 0 {}
     ended
 }
 
@@ -59,10 +59,10 @@ fn tensor_bytes_cross_in_order() {
     let pattern: Vec<u8> = (0..ARENA).map(|i| (i * 7 % 251) as u8).collect();
     tenant.memory().write(0, &pattern).unwrap();
     let (whole, into) = staging(ARENA as usize);
-    agent.fetch(1, 0, into).unwrap();
-    agent.fetch(2, 5, staging(0).1).unwrap();
+    agent.fetch(Tag(1), 0, into).unwrap();
+    agent.fetch(Tag(2), 5, staging(0).1).unwrap();
     let (part, into) = staging(100);
-    agent.fetch(3, ARENA - 100, into).unwrap();
+    agent.fetch(Tag(3), ARENA - 100, into).unwrap();
     assert_eq!(settle(&mut agent, &mut tenant), [1, 2, 3]);
     let mut seen = vec![0; ARENA as usize];
     whole.read(0, &mut seen).unwrap();
@@ -72,9 +72,9 @@ fn tensor_bytes_cross_in_order() {
 
     let (other, _) = staging(ARENA as usize);
     other.write(0, &vec![3; ARENA as usize]).unwrap();
-    agent.store(4, Span::new(&other, 0, ARENA - 1).unwrap(), 1).unwrap();
-    agent.fetch(5, 0, Span::new(&whole, 0, ARENA).unwrap()).unwrap();
-    agent.store(6, staging(0).1, 0).unwrap();
+    agent.store(Tag(4), Span::new(&other, 0, ARENA - 1).unwrap(), 1).unwrap();
+    agent.fetch(Tag(5), 0, Span::new(&whole, 0, ARENA).unwrap()).unwrap();
+    agent.store(Tag(6), staging(0).1, 0).unwrap();
     assert_eq!(settle(&mut agent, &mut tenant), [4, 5, 6]);
     whole.read(0, &mut seen).unwrap();
     assert_eq!(seen[0], pattern[0]);
@@ -84,16 +84,16 @@ fn tensor_bytes_cross_in_order() {
 #[test]
 fn queues_are_bounded_and_ranges_checked() {
     let (mut agent, mut tenant) = pair();
-    assert!(matches!(agent.fetch(0, ARENA, staging(1).1), Err(EndError::Memory(_))));
-    assert!(matches!(agent.store(0, staging(1).1, u64::MAX), Err(EndError::Memory(_))));
+    assert!(matches!(agent.fetch(Tag(0), ARENA, staging(1).1), Err(EndError::Memory(_))));
+    assert!(matches!(agent.store(Tag(0), staging(1).1, u64::MAX), Err(EndError::Memory(_))));
     for tag in 0..REMOTE_DEPTH as u64 {
-        agent.fetch(tag, 0, staging(8).1).unwrap();
-        agent.store(1000 + tag, staging(8).1, 8).unwrap();
+        agent.fetch(Tag(tag), 0, staging(8).1).unwrap();
+        agent.store(Tag(1000 + tag), staging(8).1, 8).unwrap();
     }
-    assert!(matches!(agent.fetch(0, 0, staging(1).1), Err(EndError::Full)));
-    assert!(matches!(agent.store(0, staging(1).1, 0), Err(EndError::Full)));
+    assert!(matches!(agent.fetch(Tag(0), 0, staging(1).1), Err(EndError::Full)));
+    assert!(matches!(agent.store(Tag(0), staging(1).1, 0), Err(EndError::Full)));
     assert_eq!(settle(&mut agent, &mut tenant).len(), 2 * REMOTE_DEPTH);
-    agent.fetch(0, 0, staging(1).1).unwrap();
+    agent.fetch(Tag(0), 0, staging(1).1).unwrap();
     // A tenant that never reads its completions has broken the rule.
     let mut taken = 0;
     while agent.complete(&Completion::default()).is_ok() {
@@ -126,8 +126,8 @@ fn nonsense_ends_the_attachment() {
     ];
     for (frames, expected) in cases {
         let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
-        agent.fetch(7, 0, staging(16).1).unwrap();
-        agent.store(9, staging(ARENA as usize).1, 0).unwrap();
+        agent.fetch(Tag(7), 0, staging(16).1).unwrap();
+        agent.store(Tag(9), staging(ARENA as usize).1, 0).unwrap();
         for frame in frames {
             says(&socket, &[frame.as_bytes()]);
         }
@@ -142,7 +142,7 @@ fn nonsense_ends_the_attachment() {
 #[test]
 fn a_tenant_that_dies_midway_is_noticed() {
     let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
-    agent.fetch(7, 0, staging(16).1).unwrap();
+    agent.fetch(Tag(7), 0, staging(16).1).unwrap();
     agent.flush().unwrap();
     says(&socket, &[header(kind::FETCH_DATA, 7, 16).as_bytes(), &[1; 10]]);
     assert!(agent.progress(&mut |_| panic!("not yet")).unwrap() > 0);
@@ -155,7 +155,7 @@ fn a_tenant_that_dies_midway_is_noticed() {
 fn frames_may_come_byte_by_byte() {
     let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
     let (memory, into) = staging(3);
-    agent.fetch(7, 0, into).unwrap();
+    agent.fetch(Tag(7), 0, into).unwrap();
     let submission = Submission { cookie: 5, ..Default::default() };
     let mut bytes = header(kind::SUBMISSION, 0, 0).as_bytes().to_vec();
     bytes.extend_from_slice(submission.as_bytes());
@@ -165,7 +165,7 @@ fn frames_may_come_byte_by_byte() {
     for byte in bytes {
         assert!(ended.is_empty());
         says(&socket, &[&[byte]]);
-        agent.progress(&mut |tag| ended.push(tag)).unwrap();
+        agent.progress(&mut |tag| ended.push(tag.0)).unwrap();
     }
     assert_eq!(ended, [7]);
     assert_eq!(agent.submission().unwrap(), Some(submission));
@@ -183,7 +183,7 @@ fn output_that_waits_does_not_keep_the_agent_awake() {
         rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
     };
     let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
-    agent.store(1, staging(ARENA as usize).1, 0).unwrap();
+    agent.store(Tag(1), staging(ARENA as usize).1, 0).unwrap();
     while agent.progress(&mut |_| {}).unwrap() > 0 {}
     assert!(agent.prepare_sleep());
     assert!(!readable(&agent));
@@ -207,8 +207,8 @@ proptest! {
     ) {
         let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
         for tag in 0..4 {
-            agent.fetch(tag, 0, staging(16 + tag as usize).1).unwrap();
-            agent.store(tag, staging(8).1, 0).unwrap();
+            agent.fetch(Tag(tag), 0, staging(16 + tag as usize).1).unwrap();
+            agent.store(Tag(tag), staging(8).1, 0).unwrap();
         }
         for (kind, tag, bytes, body) in frames {
             says(&socket, &[header(kind, tag, bytes).as_bytes(), &body]);

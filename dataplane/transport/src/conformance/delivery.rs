@@ -45,13 +45,13 @@ pub(super) fn every_size(make: Maker<'_>) -> Outcome {
                 let landing = Landing { ring: 7, sequence };
                 let seed = u64::from(sequence) << 32;
                 let payload = match bytes {
-                    Some(bytes) => Some((landing, filled(seed, bytes as usize)?, seed)),
+                    Some(bytes) => Some((landing, filled(seed, bytes as usize)?, Tag(seed))),
                     None => None,
                 };
                 pair.send(from, link, 0, &header, payload)?;
                 if bytes.is_some() {
                     let event = pair.wait(from, link)?;
-                    ensure!(event == OwnedEvent::Sent(seed), "expected Sent({seed}), got {event:?}");
+                    ensure!(event == OwnedEvent::Sent(Tag(seed)), "expected Sent({seed}), got {event:?}");
                 }
                 let event = pair.wait(to, far)?;
                 let expected = OwnedEvent::Received { header, payload: bytes.map(|bytes| (landing, bytes)) };
@@ -82,7 +82,7 @@ pub(super) fn order_per_path(make: Maker<'_>) -> Outcome {
         let bytes = random.below(payload.bytes() + 1) as u64;
         let span = payload.range(0, bytes).map_err(|e| e.to_string())?;
         let with = random.below(3) == 0;
-        let payload = with.then_some((Landing { ring: 0, sequence: number }, span, u64::from(number)));
+        let payload = with.then_some((Landing { ring: 0, sequence: number }, span, Tag(number.into())));
         pair.send(At::A, a, path, &header, payload)?;
     }
     let mut next: [u32; PATHS] = std::array::from_fn(|path| path as u32);
@@ -110,7 +110,7 @@ pub(super) fn ring_wraps(make: Maker<'_>) -> Outcome {
         for sequence in (0..40).chain(u32::MAX - 20..=u32::MAX) {
             let seed = u64::from(sequence) ^ u64::from(number) << 40;
             let landing = Landing { ring: number, sequence };
-            pair.send(At::A, a, 0, b"", Some((landing, filled(seed, 1000)?, seed)))?;
+            pair.send(At::A, a, 0, b"", Some((landing, filled(seed, 1000)?, Tag(seed))))?;
             let event = pair.wait(At::B, b)?;
             let expected = OwnedEvent::Received { header: Vec::new(), payload: Some((landing, 1000)) };
             ensure!(event == expected, "got {event:?}");
@@ -133,7 +133,7 @@ pub(super) fn full_then_progress(make: Maker<'_>) -> Outcome {
         let before = taken;
         loop {
             let landing = Landing { ring: 0, sequence: taken };
-            let frame = (landing, payload.clone(), u64::from(taken));
+            let frame = (landing, payload.clone(), Tag(taken.into()));
             match pair.a.transport.send(a, 0, &taken.to_le_bytes(), Some(frame)) {
                 Ok(()) => taken += 1,
                 Err(SendError::Full) => break,
@@ -177,7 +177,7 @@ pub(super) fn links_and_rings_apart(make: Maker<'_>) -> Outcome {
                 let seed = seed(name, number, sequence);
                 let payload = filled(seed, 20_000)?;
                 let landing = Landing { ring: number, sequence };
-                pair.send(At::A, *a, number % 2, &seed.to_le_bytes(), Some((landing, payload, seed)))?;
+                pair.send(At::A, *a, number % 2, &seed.to_le_bytes(), Some((landing, payload, Tag(seed))))?;
             }
         }
     }
@@ -225,7 +225,7 @@ pub(super) fn wakes_the_sleeper(make: Maker<'_>) -> Outcome {
     Ok(())
 }
 
-/// Each token comes back once, in its path's order, whether the frames were big or small.
+/// Each tag comes back once, in its path's order, whether the frames were big or small.
 pub(super) fn sent_exactly_once(make: Maker<'_>) -> Outcome {
     let mut pair = Pair::new(make)?;
     let [a, b] = pair.up(1, 1)?;
@@ -233,15 +233,15 @@ pub(super) fn sent_exactly_once(make: Maker<'_>) -> Outcome {
     pair.b.transport.attach_ring(b, 0, landing_ring).map_err(|e| e.to_string())?;
     let payload = filled(1, 1 << 17)?;
     let mut random = Random(3);
-    for token in 0..400_u64 {
+    for tag in 0..400_u64 {
         let bytes = if random.below(2) == 0 { random.below(100) } else { random.below(payload.bytes()) };
         let span = payload.range(0, bytes as u64).map_err(|e| e.to_string())?;
-        pair.send(At::A, a, 0, b"h", Some((Landing { ring: 0, sequence: token as u32 }, span, token)))?;
+        pair.send(At::A, a, 0, b"h", Some((Landing { ring: 0, sequence: tag as u32 }, span, Tag(tag))))?;
         pair.send(At::A, a, 0, b"between", None)?;
     }
-    for token in 0..400 {
+    for tag in 0..400 {
         let event = pair.wait(At::A, a)?;
-        ensure!(event == OwnedEvent::Sent(token), "expected Sent({token}), got {event:?}");
+        ensure!(event == OwnedEvent::Sent(Tag(tag)), "expected Sent({tag}), got {event:?}");
     }
     pair.run_until_idle();
     ensure!(pair.a.seen.is_empty(), "more events: {:?}", pair.a.seen);

@@ -79,7 +79,7 @@ fn breach(make: Maker<'_>, number: u16, bytes: usize) -> Outcome {
     let [a, b] = pair.up(1, 1)?;
     pair.b.transport.attach_ring(b, 3, ring(1000, 2)?).map_err(|e| e.to_string())?;
     let landing = Landing { ring: number, sequence: 0 };
-    pair.send(At::A, a, 0, b"bad", Some((landing, filled(1, bytes)?, 1)))?;
+    pair.send(At::A, a, 0, b"bad", Some((landing, filled(1, bytes)?, Tag(1))))?;
     let event = pair.wait(At::B, b)?;
     ensure!(matches!(event, OwnedEvent::Down(DownReason::Protocol(_))), "got {event:?}");
     pair.wait_down(At::A, a)?;
@@ -152,7 +152,7 @@ pub(super) fn close_releases_payloads(make: Maker<'_>) -> Outcome {
     let mut queued = 0;
     for sequence in 0..32 {
         let span = Span::new(&memory, 0, 1 << 20).map_err(|e| e.to_string())?;
-        let frame = (Landing { ring: 0, sequence }, span, u64::from(sequence));
+        let frame = (Landing { ring: 0, sequence }, span, Tag(sequence.into()));
         queued += usize::from(pair.a.transport.send(a, 0, b"", Some(frame)).is_ok());
         pair.a.progress(2);
     }

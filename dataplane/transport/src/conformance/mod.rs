@@ -13,6 +13,7 @@ mod stress;
 pub use middle::{Change, Middle};
 
 use crate::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -120,7 +121,7 @@ enum OwnedEvent {
         header: Vec<u8>,
         payload: Option<(Landing, u32)>,
     },
-    Sent(u64),
+    Sent(Tag),
     Down(DownReason),
 }
 
@@ -142,7 +143,7 @@ impl Side {
                 Event::Received { header, payload, posted: true } => {
                     OwnedEvent::Posted { header: header.to_vec(), payload }
                 }
-                Event::Sent { token } => OwnedEvent::Sent(token),
+                Event::Sent { tag } => OwnedEvent::Sent(tag),
                 Event::Down { reason } => OwnedEvent::Down(reason),
             };
             seen.push_back((link, event));
@@ -259,7 +260,7 @@ impl Pair {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Outcome {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -19,7 +19,7 @@ fn post(pair: &mut Pair, link: LinkId, sequence: u32, span: &Span) -> bool {
 
 /// Sends a payload that only `sequence` gives.
 fn send(pair: &mut Pair, link: LinkId, sequence: u32, bytes: u32) -> Outcome {
-    let payload = (Landing { ring: 7, sequence }, filled(u64::from(sequence), bytes as usize)?, 0);
+    let payload = (Landing { ring: 7, sequence }, filled(u64::from(sequence), bytes as usize)?, Tag(0));
     pair.send(At::A, link, 0, b"header", Some(payload))
 }
 

@@ -67,7 +67,7 @@ impl Stream {
         let span = self.source.range(offset, payload.len() as u64).map_err(|e| e.to_string())?;
         write(&span, &payload);
         let landing = Landing { ring: self.number, sequence: self.next };
-        let frame = Some((landing, span, u64::from(self.number) << 32 | u64::from(self.next)));
+        let frame = Some((landing, span, Tag(u64::from(self.number) << 32 | u64::from(self.next))));
         let header = self.header(self.next);
         match pair.side(self.from).transport.send(self.near, self.path, &header, frame) {
             Ok(()) => {
@@ -112,7 +112,7 @@ impl Stream {
 
     /// The source slot is ours again: spoil it, so that a read that comes too late shows.
     fn sent(&mut self, sequence: u32) -> Outcome {
-        ensure!(sequence == self.sent, "token {sequence} came where {} was next", self.sent);
+        ensure!(sequence == self.sent, "tag {sequence} came where {} was next", self.sent);
         let offset = u64::from(sequence % SLOTS) * u64::from(self.slot_bytes);
         let span = self.source.range(offset, u64::from(self.slot_bytes)).map_err(|e| e.to_string())?;
         write(&span, &vec![0xEE; self.slot_bytes as usize]);
@@ -226,9 +226,9 @@ fn take(streams: &mut [Stream], at: At, link: LinkId, event: OwnedEvent) -> Outc
             streams.iter_mut().find(ours).ok_or("credit of no stream")?.returned += count;
             Ok(())
         }
-        OwnedEvent::Sent(token) => {
-            let ours = |s: &&mut Stream| s.from == at && s.near == link && u64::from(s.number) == token >> 32;
-            streams.iter_mut().find(ours).ok_or("a token of no stream")?.sent(token as u32)
+        OwnedEvent::Sent(Tag(tag)) => {
+            let ours = |s: &&mut Stream| s.from == at && s.near == link && u64::from(s.number) == tag >> 32;
+            streams.iter_mut().find(ours).ok_or("a tag of no stream")?.sent(tag as u32)
         }
         event => Err(format!("{event:?} on {link:?} at {at:?}")),
     }

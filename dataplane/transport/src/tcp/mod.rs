@@ -51,7 +51,7 @@ pub use records::LinkProtection;
 use awaited::Arrivals;
 use closing::{Closing, let_go};
 use congestion::HostCongestion;
-use harmonaize_abi::CongestionControl;
+use harmonaize_abi::{CongestionControl, Tag};
 use harmonaize_shm::Span;
 use link::{Link, Slot};
 use liveness::LivenessTimer;
@@ -524,7 +524,7 @@ impl Transport for TcpTransport {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         let id = link;
         let link = self.links.get_mut(&id).ok_or(SendError::Down)?;

@@ -7,6 +7,7 @@ use super::frame::{HEAD, Kind, WIRE, Wire};
 use super::records::Sealer;
 use super::sys::{self, NOTHING, Piece};
 use crate::{Landing, MAX_HEADER, SendError};
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use std::collections::VecDeque;
 use std::io;
@@ -44,7 +45,7 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 struct Queued {
     head_bytes: usize,
-    payload: Option<(Span, u64)>,
+    payload: Option<(Span, Tag)>,
 }
 
 impl Queued {
@@ -104,7 +105,7 @@ impl Outbox {
     pub(super) fn push(
         &mut self,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         if header.len() > MAX_HEADER {
             return Err(SendError::Invalid);
@@ -118,7 +119,7 @@ impl Outbox {
         if !self.has_room() {
             return Err(SendError::Full);
         }
-        self.append(kind, header, payload.map(|(_, span, token)| (span, token)));
+        self.append(kind, header, payload.map(|(_, span, tag)| (span, tag)));
         Ok(())
     }
 
@@ -142,7 +143,7 @@ impl Outbox {
         self.write_at_most(bytes, socket, &mut |_| {}).map(drop)
     }
 
-    fn append(&mut self, kind: Kind, header: &[u8], payload: Option<(Span, u64)>) {
+    fn append(&mut self, kind: Kind, header: &[u8], payload: Option<(Span, Tag)>) {
         let wire = Wire::new(kind, header.len() as u16);
         let at = (self.first + self.queue.len()) % (self.frames + 1) * HEAD;
         let head_bytes = WIRE + header.len();
@@ -169,7 +170,7 @@ impl Outbox {
     pub(super) fn write(
         &mut self,
         socket: BorrowedFd<'_>,
-        sent: &mut dyn FnMut(u64),
+        sent: &mut dyn FnMut(Tag),
     ) -> io::Result<(usize, bool)> {
         self.write_at_most(MAX_WRITE_BYTES, socket, sent)
     }
@@ -178,7 +179,7 @@ impl Outbox {
         &mut self,
         most: usize,
         socket: BorrowedFd<'_>,
-        sent: &mut dyn FnMut(u64),
+        sent: &mut dyn FnMut(Tag),
     ) -> io::Result<(usize, bool)> {
         if let Some(mut sealer) = self.sealer.take() {
             let written = self.write_records(&mut sealer, most, socket, sent);
@@ -199,7 +200,7 @@ impl Outbox {
         sealer: &mut Sealer,
         most: usize,
         socket: BorrowedFd<'_>,
-        sent: &mut dyn FnMut(u64),
+        sent: &mut dyn FnMut(Tag),
     ) -> io::Result<(usize, bool)> {
         let mut left = if sealer.is_empty() { most } else { 0 };
         while left > 0 && !self.queue.is_empty() {
@@ -253,7 +254,7 @@ impl Outbox {
     }
 
     /// Passes over `taken` more bytes, and reports and releases the payloads that are written whole.
-    fn advance(&mut self, taken: usize, sent: &mut dyn FnMut(u64)) {
+    fn advance(&mut self, taken: usize, sent: &mut dyn FnMut(Tag)) {
         self.written += taken;
         while let Some(frame) = self.queue.front() {
             let bytes = frame.head_bytes + frame.payload_bytes();
@@ -263,8 +264,8 @@ impl Outbox {
             self.written -= bytes;
             self.payload_bytes -= frame.payload_bytes();
             self.first = (self.first + 1) % (self.frames + 1);
-            if let Some((_, token)) = self.queue.pop_front().and_then(|frame| frame.payload) {
-                sent(token);
+            if let Some((_, tag)) = self.queue.pop_front().and_then(|frame| frame.payload) {
+                sent(tag);
             }
         }
     }

@@ -11,6 +11,7 @@ use super::sender::Loan;
 use super::sys;
 use crate::rings::Rings;
 use crate::{DownReason, Event, Landing, SendError};
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use socket2::Socket;
 use std::io;
@@ -167,7 +168,7 @@ impl Path {
     }
 
     /// Queues a frame.
-    pub(super) fn push(&self, header: &[u8], payload: Option<(Landing, Span, u64)>) -> Result<(), SendError> {
+    pub(super) fn push(&self, header: &[u8], payload: Option<(Landing, Span, Tag)>) -> Result<(), SendError> {
         if self.lent {
             let mut loan = self.pulse.loan();
             if loan.is_lent() {
@@ -210,7 +211,7 @@ impl Path {
         if outbox.is_empty() {
             return false;
         }
-        match outbox.write(self.pulse.socket.as_fd(), &mut |token| sink(Event::Sent { token })) {
+        match outbox.write(self.pulse.socket.as_fd(), &mut |tag| sink(Event::Sent { tag })) {
             Ok((bytes, all)) => {
                 self.pulse.note_write(bytes);
                 self.writable = all;

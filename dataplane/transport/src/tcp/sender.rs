@@ -12,6 +12,7 @@ use super::path::{Path, reason};
 use super::pulse::Pulse;
 use crate::{DownReason, Event, Landing, LinkId, MAX_HEADER, Owner, SendError};
 use arrayvec::ArrayVec;
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
@@ -42,14 +43,14 @@ pub(super) struct Loan {
     broken: Option<DownReason>,
     /// Frames that were queued since, in order.
     frames: VecDeque<Frame>,
-    /// Tokens of payloads that were written since.
-    sent: Vec<u64>,
+    /// Tags of payloads that were written since.
+    sent: Vec<Tag>,
 }
 
 #[derive(Debug)]
 struct Frame {
     header: ArrayVec<u8, MAX_HEADER>,
-    payload: Option<(Landing, Span, u64)>,
+    payload: Option<(Landing, Span, Tag)>,
 }
 
 impl Loan {
@@ -68,7 +69,7 @@ impl Loan {
     pub(super) fn push(
         &mut self,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         let too_long = payload.as_ref().is_some_and(|(_, span, _)| u32::try_from(span.bytes()).is_err());
         let Some(header) = ArrayVec::try_from(header).ok().filter(|_| !too_long) else {
@@ -225,7 +226,7 @@ impl Path {
     pub(super) fn collect(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         let mut loan = self.pulse.loan();
         let done = loan.sent.len();
-        loan.sent.drain(..).for_each(|token| sink(Event::Sent { token }));
+        loan.sent.drain(..).for_each(|tag| sink(Event::Sent { tag }));
         if !loan.lent {
             self.lent = false;
             if let Some(reason) = loan.broken.take() {
@@ -311,9 +312,9 @@ impl Shared {
             return Next::Idle;
         }
         let mut news = false;
-        let mut sent = |token| {
+        let mut sent = |tag| {
             news = true;
-            pulse.loan().sent.push(token);
+            pulse.loan().sent.push(tag);
         };
         let written = catch_unwind(AssertUnwindSafe(|| outbox.write(pulse.socket.as_fd(), &mut sent)));
         if written.is_err() {
@@ -376,7 +377,7 @@ impl Shared {
 mod tests {
     use crate::tcp::{Config, LinkProtection, TcpTransport};
     use crate::{Event, Introduction, Landing, LinkId, Owner, Ring, Transport};
-    use harmonaize_abi::CommunicatorId;
+    use harmonaize_abi::{CommunicatorId, Tag};
     use harmonaize_shm::{Memory, Span};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -431,7 +432,7 @@ mod tests {
     fn send(end: &mut TcpTransport, link: LinkId, memory: &Arc<Memory>, sequences: std::ops::Range<u32>) {
         for sequence in sequences {
             let span = Span::new(memory, 0, u64::from(SLOT)).unwrap();
-            let frame = (Landing { ring: 0, sequence }, span, sequence.into());
+            let frame = (Landing { ring: 0, sequence }, span, Tag(sequence.into()));
             end.send(link, 0, &sequence.to_le_bytes(), Some(frame)).unwrap();
         }
     }
@@ -452,7 +453,7 @@ mod tests {
             send(&mut a, links[0], &memory, 16..20);
             a.send(links[0], 0, &20_u32.to_le_bytes(), None).unwrap();
             let mut take = |_, event: Event<'_>| match event {
-                Event::Sent { token } => sent.push(token),
+                Event::Sent { tag } => sent.push(tag.0),
                 event => panic!("{event:?}"),
             };
             let mut receive = |_, event: Event<'_>| match event {
@@ -476,7 +477,7 @@ mod tests {
     fn a_short_queue_is_not_lent() {
         let ([mut a, _b], links) = linked(LinkProtection::Authenticated, 1);
         let span = Span::new(&source(), 0, u64::from(SLOT) - 1).unwrap();
-        a.send(links[0], 0, b"short", Some((Landing { ring: 0, sequence: 0 }, span, 0))).unwrap();
+        a.send(links[0], 0, b"short", Some((Landing { ring: 0, sequence: 0 }, span, Tag(0)))).unwrap();
         a.progress(8, &mut |_, _| {});
         assert!(lent(&mut a).is_empty());
     }

@@ -26,7 +26,7 @@ use crate::{
     Transport,
 };
 use exchange::{Control, RemoteMemory, RingEnd};
-use harmonaize_abi::CongestionControl;
+use harmonaize_abi::{CongestionControl, Tag};
 use harmonaize_shm::Span;
 use harmonaize_verbs::{Access, VerbsError};
 pub use harmonaize_verbs::{Devices, PortOptions};
@@ -562,7 +562,7 @@ impl Transport for VerbsTransport {
         link: LinkId,
         path: u16,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         if self.at(link).is_none() {
             return self.inner.send(link, path, header, payload);

@@ -4,6 +4,7 @@ use super::exchange::ring;
 use super::mailbox::{HEAD, Kind, SLOT};
 use super::path::Outlet;
 use crate::{Landing, MAX_HEADER, SendError};
+use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use std::collections::VecDeque;
 
@@ -11,7 +12,7 @@ use std::collections::VecDeque;
 pub(super) struct Frame {
     at: usize,
     header_bytes: u16,
-    pub(super) payload: Option<(Landing, Span, u64)>,
+    pub(super) payload: Option<(Landing, Span, Tag)>,
 }
 
 /// The queue: headers are copied once, into places that come around.
@@ -39,7 +40,7 @@ impl Outbox {
     pub(super) fn push(
         &mut self,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
         let header_bytes = u16::try_from(header.len()).map_err(|_| SendError::Invalid)?;
         if header.len() > MAX_HEADER

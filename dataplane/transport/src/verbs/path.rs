@@ -8,6 +8,7 @@ use super::outbox::{Outbox, carried};
 use super::rail::Rail;
 use crate::rings::Rings;
 use crate::{DownReason, Event, Flow, Landing, MAX_HEADER, SendError};
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_verbs::{
     Access, Completion, CompletionQueue, Connected, Depths, Domain, Endpoint, Gid, Local, Mtu,
@@ -48,7 +49,7 @@ struct Posted {
     /// Its header's length, if it is a frame without payload.
     header_bytes: Option<u16>,
     /// Of a payload that the device reads where it lies, or that comes after one.
-    token: Option<u64>,
+    tag: Option<Tag>,
 }
 
 /// What a path needs of its link to send.
@@ -85,12 +86,12 @@ pub(super) struct Path {
     credits: Credits,
     outbox: Outbox,
     posted: VecDeque<Posted>,
-    /// Those of them with a token.
-    tokens: u32,
-    /// Tokens of payloads that were copied and are not reported yet.
-    copied: Vec<u64>,
+    /// Those of them with a tag.
+    tagged: u32,
+    /// Tags of payloads that were copied and are not reported yet.
+    copied: Vec<Tag>,
     batch: Vec<Work>,
-    /// Messages in the batch, and whether one of them has a token.
+    /// Messages in the batch, and whether one of them has a tag.
     batched: u32,
     awaited: bool,
     /// Messages posted since one whose completion was asked for.
@@ -159,7 +160,7 @@ impl Path {
             outbox: Outbox::new(queue_frames),
             posted: VecDeque::with_capacity(count as usize),
             batch: Vec::with_capacity(2 * count as usize),
-            tokens: 0,
+            tagged: 0,
             copied: Vec::with_capacity(count as usize),
             batched: 0,
             awaited: false,
@@ -234,17 +235,17 @@ impl Path {
     pub(super) fn push(
         &mut self,
         header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
+        payload: Option<(Landing, Span, Tag)>,
         inline_payload: usize,
     ) -> Result<(), SendError> {
         let may_go = self.outbox.front().is_none() && self.may_post() && header.len() <= MAX_HEADER;
         let posted = match &payload {
             _ if !may_go => return self.outbox.push(header, payload),
             None => self.post(Kind::Bare, header, None),
-            Some((landing, span, token)) if carried(header.len(), span, inline_payload) => {
+            Some((landing, span, tag)) if carried(header.len(), span, inline_payload) => {
                 let kind = Kind::Carried(*landing, span.bytes() as u32);
                 let posted = self.post(kind, header, Some(span));
-                self.copied(*token);
+                self.copied(*tag);
                 posted
             }
             Some(_) => return self.outbox.push(header, payload),
@@ -285,7 +286,7 @@ impl Path {
         if self.credits.must_return() && self.posted.len() < self.count as usize {
             self.post(Kind::Credit, &[], None)?;
         }
-        self.copied.drain(..).for_each(|token| sink(Event::Sent { token }));
+        self.copied.drain(..).for_each(|tag| sink(Event::Sent { tag }));
         let Some(last) = self.batch.pop() else { return Ok(0) };
         let sent = std::mem::take(&mut self.batched);
         self.unsignalled += sent;
@@ -310,7 +311,7 @@ impl Path {
             return Ok(());
         };
         let under_way = (self.posted.len() as u32).saturating_sub(self.batched);
-        let limit = limit.saturating_mul(1 + self.tokens);
+        let limit = limit.saturating_mul(1 + self.tagged);
         if under_way <= self.unsignalled {
             self.oldest = Some((number, now));
             if self.may_post() {
@@ -334,17 +335,17 @@ impl Path {
             let header = outbox.header(&frame);
             match frame.payload {
                 None => self.post(kind, header, None)?,
-                Some((landing, span, token)) if matches!(kind, Kind::Landed(..)) => {
+                Some((landing, span, tag)) if matches!(kind, Kind::Landed(..)) => {
                     let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
                     let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
                     let region = rail.registrations(self.tenant)?.region(span.memory(), Access::SEND)?;
                     self.batch.push(Work::write(Local::new(&region, span)?, to));
                     self.post(kind, header, None)?;
-                    self.await_token(token);
+                    self.await_tag(tag);
                 }
-                Some((_, span, token)) => {
+                Some((_, span, tag)) => {
                     self.post(kind, header, Some(&span))?;
-                    self.copied(token);
+                    self.copied(tag);
                 }
             }
         }
@@ -352,19 +353,19 @@ impl Path {
     }
 
     /// The latest message's payload has been copied. It is reported with the next batch, unless others come before it.
-    fn copied(&mut self, token: u64) {
-        if self.tokens == 0 {
-            self.copied.push(token);
+    fn copied(&mut self, tag: Tag) {
+        if self.tagged == 0 {
+            self.copied.push(tag);
         } else {
-            self.await_token(token);
+            self.await_tag(tag);
         }
     }
 
     /// The latest message's payload is reported when it is done.
-    fn await_token(&mut self, token: u64) {
+    fn await_tag(&mut self, tag: Tag) {
         if let Some(posted) = self.posted.back_mut() {
-            posted.token = Some(token);
-            self.tokens += 1;
+            posted.tag = Some(tag);
+            self.tagged += 1;
             self.awaited = true;
         }
     }
@@ -399,7 +400,7 @@ impl Path {
         self.batched += 1;
         self.next_out = number.wrapping_add(1);
         let word = (kind == Kind::Bare).then_some(header_bytes);
-        self.posted.push_back(Posted { number, header_bytes: word, token: None });
+        self.posted.push_back(Posted { number, header_bytes: word, tag: None });
         Ok(())
     }
 
@@ -449,9 +450,9 @@ impl Path {
         pair.handle_completion(completion, |token| messages += token)?;
         for _ in 0..messages {
             let Some(posted) = self.posted.pop_front() else { break };
-            if let Some(token) = posted.token {
-                self.tokens -= 1;
-                sink(Event::Sent { token });
+            if let Some(tag) = posted.tag {
+                self.tagged -= 1;
+                sink(Event::Sent { tag });
             }
         }
         if completion.is_receive() && !self.ended {

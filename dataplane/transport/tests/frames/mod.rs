@@ -1,5 +1,6 @@
 //! Frames of all sizes over a link, with small answers: what must allocate nothing.
 
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use std::time::{Duration, Instant};
@@ -64,7 +65,7 @@ impl<T: Transport> Pair<T> {
                     _ => next % 400,
                 };
                 let landing = Landing { ring: 1, sequence: next };
-                let payload = (landing, self.source.range(0, bytes.into()).unwrap(), 9);
+                let payload = (landing, self.source.range(0, bytes.into()).unwrap(), Tag(9));
                 let path = (next % u32::from(self.paths)) as u16;
                 match a.send(at_a, path, &next.to_le_bytes(), Some(payload)) {
                     Ok(()) => next += 1,

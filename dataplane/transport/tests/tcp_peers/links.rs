@@ -1,6 +1,7 @@
 //! Source ports, and links of different speed side by side.
 
 use crate::raw::{Log, Seen, config, drive, introduction, turn};
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{Acceptor, TcpTransport};
 use harmonaize_transport::{DownReason, Landing, Ring, SendError, Transport};
@@ -105,13 +106,13 @@ fn a_link_whose_peer_does_not_read_holds_up_no_other() {
         let landing = Landing { ring: 0, sequence };
         // The stuck one is offered as much as it takes, always.
         loop {
-            match a.send(links[1], 0, b"", Some((landing, payload.clone(), 0))) {
+            match a.send(links[1], 0, b"", Some((landing, payload.clone(), Tag(0)))) {
                 Ok(()) => {}
                 Err(SendError::Full) => break full = true,
                 Err(error) => panic!("{error}"),
             }
         }
-        a.send(links[0], 0, &sequence.to_le_bytes(), Some((landing, payload.clone(), 0))).unwrap();
+        a.send(links[0], 0, &sequence.to_le_bytes(), Some((landing, payload.clone(), Tag(0)))).unwrap();
         let expected = Seen::Frame(sequence.to_le_bytes().to_vec());
         let arrived = drive(&mut [(&mut a, &mut at_a), (&mut fast, &mut at_fast)], &|logs| {
             logs[1].last().is_some_and(|(_, seen)| *seen == expected)
@@ -146,7 +147,7 @@ fn paced(bits_per_second: Option<u64>, early: bool) -> Duration {
     let begun = Instant::now();
     for sequence in 0..16 {
         let landing = Landing { ring: 0, sequence };
-        a.send(at_a, sequence as u16 % 2, &[], Some((landing, payload.clone(), 0))).unwrap();
+        a.send(at_a, sequence as u16 % 2, &[], Some((landing, payload.clone(), Tag(0)))).unwrap();
     }
     assert!(drive(&mut [(&mut a, &mut from), (&mut b, &mut to)], &|logs| logs[1].len() == 17), "{to:?}");
     begun.elapsed()

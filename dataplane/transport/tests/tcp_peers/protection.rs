@@ -1,6 +1,7 @@
 //! Who changes what crosses a protected link ends it, and both ends must ask for the same protection.
 
 use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction, turn};
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::conformance::{Change, Middle};
 use harmonaize_transport::tcp::LinkProtection::{self, Authenticated, Encrypted, None as Unprotected};
@@ -72,7 +73,7 @@ fn between([ours, theirs]: [LinkProtection; 2], change: Option<Change>) -> Outco
         while up && next < FRAMES {
             let from = source.range(u64::from(next * PAYLOAD), PAYLOAD.into()).unwrap();
             let landing = Landing { ring: 0, sequence: next };
-            match a.send(at_a, 0, &next.to_le_bytes(), Some((landing, from, 0))) {
+            match a.send(at_a, 0, &next.to_le_bytes(), Some((landing, from, Tag(0)))) {
                 Ok(()) => next += 1,
                 Err(SendError::Full | SendError::Down) => break,
                 Err(error) => panic!("{error}"),

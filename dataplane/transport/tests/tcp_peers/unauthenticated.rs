@@ -1,6 +1,7 @@
 //! Rejected, liars and broken peers against a TCP endpoint: nobody else notices.
 
 use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction, turn};
+use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{Acceptor, Config, LinkProtection, Rejected, TcpTransport};
 use harmonaize_transport::{DownReason, Introduction, Landing, LinkId, Ring, Transport};
@@ -381,7 +382,7 @@ fn stall(mut scene: Scene, timeout: Duration) {
             let whole = |memory| Span::new(memory, 0, bytes as u64).unwrap();
             let ring = Ring { memory: whole(&theirs), slot_bytes: bytes as u32, slots: 1 };
             scene.b.attach_ring(scene.good[1], 0, ring).unwrap();
-            let payload = Some((Landing { ring: 0, sequence: 0 }, whole(&ours), 1));
+            let payload = Some((Landing { ring: 0, sequence: 0 }, whole(&ours), Tag(1)));
             scene.a.send(scene.good[0], 0, b"large", payload).unwrap();
             turn(&mut scene.a, &mut scene.logs[0]);
         }

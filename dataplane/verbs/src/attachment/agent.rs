@@ -3,7 +3,7 @@
 use super::channel::{Channel, Slots, Waiting, failed};
 use crate::{Access, Domain, Function, Local, Registrations, RemoteAddress, VerbsError, Work};
 use harmonaize_abi::session::{Offer, PairEnd, Registered};
-use harmonaize_abi::{Completion, Submission};
+use harmonaize_abi::{Completion, Submission, Tag};
 use harmonaize_shm::{AgentEnd, EndError, Regions, Span, check_range};
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -60,7 +60,7 @@ pub struct RdmaEnd {
     arena: Registered,
     arena_bytes: u64,
     /// Tags of those under way, in order.
-    transfers: VecDeque<u64>,
+    transfers: VecDeque<Tag>,
     /// Descriptors taken whose completions have not been sent.
     in_flight: u32,
     life: OwnedFd,
@@ -69,7 +69,7 @@ pub struct RdmaEnd {
 impl RdmaEnd {
     fn transfer(
         &mut self,
-        tag: u64,
+        tag: Tag,
         span: Span,
         offset: u64,
         access: Access,
@@ -120,15 +120,15 @@ impl AgentEnd for RdmaEnd {
         self.channel.entries()
     }
 
-    fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError> {
+    fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError> {
         self.transfer(tag, into, offset, Access::LOCAL, Work::read)
     }
 
-    fn store(&mut self, tag: u64, from: Span, offset: u64) -> Result<(), EndError> {
+    fn store(&mut self, tag: Tag, from: Span, offset: u64) -> Result<(), EndError> {
         self.transfer(tag, from, offset, Access::LOCAL, Work::write)
     }
 
-    fn progress(&mut self, done: &mut dyn FnMut(u64)) -> Result<usize, EndError> {
+    fn progress(&mut self, done: &mut dyn FnMut(Tag)) -> Result<usize, EndError> {
         let polled = self.channel.poll();
         let finished = self.channel.finished();
         self.transfers.drain(..finished.min(self.transfers.len())).for_each(done);

@@ -200,7 +200,7 @@ impl Detector {
         Some(monitor.finding(self.now))
     }
 
-    /// Whether a verdict is in the making: who looks at flows more closely now has it sooner.
+    /// Whether a finding is in the making: who looks at flows more closely now has it sooner.
     pub fn has_pending_report(&self) -> bool {
         self.pending
     }

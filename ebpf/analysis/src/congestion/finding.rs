@@ -1,4 +1,4 @@
-//! What is found of links: the words of a verdict.
+//! What is found of links: the words of a finding.
 
 use super::monitor::Monitor;
 use crate::trace::Timed;

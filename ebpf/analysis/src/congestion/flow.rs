@@ -38,13 +38,13 @@ struct DirectionState {
 struct LateRtt {
     /// Which one of the flow's it was, modulo 2^32.
     count: u32,
-    /// The one before it,
+    /// The round trip before it.
     before: RttSample,
-    /// and itself.
+    /// The late round trip itself.
     late: RttSample,
-    /// Bytes of the flow until what it measured had left,
+    /// Bytes of the flow until what it measured had left.
     until: u64,
-    /// and those since what the one before had.
+    /// Bytes of the flow from what the round trip before it measured until what it measured itself.
     between: u64,
 }
 
@@ -133,13 +133,13 @@ pub(super) struct FlowHistory {
 /// What has changed, one way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Change {
-    /// Bytes on the wire,
+    /// Bytes on the wire.
     pub(super) bytes: u64,
-    /// and their packets,
+    /// Packets on the wire.
     pub(super) packets: u64,
-    /// since when
+    /// When the change began.
     pub(super) from: Nanos,
-    /// until when.
+    /// When the change ended.
     pub(super) to: Nanos,
     /// Marks and notifications.
     pub(super) ecn_ce: u64,

@@ -30,9 +30,9 @@ const MAX_SAMPLES: usize = 12;
 /// What the round trips between two looks at a connection told; at most one is under way at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct RttSample {
-    /// When the last of those that it measures was sent,
+    /// When the last of those that it measures was sent.
     pub(super) sent: Nanos,
-    /// and acknowledged.
+    /// When the last of those that it measures was acknowledged.
     pub(super) acknowledged: Nanos,
     /// All of them together.
     pub(super) total: Duration,
@@ -72,11 +72,11 @@ impl RttHistory {
 /// A while in which all round trips were late. What was sent in one span of time was acknowledged in another one, or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LatePeriod {
-    /// From when
+    /// When the first of it was sent.
     pub(super) from: Nanos,
-    /// until when it was sent,
+    /// When the last of it was sent.
     pub(super) until: Nanos,
-    /// and how long it took until that was acknowledged, from when what was sent before was; at least.
+    /// The least time from the acknowledgement of what was sent before to the acknowledgement of all of it.
     pub(super) took: Duration,
 }
 

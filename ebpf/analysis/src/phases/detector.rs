@@ -65,7 +65,7 @@ const JOB_TIMEOUT: (u32, Duration) = (12, Duration::from_secs(5));
 /// A job is looked at no more often.
 const MIN_CUT_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Finds the jobs and phases of foreign traffic. For each record: a look-up, and a few comparisons; a job is looked at when it is
+/// Finds the jobs and phases of cross traffic. For each record: a look-up, and a few comparisons; a job is looked at when it is
 /// silent, and other traffic four times a second.
 #[derive(Debug, Default)]
 pub struct Phases {

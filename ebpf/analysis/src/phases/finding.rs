@@ -1,4 +1,4 @@
-//! What is found of foreign traffic.
+//! What is found of external jobs.
 
 use crate::straggler::{EdgeTimes, Observed, RankTimes};
 use crate::trace::Timed;
@@ -8,7 +8,7 @@ use std::time::Duration;
 /// An address as in a flow's key: 16 bytes in memory order, IPv4 mapped.
 pub type Address = [u32; 4];
 
-/// The communication of one iteration of a foreign job.
+/// The communication of one iteration of an external job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Phase {
     /// The job, by the number that it got when it was found.
@@ -94,7 +94,7 @@ pub struct Late {
     pub by: Duration,
 }
 
-/// A foreign job.
+/// An external job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     /// Its number.

@@ -1,4 +1,4 @@
-//! Foreign traffic: jobs, their iterations, and when they communicate, inferred from bursts alone.
+//! External jobs: their iterations, and when they communicate, inferred from bursts alone.
 //!
 //! [`Phases`] takes in records and goes four steps. Events and snapshots become *bursts* of connections (`flow`). Connections
 //! whose bursts come and go together, and that meet at a host, are taken for one job (`activity`, `group`). A job is believed

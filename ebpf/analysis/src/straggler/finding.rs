@@ -9,7 +9,7 @@ use std::time::Duration;
 pub enum Subject {
     /// An own communicator, as control numbers it.
     Communicator(CommunicatorId),
-    /// A foreign job, by its number.
+    /// An external job, by its number.
     Job(u64),
 }
 
@@ -32,9 +32,9 @@ pub struct Observed {
 pub struct RankTimes {
     /// Which.
     pub rank: u32,
-    /// When it was ready: it called (own), or its first bytes left it (foreign).
+    /// When it was ready: it called (own), or its first bytes left it (external).
     pub start: Option<Nanos>,
-    /// When it had the result: its call ended (own), or the last bytes reached it (foreign).
+    /// When it had the result: its call ended (own), or the last bytes reached it (external).
     pub end: Option<Nanos>,
     /// How long others held it up between its end of the unit before and its start of this one.
     pub waited: Duration,

@@ -1,6 +1,6 @@
 //! Stragglers: which rank holds the others up, because it computes or because its bytes move late.
 //!
-//! A [`Detector`] takes in one [`Observed`] for each operation of an own communicator, or each iteration of a foreign job (a
+//! A [`Detector`] takes in one [`Observed`] for each operation of an own communicator, or each iteration of an external job (a
 //! *unit*), and yields a [`Straggler`] when one is found, and again when it is over.
 //!
 //! **Compute.** A rank's time from its end of the unit before to its start of this one lies on one clock, its own, so
@@ -25,7 +25,7 @@
 //! length, [`Limits::deviations`] times the robust standard deviation (1.4826 times the median absolute deviation over
 //! the last 64 quiet units; the rank's own or the median rank's, whichever is larger), and [`Limits::tails`] times what one in
 //! ten latenesses of all ranks reached then (pauses of workers make long tails, which deviations do not show). Three units in a row of at least
-//! 0.6 with a mean of 1, each counted as 1.2 at most, make a verdict; three below 0.5 end it. So a single pause, however long, is no verdict, a steady
+//! 0.6 with a mean of 1, each counted as 1.2 at most, make a finding; three below 0.5 end it. So a single pause, however long, is no finding, a steady
 //! one is found in its third unit, and what is late never counts as usual.
 
 mod finding;

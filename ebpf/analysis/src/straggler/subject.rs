@@ -24,9 +24,9 @@ pub(super) struct SubjectState {
     network: Track<Ends>,
     /// Which rank a late edge is laid to.
     blamed: BTreeMap<Ends, Rank>,
-    /// How long a unit is on the network, once all ranks are there,
+    /// How long a unit is on the network, once all ranks are there.
     duration: Baseline,
-    /// and how long the mean rank is in it.
+    /// How long the mean rank is in a unit.
     mean: Baseline,
     gaps: RecentValues,
     sizes: RecentValues,
@@ -419,7 +419,7 @@ impl SubjectState {
         }
     }
 
-    /// The verdict on a rank from all edges that are laid to it.
+    /// The finding on a rank from all edges that are laid to it.
     fn straggler_of(&self, subject: Subject, rank: Rank) -> Option<Straggler> {
         let late = self.network.late().filter(|turn| self.blamed.get(&turn.key) == Some(&rank));
         let mut since = None;
@@ -443,9 +443,9 @@ struct Common {
     lag: Option<i64>,
     rtt: Option<i64>,
     retransmissions: Option<i64>,
-    /// How long the unit took once all had started,
+    /// How long the unit took once all had started.
     unit_duration: Option<i64>,
-    /// and beyond usual.
+    /// How much longer than usual the unit took.
     excess: Option<i64>,
 }
 

@@ -4,7 +4,7 @@ use super::ring::{Baseline, PENDING, median};
 use super::{Limits, Unit};
 use std::time::Duration;
 
-/// Units before the first verdict.
+/// Units before the first finding.
 const WARM_UP: usize = 8;
 /// The most that one score counts for. So a long pause does not make up for units that are nearly in time.
 const MAX_SCORE: f64 = 1.1;

@@ -15,7 +15,7 @@ pub use diff::{Difference, Timed, diff, diff_records};
 pub use label::Label;
 pub use merge::merge;
 
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Mark, RoceCounters, TcpFlow};
 
 /// One thing that was observed.
@@ -86,10 +86,10 @@ pub struct Owner {
     pub flow: FlowKey,
     /// The tenant.
     pub tenant: Label,
-    /// The communicator, as control numbers it.
-    pub communicator: u64,
+    /// The communicator.
+    pub communicator: CommunicatorId,
     /// The epoch since which the flow carries it.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Which participant this side of the flow is.
     pub from: u32,
     /// Which participant the other side is.

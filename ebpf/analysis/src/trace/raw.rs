@@ -1,6 +1,7 @@
 //! Records as the trace's format sees them: a kind, a flow, and words.
 
 use super::{Label, Link, Lost, LostKind, Observer, Owner, Port, PortDirection, Record};
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Mark, RoceCounters, TcpFlow};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -133,7 +134,7 @@ impl RawRecord {
             }
             Record::Owner(owner) => {
                 let (epoch, from, to) = (owner.epoch.into(), owner.from.into(), owner.to.into());
-                words.push_each([owner.time_ns, owner.communicator, epoch, from, to, owner.owned.into()]);
+                words.push_each([owner.time_ns, owner.communicator.0, epoch, from, to, owner.owned.into()]);
                 words.push_all(owner.tenant.bytes());
                 (kind::OWNER, Some(owner.flow))
             }
@@ -202,8 +203,8 @@ impl RawRecord {
             kind::OWNER => Record::Owner(Owner {
                 time_ns: words.take(at),
                 flow,
-                communicator: words.take(at),
-                epoch: narrow(words.take(at))?,
+                communicator: CommunicatorId(words.take(at)),
+                epoch: Epoch(narrow(words.take(at))?),
                 from: narrow(words.take(at))?,
                 to: narrow(words.take(at))?,
                 owned: words.take(at) != 0,

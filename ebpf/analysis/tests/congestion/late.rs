@@ -1,6 +1,6 @@
 //! What late round trips that are told at once are worth: how much sooner an agent finds a starved connection.
 //! The agent looks at flows 14 ms apart, and each millisecond while a path may be starved. An own connection fills a link of which a
-//! foreign flow takes half.
+//! cross traffic takes half.
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use super::seeds;

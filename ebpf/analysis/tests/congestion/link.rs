@@ -5,6 +5,7 @@
 //! share the queue and are not seen. Other disciplines have more than one queue, or mark.
 
 use harmonaize_analysis::trace::{Label, Link, Owner, Record};
+use harmonaize_analysis::{CommunicatorId, Epoch};
 use harmonaize_events::{Event, EventKind, FlowKey, Protocol, TcpFlow};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -287,13 +288,13 @@ impl World {
             stops_ns: until_ns,
         });
         self.plan(from_ns, flow, Action::Send);
-        let (tenant, communicator) = (Label::new("tenant"), 1);
+        let (tenant, communicator) = (Label::new("tenant"), CommunicatorId(1));
         let owner = Owner {
             time_ns: self.now_ns,
             flow: key,
             tenant,
             communicator,
-            epoch: 0,
+            epoch: Epoch(0),
             from: 0,
             to: host,
             owned: true,

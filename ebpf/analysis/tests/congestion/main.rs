@@ -1,4 +1,4 @@
-//! Verdicts on links, over many seeded runs of simulated flows.
+//! Findings on links, over many seeded runs of simulated flows.
 #![allow(clippy::expect_used, clippy::indexing_slicing, unreachable_pub)] // tests alone
 
 mod connections;
@@ -42,7 +42,7 @@ fn advance(
     }
 }
 
-/// A run: own flows, and from some time a foreign one.
+/// A run: own flows, and from some time cross traffic.
 #[derive(Debug, Clone)]
 struct Case {
     seed: u64,
@@ -75,9 +75,15 @@ impl Case {
             }
             _ => vec![Source::Paced(capacity * random.random_range(0.05..0.3)); 2],
         };
-        let foreign = [FlowOwner::CrossTraffic, FlowOwner::CrossTraffic, FlowOwner::UnseenCrossTraffic]
+        let cross_traffic = [FlowOwner::CrossTraffic, FlowOwner::CrossTraffic, FlowOwner::UnseenCrossTraffic]
             [random.random_range(0..3)];
-        Self { seed, bottleneck, stated, own, cross_traffic: (!seed.is_multiple_of(3)).then_some(foreign) }
+        Self {
+            seed,
+            bottleneck,
+            stated,
+            own,
+            cross_traffic: (!seed.is_multiple_of(3)).then_some(cross_traffic),
+        }
     }
 
     /// The same on a link of another rate, of which everything takes its part. Queues hold at most what a switch's buffer does, hosts' buffers
@@ -141,7 +147,7 @@ impl Case {
         alarms
     }
 
-    /// What is said of the uplink before a foreign flow begins, and then.
+    /// What is said of the uplink before cross traffic begins, and then.
     fn run(&self) -> Outcome {
         const WITHIN_NS: u64 = 200 * MS;
         let (mut world, mut detector, mut random) = self.begin();
@@ -189,7 +195,7 @@ impl Case {
 /// What was said in a run.
 #[derive(Debug, Default)]
 struct Outcome {
-    /// Before a foreign flow began.
+    /// Before cross traffic began.
     before: Vec<Congestion>,
     /// By how many nanoseconds later others are the cause.
     after: Option<u64>,

@@ -1,4 +1,4 @@
-//! A ring of eight hosts whose hop between racks lost half of a spine to a foreign flow, thrice.
+//! A ring of eight hosts whose hop between racks lost half of a spine to cross traffic, thrice.
 //! Two of its hosts saw it: the one that sends over the spine, and one that only had less to do meanwhile.
 
 use super::link::MS;

@@ -9,27 +9,27 @@ pub(crate) struct Clean {
     pub(crate) common: f64,
     /// A rank's own part: exponential, its mean.
     pub(crate) jitter: f64,
-    /// Now and then a rank pauses while it computes,
+    /// How likely a rank is to pause while it computes.
     pub(crate) pause_probability: f64,
-    /// for an exponential time with this mean.
+    /// The mean of the exponential time that a pause takes.
     pub(crate) pause: f64,
     /// Bytes that an edge carries in a nanosecond.
     pub(crate) rate: f64,
     /// One way, unloaded.
     pub(crate) latency: f64,
-    /// Before it sends on what has arrived a rank takes an exponential time with this mean,
+    /// The mean of the exponential time that a rank takes before it sends on what has arrived.
     pub(crate) turnaround: f64,
-    /// and now and then it stalls,
+    /// How likely a rank is to stall before it sends on what has arrived.
     pub(crate) stall_probability: f64,
-    /// for an exponential time with this mean.
+    /// The mean of the exponential time that a stall takes.
     pub(crate) stall: f64,
     /// Bytes that a sender has under way.
     pub(crate) window: f64,
     /// Bytes of the pieces that messages are cut into.
     pub(crate) segment: f64,
-    /// Hosts' clocks are apart by up to this,
+    /// The most that hosts' clocks are apart.
     pub(crate) offset: f64,
-    /// and drift by up to this part of time.
+    /// The most that a host's clock drifts, as a part of time.
     pub(crate) drift: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Verdicts on ranks, over many seeded runs of a simulated ring AllReduce.
+//! Findings on ranks, over many seeded runs of a simulated ring AllReduce.
 #![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic)] // tests alone
 
 mod clean;

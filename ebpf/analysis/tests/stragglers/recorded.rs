@@ -1,4 +1,4 @@
-//! Verdicts on the workers of trainings that were recorded, with what was done to them.
+//! Findings on the workers of trainings that were recorded, with what was done to them.
 
 use harmonaize_analysis::Nanos;
 use harmonaize_analysis::phases::Phases;

@@ -1,10 +1,10 @@
 //! What tenants' processes send, and what they are sent.
 
 use crate::input::Input;
-use harmonaize_abi::Completion;
 use harmonaize_abi::session::{
     Answer, AuthRequest, Hello, Refused, Request, Welcome, decode, decode_first, encode, encode_first, length,
 };
+use harmonaize_abi::{Completion, Tag};
 use harmonaize_shm::{AgentEnd, MappedEnd, MappedTenant, Memory, RemoteEnd, RemoteTenant, Span, TenantEnd};
 use rustix::net::SendFlags;
 use std::os::fd::OwnedFd;
@@ -92,8 +92,8 @@ pub(super) fn remote(bytes: &[u8]) {
             tag += 1;
             let span = Span::new(&memory, 64 * u64::from(input.u8() % 64), u64::from(input.u8())).unwrap();
             match input.u8() % 3 {
-                0 => drop(end.fetch(tag, u64::from(input.u16()), span)),
-                1 => drop(end.store(tag, span, u64::from(input.u16()))),
+                0 => drop(end.fetch(Tag(tag), u64::from(input.u16()), span)),
+                1 => drop(end.store(Tag(tag), span, u64::from(input.u16()))),
                 _ => {}
             }
             let _ = rustix::net::send(&theirs, input.piece(), quietly);

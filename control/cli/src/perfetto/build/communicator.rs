@@ -2,6 +2,7 @@
 
 use super::{HostKey, Shift};
 use crate::perfetto::track::{Fact, Slice, Track};
+use harmonaize_analysis::CommunicatorId;
 use harmonaize_api::communicator_text;
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_planner::Nanos;
@@ -9,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Every communicator of which marks were seen.
 #[derive(Debug, Default)]
-pub(super) struct Communicators(BTreeMap<u64, BTreeMap<(u32, HostKey), Part>>);
+pub(super) struct Communicators(BTreeMap<CommunicatorId, BTreeMap<(u32, HostKey), Part>>);
 
 /// One participant's marks.
 #[derive(Debug, Default)]
@@ -61,7 +62,7 @@ impl Moved {
 
 /// When a host's operations ran, so that bursts find theirs.
 #[derive(Debug, Default)]
-pub(super) struct Spans(BTreeMap<u64, Vec<Span>>);
+pub(super) struct Spans(BTreeMap<CommunicatorId, Vec<Span>>);
 
 /// CLOCK_REALTIME; with the operation, and the number that joins slices.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +75,7 @@ struct Span {
 
 impl Spans {
     /// The latest operation that was under way at some time between the two, and the number that joins.
-    pub(super) fn at(&self, communicator: u64, begin: Nanos, end: Nanos) -> Option<(u64, u64)> {
+    pub(super) fn at(&self, communicator: CommunicatorId, begin: Nanos, end: Nanos) -> Option<(u64, u64)> {
         const MAX_LOOKBACK: usize = 64;
         let spans = self.0.get(&communicator)?;
         let after = spans.partition_point(|span| span.begin <= end);
@@ -87,7 +88,8 @@ impl Spans {
 impl Communicators {
     pub(super) fn mark(&mut self, place: HostKey, mark: &Mark) {
         let Some(kind) = MarkKind::from_number(mark.kind) else { return };
-        let part = self.0.entry(mark.communicator).or_default().entry((mark.participant, place)).or_default();
+        let parts = self.0.entry(CommunicatorId(mark.communicator)).or_default();
+        let part = parts.entry((mark.participant, place)).or_default();
         match kind {
             MarkKind::Called => {
                 let call = part.call(mark);
@@ -160,14 +162,14 @@ impl Communicators {
     pub(super) fn finish(
         self,
         shifts: &BTreeMap<HostKey, Shift>,
-        tenants: &BTreeMap<u64, String>,
+        tenants: &BTreeMap<CommunicatorId, String>,
         names: &BTreeMap<HostKey, String>,
     ) -> (Vec<Track>, BTreeMap<HostKey, Spans>) {
         let (mut tracks, mut spans) = (Vec::new(), BTreeMap::<HostKey, Spans>::new());
         let mut number = 0;
         for (id, parts) in self.0 {
             let tenant = tenants.get(&id).map_or_else(String::new, |tenant| format!(" of {tenant}"));
-            let mut track = Track::named(format!("communicator {}{tenant}", communicator_text(id)));
+            let mut track = Track::named(format!("communicator {}{tenant}", communicator_text(id.0)));
             let alone = parts.len() == 1;
             for ((participant, place), part) in parts {
                 let shift = shifts.get(&place).copied().unwrap_or_default();

@@ -3,6 +3,7 @@
 use super::Shift;
 use super::communicator::Spans;
 use crate::perfetto::track::{Counter, Fact, Moment, Slice, Track};
+use harmonaize_analysis::CommunicatorId;
 use harmonaize_analysis::trace::{Link, Lost, LostKind, Owner, Record};
 use harmonaize_api::communicator_text;
 use harmonaize_events::{
@@ -71,7 +72,7 @@ impl Host {
     }
 
     /// Tenants of communicators.
-    pub(super) fn tenants(&self) -> impl Iterator<Item = (u64, String)> {
+    pub(super) fn tenants(&self) -> impl Iterator<Item = (CommunicatorId, String)> {
         let owners = self.flows.values().filter_map(|flow| flow.owner.as_ref());
         owners.map(|owner| (owner.communicator, owner.tenant.as_str().to_owned()))
     }
@@ -171,7 +172,9 @@ impl Host {
         let mut flows = Track::named("flows");
         let mut sorted: Vec<(FlowKey, Flow)> = self.flows.into_iter().collect();
         // Own flows first.
-        sorted.sort_by_key(|(key, flow)| (flow.owner.map_or(u64::MAX, |owner| owner.communicator), *key));
+        sorted.sort_by_key(|(key, flow)| {
+            (flow.owner.map_or(CommunicatorId(u64::MAX), |owner| owner.communicator), *key)
+        });
         for (key, flow) in sorted {
             flows.add(flow_track(&key, &flow, shift, operations, &name(&key.interface)));
         }
@@ -252,7 +255,7 @@ fn burst_slice(
     }
     let mut joined = None;
     if let Some(owner) = &flow.owner {
-        facts.push(("communicator", Fact::Text(communicator_text(owner.communicator))));
+        facts.push(("communicator", Fact::Text(communicator_text(owner.communicator.0))));
         facts.push(("epoch", Fact::Number(owner.epoch.into())));
         facts.push(("from participant", Fact::Number(owner.from.into())));
         facts.push(("to participant", Fact::Number(owner.to.into())));

@@ -25,7 +25,7 @@ fn connections_spread_over_uncongested_spines() {
         "no change: nothing better was found; mean slowdown 1.00, worst 1.00"
     );
 
-    // A foreign flow takes 700 Mbit/s from leaf0 to spine0: one connection there is too many.
+    // Cross traffic takes 700 Mbit/s from leaf0 to spine0: one connection there is too many.
     conditions.set_available(link(&topology, "leaf0", "spine0"), mbit(300));
     let moved = planned(&request(&topology, &conditions, &jobs));
     assert!(moved.assignments[0].changed);

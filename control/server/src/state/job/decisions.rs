@@ -12,8 +12,8 @@ const MOST_DECISIONS: usize = 256;
 /// Why control planned anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trigger {
-    /// An agent's verdict on a path moved an estimate.
-    Verdict(Noticed),
+    /// An agent's report on a path moved an estimate.
+    CongestionReport(Noticed),
     /// A probe told that a link is congested no more, or differently.
     Probe {
         /// The host that sent the packets.
@@ -50,7 +50,7 @@ pub enum Trigger {
     Settled,
 }
 
-/// A verdict that made control plan.
+/// A report that made control plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noticed {
     /// The host that told.
@@ -70,7 +70,7 @@ pub struct Noticed {
 impl std::fmt::Display for Trigger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Verdict(noticed) => {
+            Self::CongestionReport(noticed) => {
                 write!(f, "{} tells of {} on {}", noticed.host, noticed.what, noticed.path)
             }
             Self::Probe { host } => write!(f, "a probe from {host} moved an estimate"),

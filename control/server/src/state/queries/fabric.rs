@@ -66,7 +66,7 @@ impl Queries<'_> {
         }
     }
 
-    /// Control's own verdicts, and those of agents on whom control has none.
+    /// Control's own findings, and those of agents on whom control has none.
     pub(super) fn fabric_stragglers(&self) -> Vec<v1::Straggler> {
         let mut all: Vec<v1::Straggler> = Vec::new();
         for (id, merging) in &self.telemetry.communicators {
@@ -97,10 +97,10 @@ impl Queries<'_> {
         let mut all: Vec<_> = own.chain(told).collect();
         all.sort_by_key(|(_, (at, _))| *at);
         let newest = all.len().saturating_sub(MOST_CHANGES);
-        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Finding))| v1::FindingChange {
+        let change = |(host, (at, finding)): (Option<HostId>, &(Duration, Finding))| v1::FindingChange {
             time_ns: realtime.before(self.ctx.now.saturating_sub(*at)).0,
             host: host.map_or_else(String::new, |host| self.ctx.host_name(host)),
-            finding: Some(verdict.clone()),
+            finding: Some(finding.clone()),
         };
         all.into_iter().skip(newest).map(change).collect()
     }

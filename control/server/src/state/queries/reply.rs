@@ -60,6 +60,7 @@ impl Queries<'_> {
             switches: switches.collect(),
             links: self.link_states(&crossings),
             aggregators: self.aggregators.reply(topology),
+            now_ns: self.ctx.operator.realtime(self.ctx.now).0,
         }
     }
 
@@ -85,12 +86,12 @@ impl Queries<'_> {
             for forward in [true, false] {
                 let id = DirectedLink { link: link_id, forward };
                 let estimate = estimates.get(&id);
-                let foreign = estimate.map_or(0, |estimate| estimate.cross_traffic.0);
+                let cross_traffic = estimate.map_or(0, |estimate| estimate.cross_traffic.0);
                 let state = if estimate.is_some_and(|estimate| estimate.failed) {
                     v1::LinkState::Failed
                 } else if withdrawn.contains(&id.link) {
                     v1::LinkState::Withdrawn
-                } else if foreign > 0 {
+                } else if cross_traffic > 0 {
                     v1::LinkState::Congested
                 } else {
                     v1::LinkState::Ok
@@ -100,7 +101,7 @@ impl Queries<'_> {
                     from: topology.node_name(from).to_owned(),
                     to: topology.node_name(to).to_owned(),
                     capacity_bps: link.rate.0,
-                    cross_traffic_bps: foreign,
+                    cross_traffic_bps: cross_traffic,
                     state: state.into(),
                     since_ns: estimate.map_or(0, |estimate| self.clock(estimate.since)),
                     confidence_ppm: estimate.map_or(0, |estimate| estimate.confidence_ppm),
@@ -297,8 +298,8 @@ impl Queries<'_> {
     }
 
     fn decision(&self, decision: &Decision) -> v1::DecisionRecord {
-        let verdict = match &decision.trigger {
-            Trigger::Verdict(noticed) => Some(v1::CongestionReportRecord {
+        let report = match &decision.trigger {
+            Trigger::CongestionReport(noticed) => Some(v1::CongestionReportRecord {
                 host: noticed.host.clone(),
                 path: noticed.path.clone(),
                 finding: noticed.what.clone(),
@@ -316,7 +317,7 @@ impl Queries<'_> {
             reason_code: decision.reason.code().to_owned(),
             score_before_ppm: ppm(decision.before.slowdown),
             score_after_ppm: ppm(decision.after.slowdown),
-            congestion_report: verdict,
+            congestion_report: report,
             changes: decision.changes.iter().map(|changed| self.change(changed)).collect(),
             stuck_before: decision.before.unreachable_jobs,
             stuck_after: decision.after.unreachable_jobs,

@@ -75,7 +75,7 @@ pub(crate) struct Abilities {
     /// Where its answers to trains are and the key of those whom it answers, if it sends and answers any.
     pub probe: Option<(SocketAddr, [u8; SECRET_BYTES])>,
     pub pace: bool,
-    pub verdicts: bool,
+    pub congestion_reports: bool,
     pub aggregation: bool,
     /// Whether operations can go by racks there.
     pub racks: bool,
@@ -105,7 +105,7 @@ impl Abilities {
             trace: said.trace,
             probe: probe.zip(said.probe_key.as_slice().try_into().ok()),
             pace: said.rate_limit,
-            verdicts: said.congestion_reports,
+            congestion_reports: said.congestion_reports,
             aggregation: said.aggregation,
             racks: said.racks,
             links_over_tcp: said.links_over_tcp,

@@ -17,7 +17,7 @@ use merge::Merging;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Most changes of verdicts that are kept for each host, and for control itself.
+/// Most changes of findings that are kept for each host, and for control itself.
 pub(crate) const MOST_CHANGES: usize = 64;
 
 /// Reports that may come at once after a pause.
@@ -28,7 +28,7 @@ const BURST: u32 = 4;
 pub(crate) struct Telemetry {
     pub hosts: BTreeMap<HostId, AgentReports>,
     pub communicators: BTreeMap<CommunicatorId, Merging>,
-    /// Verdicts of control's own.
+    /// Findings of control's own.
     pub changes: VecDeque<(Duration, Finding)>,
     /// How often agents found congestion, by its cause.
     pub congestion: BTreeMap<v1::CongestionCause, u64>,
@@ -48,7 +48,7 @@ pub(crate) struct AgentReports {
     pub flow_count: u64,
     pub losses: Option<v1::TelemetryLosses>,
     pub cost: Option<v1::TelemetryCost>,
-    /// Verdicts that hold.
+    /// Findings that hold.
     pub stragglers: Vec<v1::Straggler>,
     pub changes: VecDeque<(Duration, Finding)>,
     pub allowance: Gcra,
@@ -79,20 +79,20 @@ impl Measuring {
     }
 }
 
-fn remember(changes: &mut VecDeque<(Duration, Finding)>, now: Duration, verdict: Finding) {
+fn remember(changes: &mut VecDeque<(Duration, Finding)>, now: Duration, finding: Finding) {
     if changes.len() >= MOST_CHANGES {
         changes.pop_front();
     }
-    changes.push_back((now, verdict));
+    changes.push_back((now, finding));
 }
 
-/// Whom a verdict is about, and why.
+/// Whom a finding is about, and why.
 fn about(one: &v1::Straggler) -> (u64, &str, u32, i32) {
     (one.communicator, &one.job, one.rank, one.cause)
 }
 
 impl AgentReports {
-    /// Takes the verdicts that hold now, and notes those that are new or over. Returns the communicators of which some are, or
+    /// Takes the findings that hold now, and notes those that are new or over. Returns the communicators of which some are, or
     /// are missing.
     fn stragglers(&mut self, now: Duration, told: Vec<v1::Straggler>) -> BTreeSet<CommunicatorId> {
         let subjects = |all: &[v1::Straggler]| -> BTreeSet<_> {
@@ -145,8 +145,8 @@ impl Telemetry {
             effects.unusual(ctx, host, count, "reports come faster than was asked for");
             return None;
         }
-        let verdict = check::report(&report, heard.sequence);
-        if let Err(why) = verdict.and_then(|()| belongs(ctx, from, &report)) {
+        let checked = check::report(&report, heard.sequence);
+        if let Err(why) = checked.and_then(|()| belongs(ctx, from, &report)) {
             let heard = self.hosts.get_mut(&host)?;
             heard.refused += 1;
             heard.refusal.clone_from(&why);
@@ -209,7 +209,7 @@ impl Telemetry {
         took
     }
 
-    /// Notes for its tenant who holds a communicator up. That is by control's own verdicts, or where it has none by those of
+    /// Notes for its tenant who holds a communicator up. That is by control's own findings, or where it has none by those of
     /// agents.
     fn note_stragglers(&self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(communicator) = ctx.communicators.get(&id) else { return };
@@ -217,10 +217,10 @@ impl Telemetry {
         let live = self.hosts.iter().filter(|(host, _)| own.is_none() && ctx.hosts.contains_key(host));
         let of_agents = live.flat_map(|(_, heard)| &heard.stragglers);
         let of_agents = of_agents.filter(|one| one.job.is_empty() && one.communicator == id.0);
-        let verdicts = own.into_iter().flat_map(Merging::stragglers).chain(of_agents);
+        let findings = own.into_iter().flat_map(Merging::stragglers).chain(of_agents);
         let mut late: BTreeMap<StragglerCause, BTreeMap<Rank, Duration>> =
             [StragglerCause::Compute, StragglerCause::Network].map(|cause| (cause, BTreeMap::new())).into();
-        for one in verdicts.filter(|one| one.rank < communicator.ranks) {
+        for one in findings.filter(|one| one.rank < communicator.ranks) {
             let Some(cause) = one.cause().specified() else { continue };
             late.entry(cause).or_default().insert(Rank(one.rank), Duration::from_nanos(one.delay_ns));
         }
@@ -253,7 +253,7 @@ fn belongs(ctx: &Ctx<'_>, from: SessionId, report: &v1::TelemetryReport) -> Resu
         let Some(known) = ctx.communicators.get(&CommunicatorId(one.communicator)) else { continue };
         let own = known.member_of(from).is_some_and(|member| member.ranks.contains(&one.rank));
         if !own {
-            return Err(format!("a verdict on rank {}, which is not the agent's", one.rank));
+            return Err(format!("a finding on rank {}, which is not the agent's", one.rank));
         }
     }
     Ok(())

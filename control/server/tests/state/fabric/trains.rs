@@ -45,7 +45,7 @@ impl Fabric {
         if dead {
             return v1::PathProbed { request: question, unreachable: true, ..v1::PathProbed::default() };
         }
-        let worst = path.links().iter().map(|link| self.foreign(*link)).max().unwrap_or(0) as f64;
+        let worst = path.links().iter().map(|link| self.cross_traffic_on(*link)).max().unwrap_or(0) as f64;
         let noise = 1.0 - self.rng.random_range(0.0..0.05);
         let lie = if self.agents[host].liar { 0.3 } else { 1.0 };
         let came = CAPACITY * CAPACITY / (CAPACITY + worst) * noise * lie;

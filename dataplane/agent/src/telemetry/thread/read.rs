@@ -82,7 +82,7 @@ impl Thread {
     }
 }
 
-/// Returns the foreign job of each flow that has one.
+/// Returns the external job of each flow that has one.
 fn jobs_of(analysis: &Analysis, flows: &Flows) -> HashMap<FlowKey, u64> {
     let keys = flows.tcp.iter().map(|(key, _)| key).chain(flows.roce.iter().map(|(key, _)| key));
     keys.filter_map(|key| Some((*key, analysis.job_of(key)?))).collect()

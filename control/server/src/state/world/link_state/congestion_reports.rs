@@ -14,15 +14,15 @@ use harmonaize_planner::{CongestionReport, Connection, HostId, Path, Rate};
 use harmonaize_units::Quota;
 use std::time::Duration;
 
-/// Most verdicts that an agent may tell in a second; as many at once after a pause.
+/// The most reports that an agent may send in a second; as many at once after a pause.
 pub(crate) const MOST_A_SECOND: u32 = 100;
 
-/// Most verdicts that wait until the way of their connection is known, and for how long.
+/// The most reports that wait until the path of their connection is known, and for how long.
 const MOST_UNPLACED: usize = 256;
 const UNPLACED_FOR: Duration = Duration::from_secs(3);
 
 impl LinkState {
-    /// An agent's verdict. It has an effect only if it is about a connection of the agent's own, and comes no
+    /// An agent's report. It has an effect only if it is about a connection of the agent's own, and comes no
     /// faster than it may.
     pub(crate) fn path_congestion(
         &mut self,
@@ -36,7 +36,7 @@ impl LinkState {
         if reporter.may.take(ctx.now, Quota::per_second(MOST_A_SECOND)).is_err() {
             reporter.dropped += 1;
             let count = reporter.dropped;
-            return effects.unusual(ctx, host, count, "verdicts on paths come faster than they may");
+            return effects.unusual(ctx, host, count, "congestion reports come faster than they may");
         }
         match self.place(ctx, effects, from, host, message) {
             Ok(()) => self.reports.reporters.entry(host).or_default().taken += 1,
@@ -60,26 +60,28 @@ impl LinkState {
         message: v1::CongestionReport,
     ) -> Result<(), String> {
         let Some(found) = &message.congestion else {
-            return Err("a verdict on a path without a verdict".to_owned());
+            return Err("a congestion report without congestion".to_owned());
         };
         check::congestion(found)?;
         if found.ingress {
-            return Err("a verdict on a path, of what comes in".to_owned());
+            return Err("a congestion report on what comes in".to_owned());
         }
         let port = u16::try_from(message.source_port).map_err(|_| format!("port {}", message.source_port))?;
         let Some(known) = ctx.communicators.get(&CommunicatorId(message.communicator)) else { return Ok(()) };
-        let me = known.index_of(from).ok_or("a verdict on a communicator of others")?;
+        let me = known.index_of(from).ok_or("a congestion report on a communicator of others")?;
         let peer = known.members.get(message.peer as usize).map(|member| member.host);
         let Some(peer) = peer.filter(|_| message.peer as usize != me) else {
-            return Err(format!("a verdict on the connection to participant {}", message.peer));
+            return Err(format!("a congestion report on the connection to participant {}", message.peer));
         };
         if message.epoch == 0 || message.epoch >= u64::from(known.next_epoch) {
-            return Err(format!("a verdict on epoch {}, which never was", message.epoch));
+            return Err(format!("a congestion report on epoch {}, which never was", message.epoch));
         }
         let pair = pair_of(host, peer);
         if self.ports.traced(pair, port).is_none() && !self.adopt_port(ctx, effects, &message, me, pair, port)
         {
-            return Err(format!("a verdict on port {port}, which no connection to that participant has"));
+            return Err(format!(
+                "a congestion report on port {port}, which no connection to that participant has"
+            ));
         }
         match self.path_of(host, peer, port).cloned() {
             Some(path) => {
@@ -132,7 +134,7 @@ impl LinkState {
         true
     }
 
-    /// Has a verdict proven, or takes it as it is where that cannot be.
+    /// Has a report verified, or accepts it as it is where that cannot be.
     fn consider(
         &mut self,
         ctx: &Ctx<'_>,
@@ -144,7 +146,7 @@ impl LinkState {
         let Some(found) = &message.congestion else { return };
         let (level, cause) = (found.level().into(), found.cause().into());
         let (own, lost) = (Rate(found.own_bps), found.loss || found.ecn_ce);
-        let verdict = CongestionReport {
+        let report = CongestionReport {
             connection,
             path,
             level,
@@ -158,11 +160,11 @@ impl LinkState {
         }
         if level == CongestionLevel::Severe && found.loss {
             // It may be dead: whether it is, a trace tells.
-            self.suspect(ctx, effects, &verdict.path);
+            self.suspect(ctx, effects, &report.path);
         }
         let noticed = Noticed {
             host: ctx.host_name(connection.from),
-            path: ctx.path_text(&verdict.path),
+            path: ctx.path_text(&report.path),
             what: describe_report(level, cause, own),
             since: Nanos(found.since_ns),
             found: Nanos(found.found_ns),
@@ -170,9 +172,9 @@ impl LinkState {
         };
         self.measure_active(ctx);
         let (path, what, starved) = (&noticed.path, noticed.what.as_str(), found.starved);
-        tracing::debug!(%path, %what, starved, "a verdict");
-        if !self.verify(ctx, effects, &verdict, &noticed, found.starved) {
-            self.accept(ctx, effects, verdict, noticed);
+        tracing::debug!(%path, %what, starved, "a congestion report");
+        if !self.verify(ctx, effects, &report, &noticed, found.starved) {
+            self.accept(ctx, effects, report, noticed);
         }
     }
 

@@ -10,7 +10,7 @@ use harmonaize_planner::{CongestionReport, DirectedLink, HostId, Path};
 use std::collections::BTreeMap;
 
 impl LinkState {
-    /// Hands a verdict to the estimates.
+    /// Hands a report to the estimates.
     pub(crate) fn accept(
         &mut self,
         ctx: &Ctx<'_>,
@@ -26,7 +26,7 @@ impl LinkState {
             self.reports.corroborate(report.connection.from, &report.path);
         }
         if self.estimates.apply_report(&ctx.settings.topology, nanos(ctx.now), report) {
-            effects.want_plan(Trigger::Verdict(noticed));
+            effects.want_plan(Trigger::CongestionReport(noticed));
         }
     }
 

@@ -61,7 +61,7 @@ impl LinkState {
                 let member = |index: u32| known.members.get(index as usize);
                 let Some((sender, receiver)) = member(*from).zip(member(*to)) else { continue };
                 let session = sender.session.and_then(|session| ctx.sessions.get(&session));
-                if !session.is_some_and(|session| session.abilities.verdicts) {
+                if !session.is_some_and(|session| session.abilities.congestion_reports) {
                     continue;
                 }
                 for port in links.get(&(*from.min(to), *from.max(to))).into_iter().flatten() {

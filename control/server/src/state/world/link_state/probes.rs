@@ -182,8 +182,8 @@ impl LinkState {
         (best.map(|(_, found)| found), others_meet)
     }
 
-    /// Has trains tell whether a verdict is right, before it is believed. Whether that is so, or was so a
-    /// moment ago, and nothing else is to be made of the verdict. One of a connection that is `starved`,
+    /// Has trains tell whether a report is right, before it is believed. Whether that is so, or was so a
+    /// moment ago, and nothing else is to be made of the report. One of a connection that is `starved`,
     /// where nobody else of ours takes the rest, hardly waits. One of a connection that moves next to nothing
     /// is no news; but where others leave it next to nothing, that is all that it can move, so that where the
     /// queue is long and nobody of ours is in their way, trains are asked.
@@ -246,10 +246,10 @@ impl LinkState {
         if !waiting.is_empty() {
             self.measure_active(ctx);
         }
-        for PendingReport { report: verdict, noticed, .. } in waiting.into_values() {
-            let heard = self.probes.reported.get(&verdict.connection).map(|known| known.received_at);
-            self.verify(ctx, effects, &verdict, &noticed, true);
-            if let Some((known, heard)) = self.probes.reported.get_mut(&verdict.connection).zip(heard) {
+        for PendingReport { report, noticed, .. } in waiting.into_values() {
+            let heard = self.probes.reported.get(&report.connection).map(|known| known.received_at);
+            self.verify(ctx, effects, &report, &noticed, true);
+            if let Some((known, heard)) = self.probes.reported.get_mut(&report.connection).zip(heard) {
                 known.received_at = heard;
             }
         }
@@ -337,8 +337,8 @@ impl LinkState {
         if came * 100 < rate * ROOM { Ours::Nothing } else { Ours::Something }
     }
 
-    /// What trains told of a verdict's path. Where traffic of ours may have been in their way, and nobody can
-    /// say, the verdict has to speak for itself; that a connection is starved says too little for that.
+    /// What trains told of a report's path. Where traffic of ours may have been in their way, and nobody can
+    /// say, the report has to speak for itself; that a connection is starved says too little for that.
     fn verified(
         &mut self,
         ctx: &Ctx<'_>,
@@ -347,7 +347,7 @@ impl LinkState {
         probe: &Probe,
         (whole, way): (Rate, Ours),
     ) {
-        let PendingReport { report: verdict, noticed, starved } = pending;
+        let PendingReport { report, noticed, starved } = pending;
         let clean = probe.is_clean(whole);
         let speaks = match way {
             Ours::Nothing => !starved,
@@ -356,9 +356,9 @@ impl LinkState {
         };
         let told = clean || probe.conclusive || speaks;
         if clean || probe.conclusive {
-            self.reports.verified_report(verdict.connection.from, !clean);
+            self.reports.verified_report(report.connection.from, !clean);
         }
-        if let Some(known) = self.probes.reported.get_mut(&verdict.connection) {
+        if let Some(known) = self.probes.reported.get_mut(&report.connection) {
             match told {
                 true => known.usual.record_result(ctx.now, clean),
                 false => known.usual.record_no_result(ctx.now),
@@ -366,20 +366,20 @@ impl LinkState {
             known.starved.record_result(ctx.now, clean || !told);
         }
         // The connection may be gone by now.
-        if !told || !self.estimates.is_active(&verdict.connection) {
+        if !told || !self.estimates.is_active(&report.connection) {
             return;
         }
-        let verdict = if clean {
-            CongestionReport { level: CongestionLevel::None, ..verdict }
+        let report = if clean {
+            CongestionReport { level: CongestionLevel::None, ..report }
         } else if probe.conclusive && probe.received.0 > 0 {
             CongestionReport {
                 cause: CongestionCause::CrossTraffic,
                 cross_traffic: Some(probe.cross_traffic_on_path(&ctx.settings.topology)),
-                ..verdict
+                ..report
             }
         } else {
-            verdict
+            report
         };
-        self.accept(ctx, effects, verdict, noticed);
+        self.accept(ctx, effects, report, noticed);
     }
 }

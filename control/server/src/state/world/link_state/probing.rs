@@ -11,11 +11,12 @@ use std::time::Duration;
 /// How long a connection is left alone after trains were sent for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
-    /// At least.
+    /// The shortest time.
     least: Duration,
-    /// After they found somebody; and on average where they find nobody again and again,
+    /// The time after trains that found cross traffic. On average also the time after trains that found none more often
+    /// than `in_vain`.
     most: Duration,
-    /// which they may so often before that counts.
+    /// How often trains may find none before that lengthens the time.
     in_vain: u32,
 }
 
@@ -55,7 +56,7 @@ pub(crate) struct PendingProbe {
     pub verifies: Option<PendingReport>,
 }
 
-/// A verdict that trains are to verify.
+/// A report that trains are to verify.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingReport {
     pub report: CongestionReport,

@@ -15,7 +15,7 @@ const MOST_CORROBORATING: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     pub reporters: BTreeMap<HostId, Reporter>,
-    /// By pair and port: verdicts whose way is not known yet.
+    /// By pair and port: reports whose way is not known yet.
     pub unplaced: BTreeMap<(Pair, u16, HostId), (Duration, SessionId, v1::CongestionReport)>,
     /// Which hosts spoke against a link.
     pub corroborating: BTreeMap<DirectedLink, Vec<HostId>>,
@@ -40,7 +40,7 @@ impl Reports {
         reporters.fold((0, 0), |(proven, refuted), one| (proven + one.proven, refuted + one.refuted))
     }
 
-    /// For operators: what became of the verdicts of a host's agent.
+    /// For operators: what became of the reports of a host's agent.
     pub(crate) fn add_report_counts(&self, host: HostId, told: &mut v1::HostTelemetry) {
         let Some(reporter) = self.reporters.get(&host) else { return };
         (told.congestion_reports, told.congestion_reports_dropped, told.congestion_reports_refused) =

@@ -51,7 +51,7 @@ impl Merging {
         self.operations
     }
 
-    /// Whether operations of several agents came together: only then is a verdict on ranks control's.
+    /// Whether operations of several agents came together: only then is a finding on ranks control's.
     pub(crate) fn judges(&self) -> bool {
         self.operations > 0
     }

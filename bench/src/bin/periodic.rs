@@ -1,4 +1,4 @@
-//! One rank with the rhythm of a data-parallel training, and a log of its iterations as `bench/peers/training.py` has it.
+//! One rank with the iteration period of a data-parallel training, and a log of its iterations as `bench/peers/training.py` has it.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};

@@ -23,7 +23,7 @@ pub(super) fn check(kernel: &Kernel, kvm: bool) -> Result<()> {
         Step::new("absent", &["/usr/bin/absent"], Duration::from_secs(30)),
         step("fine", "exit 0", 30),
     ];
-    let (verdict, ends) = boot(kernel, kvm, steps, LIMIT)?;
+    let (outcome, ends) = boot(kernel, kvm, steps, LIMIT)?;
     let expected = [
         ("code", Status::Code(3)),
         ("signal", Status::Signal(9)),
@@ -33,17 +33,17 @@ pub(super) fn check(kernel: &Kernel, kvm: bool) -> Result<()> {
     ];
     let expected: Vec<(String, Status)> =
         expected.into_iter().map(|(name, status)| (name.to_owned(), status)).collect();
-    if ends != expected || verdict != GuestOutcome::Done(4) {
-        bail!("the guest's steps ended as {ends:?}, {verdict:?}; expected {expected:?} and 4 failures");
+    if ends != expected || outcome != GuestOutcome::Done(4) {
+        bail!("the guest's steps ended as {ends:?}, {outcome:?}; expected {expected:?} and 4 failures");
     }
     let crash = "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger; sleep 600";
-    let (verdict, ends) = boot(kernel, kvm, vec![step("crash", crash, 60)], LIMIT)?;
-    if !matches!(verdict, GuestOutcome::Died(_)) || !ends.is_empty() {
-        bail!("a kernel that died was reported as {verdict:?}, {ends:?}");
+    let (outcome, ends) = boot(kernel, kvm, vec![step("crash", crash, 60)], LIMIT)?;
+    if !matches!(outcome, GuestOutcome::Died(_)) || !ends.is_empty() {
+        bail!("a kernel that died was reported as {outcome:?}, {ends:?}");
     }
-    let (verdict, ends) = boot(kernel, kvm, vec![step("long", "sleep 600", 600)], TOO_SHORT)?;
-    if verdict != GuestOutcome::TimedOut || !ends.is_empty() {
-        bail!("a guest past its limit was reported as {verdict:?}, {ends:?}");
+    let (outcome, ends) = boot(kernel, kvm, vec![step("long", "sleep 600", 600)], TOO_SHORT)?;
+    if outcome != GuestOutcome::TimedOut || !ends.is_empty() {
+        bail!("a guest past its limit was reported as {outcome:?}, {ends:?}");
     }
     Ok(())
 }
@@ -65,14 +65,14 @@ fn boot(
         tree.link(&format!("/usr/bin/{applet}"), "busybox");
     }
     let names: Vec<String> = steps.iter().map(|step| step.name.clone()).collect();
-    let image = Image::write(&mut tree, &Job { steps, ..Job::default() }, "verdicts")?;
+    let image = Image::write(&mut tree, &Job { steps, ..Job::default() }, "outcomes")?;
     let mut ends = Vec::new();
-    let verdict = machine(kernel, image.path(), kvm).run(limit, |line| {
+    let outcome = machine(kernel, image.path(), kvm).run(limit, |line| {
         if let Some(Mark::End { name, status, .. }) = Mark::find(line)
             && names.contains(&name)
         {
             ends.push((name, status));
         }
     })?;
-    Ok((verdict, ends))
+    Ok((outcome, ends))
 }

@@ -1,4 +1,4 @@
-//! The demo's verdict on printed lines that are right, and on such that are not.
+//! The demo's summary on printed lines that are right, and on such that are not.
 
 use super::*;
 
@@ -46,9 +46,9 @@ fn good() -> Printed {
 }
 
 fn failed(printed: &Printed) -> Vec<usize> {
-    let verdict = judge(printed, 2, 125e6).unwrap();
-    let failed: Vec<usize> = (0..verdict.checks.len()).filter(|at| !verdict.checks[*at].passed).collect();
-    assert_eq!(verdict.passed, failed.is_empty());
+    let summary = judge(printed, 2, 125e6).unwrap();
+    let failed: Vec<usize> = (0..summary.checks.len()).filter(|at| !summary.checks[*at].passed).collect();
+    assert_eq!(summary.passed, failed.is_empty());
     failed
 }
 
@@ -58,19 +58,19 @@ fn near(found: f64, expected: f64) {
 
 #[test]
 fn figures_follow_from_the_lines() {
-    let verdict = judge(&good(), 2, 125e6).unwrap();
-    assert!(verdict.passed, "{:?}", verdict.checks);
+    let summary = judge(&good(), 2, 125e6).unwrap();
+    assert!(summary.passed, "{:?}", summary.checks);
     // The last worker waited 10 ms for 1 MB: 100 MB/s; two hosts exchange 1 MB each, which takes 8 ms at line rate.
-    near(verdict.algbw, 1e8);
-    near(verdict.busbw, 1e8);
-    near(verdict.share, 0.8);
-    near(verdict.communication, 0.03);
-    near(verdict.seconds, 0.2);
+    near(summary.algbw, 1e8);
+    near(summary.busbw, 1e8);
+    near(summary.share, 0.8);
+    near(summary.communication, 0.03);
+    near(summary.seconds, 0.2);
     // 2 hosts x 2 steps x 1 MB and 2 hosts x 3 rounds x 250 kB, over 2 links in 0.2 s.
-    near(verdict.used, 5.5e6 / 2.0 / 0.2 / 125e6);
-    near(verdict.alltoall_algbw, 5e7);
-    near(verdict.largest_difference, 0.000_05 / 1.000_05);
-    assert_eq!((verdict.rounds, verdict.verified_bytes), (3, 3_000_000));
+    near(summary.used, 5.5e6 / 2.0 / 0.2 / 125e6);
+    near(summary.alltoall_algbw, 5e7);
+    near(summary.largest_difference, 0.000_05 / 1.000_05);
+    assert_eq!((summary.rounds, summary.verified_bytes), (3, 3_000_000));
 }
 
 #[test]
