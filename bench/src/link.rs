@@ -184,6 +184,7 @@ impl End {
             peer: ends.connect.or(from).unwrap_or(ends.address),
             initiate: ends.connect.is_some(),
             source_ports: vec![0],
+            over_tcp: false,
         })?;
         transport.attach_ring(link, RING, Ring { memory: room.clone(), slot_bytes, slots })?;
         if ends.connect.is_none() {

@@ -88,7 +88,10 @@ struct LocalMember {
 /// A communicator that this agent takes part in, or did while a tenant may still ask why it ended.
 #[derive(Debug)]
 struct Communicator {
+    /// Of its epoch it has the number, and whose links go over TCP alone.
     recipe: v1::Recipe,
+    /// Of an epoch under way: whose links go over TCP alone.
+    change_over_tcp: Option<(u64, Vec<u32>)>,
     /// That of its tenant's attachments when it formed.
     thread: Thread,
     members: Vec<LocalMember>,
@@ -632,6 +635,8 @@ impl Agent {
                 );
                 if let Some(known) = self.communicators.get_mut(&communicator) {
                     known.recipe.epoch = epoch;
+                    let change = known.change_over_tcp.take().filter(|(of, _)| *of == epoch);
+                    known.recipe.over_tcp = change.map(|(_, over_tcp)| over_tcp).unwrap_or_default();
                 }
                 self.keep_one_epoch(communicator);
                 let switched = v1::Switched { communicator: communicator.0, epoch, first_segment: segment.0 };
@@ -711,6 +716,7 @@ impl Agent {
     /// Of two epochs of a communicator one has no links any more: gives back what they had.
     fn keep_one_epoch(&mut self, id: CommunicatorId) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
+        known.change_over_tcp = None;
         let needs = known.needs;
         known.granted.iter_mut().for_each(|granted| granted.shrink_to(needs));
     }

@@ -44,7 +44,8 @@ fn message(protection: LinkProtection) -> Option<Duration> {
     let addresses = [1, 0].map(|other: usize| ends.get(other).map(TcpTransport::local_address));
     let mut links = Vec::new();
     for ((end, peer), initiate) in ends.iter_mut().zip(addresses).zip([true, false]) {
-        let introduction = Introduction { name, secret, peer: peer?, initiate, source_ports: vec![0] };
+        let (peer, source_ports, over_tcp) = (peer?, vec![0], false);
+        let introduction = Introduction { name, secret, peer, initiate, source_ports, over_tcp };
         links.push(end.open(introduction).ok()?);
     }
     let begun = Instant::now();

@@ -30,6 +30,11 @@ pub const VERSION: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the successor may take to start.
 const START: Duration = Duration::from_secs(30);
+/// How long control and peers may take to have an agent's links go over TCP alone, before the successor starts. Operations go on
+/// meanwhile, and epochs are switched between them.
+pub const LINKS: Duration = Duration::from_secs(40);
+/// For how long links are to go over TCP alone then, for the rest of the hand-over. What asked for it may die before it takes it back.
+pub const OVER_TCP: Duration = Duration::from_secs(120);
 /// Descriptors that go with one byte.
 const AT_ONCE: usize = 4;
 /// Most bytes and descriptors of a message: far more than an agent has.
@@ -58,16 +63,45 @@ pub enum HandOverError {
 /// What of an agent ends with its process, so that nobody can take its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// Its links are queue pairs.
+    /// Links are queue pairs, and nobody can make them anew.
     #[error(
-        "this agent's links go over RDMA, and queue pairs end with their process; drain the host and start it anew"
+        "this agent's links go over RDMA, queue pairs end with their process, and control, which could have them go over TCP meanwhile, is away; \
+         try again once there is a session with it"
     )]
-    Links,
+    NoControl,
+    /// The same, of a control that is there.
+    #[error(
+        "this agent's links go over RDMA, queue pairs end with their process, and control is of a release that cannot have them go over TCP \
+         meanwhile; upgrade control first, or drain the host and start it anew"
+    )]
+    OldControl,
+    /// Links have not come to go over TCP in time.
+    #[error(
+        "{communicators} communicators have links over RDMA still, {} s after control was asked to have them go over TCP; try again, and \
+         where an agent of theirs is of release 0.2.0 or before, drain its host and start it anew first", LINKS.as_secs()
+    )]
+    Late {
+        /// So many.
+        communicators: usize,
+    },
     /// Its tenants' attachments may be.
     #[error(
         "tenants attach to this agent over RDMA, and queue pairs end with their process; drain the host and start it anew"
     )]
     Attachments,
+}
+
+impl Obstacle {
+    /// Why links of so many communicators, which go over RDMA, cannot come to go over TCP; none where control can be asked for it, or
+    /// there are none. `connected` is whether there is a session with control, and `can` whether it knows what it would be asked for.
+    pub fn of_links(communicators: usize, connected: bool, can: bool) -> Option<Self> {
+        let obstacle = match (connected, can) {
+            (true, true) => None,
+            (true, false) => Some(Self::OldControl),
+            (false, _) => Some(Self::NoControl),
+        };
+        obstacle.filter(|_| communicators > 0)
+    }
 }
 
 fn system<E: Into<std::io::Error>>(call: &'static str) -> impl FnOnce(E) -> HandOverError {
@@ -235,35 +269,36 @@ impl Peer {
         }
     }
 
-    /// The agent's part up to the successor's start. Blocks.
+    /// The agent's first part: whether the successor can take its place. Blocks.
     ///
     /// # Errors
     /// Why there will be no hand-over.
-    pub fn admit(
-        &self,
-        own: &Greeting,
-        obstacle: Option<Obstacle>,
-        offer: &Offer,
-        sockets: &[OwnedFd],
-    ) -> Result<Greeting, HandOverError> {
+    pub fn hear(&self, own: &Greeting, obstacle: Option<Obstacle>) -> Result<(), HandOverError> {
         let (greeting, _): (Greeting, _) = self.receive(PATIENCE)?;
         let obstacle = obstacle.map(|obstacle| obstacle.to_string());
         if let Some(refused) = obstacle.or_else(|| own.refuse(&greeting)) {
             self.refuse(&refused);
             return Err(HandOverError::Refused(refused));
         }
-        self.send(offer, sockets)?;
-        self.await_signal(START)?;
-        Ok(greeting)
+        Ok(())
     }
 
-    /// The successor's first part: the agent's sockets. Blocks.
+    /// The agent's part up to the successor's start. Blocks.
+    ///
+    /// # Errors
+    /// Why there will be no hand-over.
+    pub fn admit(&self, offer: &Offer, sockets: &[OwnedFd]) -> Result<(), HandOverError> {
+        self.send(offer, sockets)?;
+        self.await_signal(START)
+    }
+
+    /// The successor's first part: the agent's sockets, once its links can be handed over. Blocks.
     ///
     /// # Errors
     /// Why there will be no hand-over.
     pub fn greet(&self, own: &Greeting) -> Result<(Offer, Vec<OwnedFd>), HandOverError> {
         self.send(own, &[])?;
-        self.receive(PATIENCE)
+        self.receive(LINKS + 2 * PATIENCE)
     }
 
     /// The successor has started: all that the agent has. Blocks.
@@ -416,6 +451,18 @@ mod tests {
             UnixStream::connect(path)
         };
         std::thread::scope(|scope| scope.spawn(connect).join().unwrap())
+    }
+
+    #[test]
+    fn links_over_rdma_need_a_control_that_can_move_them() {
+        let of = Obstacle::of_links;
+        assert_eq!(of(1, true, true), None);
+        assert_eq!(of(1, false, true), Some(Obstacle::NoControl));
+        assert_eq!(of(1, false, false), Some(Obstacle::NoControl));
+        assert_eq!(of(1, true, false), Some(Obstacle::OldControl));
+        assert_eq!(of(0, false, false), None, "there is nothing to move");
+        let late = Obstacle::Late { communicators: 3 }.to_string();
+        assert!(late.contains("3 communicators") && late.contains("40 s"), "{late}");
     }
 
     #[tokio::test]

@@ -94,6 +94,7 @@ impl Paths {
             costs: None,
             congestion_controls: Vec::new(),
             racks: true,
+            links_over_tcp: false,
         }
     }
 

@@ -166,7 +166,9 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
         aggregation: rules,
     };
     let staging = proved.verify(&plan, me)?;
-    let peers = recipe.peers.iter().map(introduce).collect::<Result<_, _>>()?;
+    let over_tcp = |peer: &v1::Peer| [me.0, peer.participant].iter().any(|one| recipe.over_tcp.contains(one));
+    let peers = recipe.peers.iter().map(|peer| introduce(peer, over_tcp(peer)));
+    let peers = peers.collect::<Result<_, _>>()?;
     Ok(ExpandedRecipe { plan, me, peers, aggregator, staging })
 }
 
@@ -292,7 +294,8 @@ fn number(name: &str) -> Result<u16, InvalidRecipe> {
     number.map(|number| number as u16).ok_or_else(|| InvalidRecipe::Codec(name.chars().take(64).collect()))
 }
 
-fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
+/// What the engine takes of a peer. `over_tcp`: the link goes over TCP alone.
+fn introduce(peer: &v1::Peer, over_tcp: bool) -> Result<Peer, InvalidRecipe> {
     let at = |field| InvalidRecipe::Peer { participant: peer.participant, field };
     let rate = (peer.rate_bps > 0).then_some(peer.rate_bps);
     let control = Some(peer.congestion_control.as_str()).filter(|name| !name.is_empty());
@@ -317,6 +320,7 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
         peer: peer.address.parse().map_err(|_| at("address"))?,
         initiate: peer.initiate,
         source_ports,
+        over_tcp,
     };
     Ok(link(Some(introduction)))
 }
@@ -401,6 +405,18 @@ pub(crate) mod tests {
         assert_eq!(proved.0.len(), 2, "as another participant it is another");
         recipe.tuning.as_mut().unwrap().landing_slots = 0;
         assert!(expand(&recipe, &mut proved).is_err(), "another plan is proved anew");
+    }
+
+    #[test]
+    fn links_of_those_who_hand_over_go_over_tcp_alone() {
+        for (over_tcp, expected) in
+            [(vec![], [false; 3]), (vec![2], [false, true, false]), (vec![0, 2], [true; 3])]
+        {
+            let recipe = Recipe { over_tcp, ..recipe(4, 1) };
+            let peers = expand(&recipe, &mut VerifiedPlans::default()).unwrap().peers;
+            let found = peers.iter().map(|peer| peer.introduction.as_ref().unwrap().over_tcp);
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{:?}", recipe.over_tcp);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a service manager runs to reload an agent. The agent's files are read again, or the program that was installed
 //! since takes its place.
 
+use crate::handover::LINKS;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::Metadata;
@@ -9,8 +10,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a successor may take: longer than each of its own limits.
-const LIMIT: Duration = Duration::from_secs(30);
+/// How long a successor may take: links over RDMA come to go over TCP first, and then it is longer than each of its own limits.
+const LIMIT: Duration = LINKS.saturating_add(Duration::from_secs(30));
 /// How often it is looked whether it is done.
 const EVERY: Duration = Duration::from_millis(10);
 /// The variables that systemd gives to the first process of a unit alone. They give where it reports, and the

@@ -261,8 +261,7 @@ fn greeting(config: &Config) -> Greeting {
 
 /// Why no successor can have what an agent of this configuration has.
 fn obstacle(config: &Config) -> Option<Obstacle> {
-    let links = config.verbs.as_ref().map(|_| Obstacle::Links);
-    links.or(config.rdma.as_ref().map(|_| Obstacle::Attachments))
+    config.rdma.as_ref().map(|_| Obstacle::Attachments)
 }
 
 /// The place for a successor, where the configuration asks for it; that of the agent before, if there was one.
@@ -333,7 +332,7 @@ async fn serve(
         Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard).await),
         None => None,
     };
-    let mut handing = Handing::new(own, obstacle(&at), standing);
+    let mut handing = Handing::new(own, (obstacle(&at), at.verbs.is_some()), standing);
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
     let codecs = coding::codecs().to_vec();
@@ -348,6 +347,7 @@ async fn serve(
             datagram_bytes,
             costs: costs::measure(config.links.protection),
             congestion_controls: congestion::controls(&at),
+            links_over_tcp: at.verbs.is_some(),
             ..abilities
         },
         answers: Some(telemetry::Answers::new(
@@ -413,7 +413,7 @@ async fn serve(
                 handing.step(&mut wiring.agent, &mut tenants, &control.pause, (connected, idle)).await;
             }
             peer = handing.next(), if !handing.is_running() && ending.is_none() && waiting.is_none() => {
-                handing.begin(peer, listening.descriptor(), &mut tenants);
+                handing.begin(peer, listening.descriptor());
             }
             remainder = wiring.next() => match remainder {
                 None => {}
@@ -434,7 +434,9 @@ async fn serve(
                     }
                     uplink.set_rate(Some(welcome.uplink_bits_per_second).filter(|rate| *rate > 0));
                     let told = std::mem::take(&mut welcome.serve);
+                    let takes_over_tcp = welcome.takes_links_over_tcp;
                     wiring.handle_control(Event::Connected(welcome));
+                    handing.connected(&mut wiring.agent, takes_over_tcp);
                     wiring.agent.tenants_served(tenants.set_added(told));
                 }
                 Some(Remainder::Event(event)) => {

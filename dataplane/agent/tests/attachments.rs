@@ -13,9 +13,10 @@ use harmonaize_client::{
     Access, AgentAddress, AttachOptions, Budget, Client, Dtype, Error, JoinOptions, Operation, Rank,
     RdmaOptions, ReduceOp, Secret, Status,
 };
+use harmonaize_verbs::Call;
 use harmonaize_verbs::fake::{Fabric, Fault};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 use tokio::sync::oneshot;
@@ -169,31 +170,123 @@ fn feedback_is_kept_however_a_rank_is_attached() {
 }
 
 #[test]
-fn a_successor_of_an_agent_with_rdma_is_told_why_there_is_none() {
+fn a_successor_of_an_agent_with_tenants_over_rdma_is_told_why_there_is_none() {
     let folder = tempfile::tempdir().unwrap();
     let (address, _control) = control_at("10Gbit/s");
     let fabric = Fabric::new();
     fabric.add("agent0", Ipv4Addr::new(10, 9, 0, 1)).unwrap();
     let place = folder.path().join("handover");
-    let mut agent = Agent::new("h0", address, &folder.path().join("h0"));
-    agent.devices = fabric.devices();
+    let (listen, secret) = (free(8, 1), Secret::new(&[b's'; 40]).unwrap());
+    let agent = Agent::new("h0", address, &folder.path().join("h0"));
+    let mut agent = agent.with_rdma(fabric.devices(), "agent0", listen, secret);
     agent.config.verbs = Some(Verbs { devices: vec!["agent0".to_owned()], ..Verbs::default() });
     agent.config.handover = Some(place.clone());
     let _agent = agent.start();
+    match successor(&place).greet(&greeting()) {
+        Err(HandOverError::Refused(why)) => assert_eq!(why, Obstacle::Attachments.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A process that asks for the place of host 0's agent.
+fn successor(place: &Path) -> Peer {
     let deadline = Instant::now() + LIMIT;
-    let peer = loop {
-        match Peer::connect(&place).unwrap() {
-            Some(peer) => break peer,
+    loop {
+        match Peer::connect(place).unwrap() {
+            Some(peer) => return peer,
             None => assert!(Instant::now() < deadline, "the agent made no place"),
         }
         std::thread::yield_now();
-    };
-    let (build, links) = ("test".to_owned(), "authenticated over RDMA".to_owned());
-    let greeting = Greeting { version: VERSION, build, host: "h0".into(), threads: 2, links };
-    match peer.greet(&greeting) {
-        Err(HandOverError::Refused(why)) => assert_eq!(why, Obstacle::Links.to_string()),
-        other => panic!("{other:?}"),
     }
+}
+
+/// What it says of itself.
+fn greeting() -> Greeting {
+    let (build, links) = ("test".to_owned(), "authenticated over RDMA at 127.0.0.1:0".to_owned());
+    Greeting { version: VERSION, build, host: "h0".into(), threads: 2, links }
+}
+
+/// Waits until something is so.
+fn until_so(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Has ranks end once it is dropped, also by a panic.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A successor gets sockets once no link needs its device any more. Where it goes away, links go over RDMA again. No operation
+/// fails meanwhile.
+#[test]
+fn links_over_rdma_go_over_tcp_before_a_successor_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, _control) = control_at("10Gbit/s");
+    let fabric = Fabric::new();
+    let devices = ["agent0", "agent1"];
+    for (number, device) in (1..).zip(devices) {
+        fabric.add(device, Ipv4Addr::new(10, 9, 0, number)).unwrap();
+    }
+    let (place, sockets) =
+        (folder.path().join("handover"), ["h0", "h1"].map(|host| folder.path().join(host)));
+    let _agents = [0, 1].map(|host| {
+        let mut agent = Agent::new(["h0", "h1"][host], address, &sockets[host]);
+        agent.devices = fabric.devices();
+        agent.config.verbs = Some(Verbs { devices: vec![devices[host].to_owned()], ..Verbs::default() });
+        agent.config.handover = (host == 0).then(|| place.clone());
+        agent.start()
+    });
+    let (done, stop) = (AtomicU32::new(0), AtomicBool::new(false));
+    let work = |rank: u32| {
+        let options = AttachOptions { access: Access::Mapped, ..Default::default() };
+        let client = Client::attach(AgentAddress::from(&sockets[rank as usize]), options).unwrap();
+        let job = client.join("job", Rank(rank), 2, LIMIT).unwrap();
+        let tensor = client.tensor(Dtype::U64, 50_000).unwrap();
+        let mut told = [0_u64];
+        while told == [0] {
+            tensor.write(0, &[u64::from(rank == 0 && stop.load(Ordering::Relaxed))]).unwrap();
+            wait(job.all_reduce_in_place(&tensor, ReduceOp::Sum));
+            tensor.read(0, &mut told).unwrap();
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let goes_on = || {
+        let before = done.load(Ordering::Relaxed);
+        until_so("operations do not go on", || done.load(Ordering::Relaxed) >= before + 40);
+    };
+    let pairs = || {
+        let calls = fabric.take_calls("agent0").into_iter();
+        calls.filter(|recorded| recorded.call == Call::ToReadyToReceive).count()
+    };
+    std::thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| scope.spawn(move || work(rank)));
+        let stops = Stops(&stop);
+        goes_on();
+        assert!(pairs() > 0, "its links go over RDMA");
+        let (offer, descriptors) = successor(&place).greet(&greeting()).unwrap();
+        assert_eq!((offer.sockets.as_slice(), descriptors.len()), (&sockets[..1], 3));
+        assert_eq!(pairs(), 0, "queue pairs are made for nothing");
+        // It is gone, so links go over RDMA again.
+        until_so("no link goes over RDMA again", || pairs() > 0);
+        goes_on();
+        let gone = successor(&place);
+        gone.greet(&greeting()).unwrap();
+        // Whatever still needs the device ends now.
+        fabric.inject("agent0", Fault::DeviceLost);
+        goes_on();
+        drop(gone);
+        goes_on();
+        drop(stops);
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    });
 }
 
 #[test]

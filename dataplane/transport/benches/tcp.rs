@@ -43,6 +43,7 @@ fn linked(slot_bytes: usize, protection: LinkProtection) -> Result<[(TcpTranspor
         peer,
         initiate,
         source_ports: vec![0],
+        over_tcp: false,
     };
     let at_a = a.open(introduction(b.local_address(), true))?;
     let at_b = b.open(introduction(a.local_address(), false))?;

@@ -51,13 +51,15 @@ pub struct Introduction {
     pub initiate: bool,
     /// One path per entry: the source port to connect from, 0 for any. The same at both ends.
     pub source_ports: Vec<u16>,
+    /// Whether the link goes over TCP alone, also where links go over RDMA. The same at both ends.
+    pub over_tcp: bool,
 }
 
 impl std::fmt::Debug for Introduction {
     /// Without the secret: introductions end up in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, secret: _, peer, initiate, source_ports } = self;
-        f.debug_tuple("Introduction").field(&(name, peer, initiate, source_ports)).finish()
+        let Self { name, secret: _, peer, initiate, source_ports, over_tcp } = self;
+        f.debug_tuple("Introduction").field(&(name, peer, initiate, source_ports, over_tcp)).finish()
     }
 }
 

@@ -5,10 +5,13 @@ use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, Acceptor, TcpTransport};
 use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
-use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, Transport};
+use harmonaize_transport::{
+    DownReason, Event, Flow, Introduction, Landing, LinkId, Ring, SendError, Transport,
+};
 use harmonaize_verbs::fake::{Fabric, Fault};
 use harmonaize_verbs::{Call, PortOptions, Status, VerbsError};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 const ADDRESSES: [Ipv4Addr; 4] = [
@@ -97,6 +100,73 @@ mod spread {
     harmonaize_transport::conformance!(pair);
 }
 
+/// The suite again for links over TCP alone.
+mod over_tcp {
+    use super::*;
+
+    struct OverTcp(VerbsTransport);
+
+    impl Transport for OverTcp {
+        fn local_address(&self) -> SocketAddr {
+            self.0.local_address()
+        }
+
+        fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
+            self.0.open(Introduction { over_tcp: true, ..introduction })
+        }
+
+        fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
+            self.0.attach_ring(link, ring, memory)
+        }
+
+        fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
+            self.0.post(link, landing, span)
+        }
+
+        fn send(
+            &mut self,
+            link: LinkId,
+            path: u16,
+            header: &[u8],
+            payload: Option<(Landing, Span, Tag)>,
+        ) -> Result<(), SendError> {
+            self.0.send(link, path, header, payload)
+        }
+
+        fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
+            Transport::flow(&self.0, link, path)
+        }
+
+        fn pace(&mut self, link: LinkId, bits_per_second: Option<u64>) -> bool {
+            self.0.pace(link, bits_per_second)
+        }
+
+        fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+            self.0.progress(budget, sink)
+        }
+
+        fn close(&mut self, link: LinkId) {
+            self.0.close(link);
+        }
+
+        fn prepare_sleep(&mut self) -> bool {
+            self.0.prepare_sleep()
+        }
+
+        fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+            self.0.wake_fd()
+        }
+    }
+
+    fn pair() -> Result<[Box<dyn Transport>; 2], String> {
+        let fabric = fabric();
+        let end = |device: &str| Box::new(OverTcp(end(&fabric, config(&[device])))) as Box<dyn Transport>;
+        Ok([end("a0"), end("b0")])
+    }
+
+    harmonaize_transport::conformance!(pair);
+}
+
 /// What happened at one end, without payloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
@@ -138,7 +208,8 @@ fn until(ends: [&mut dyn Transport; 2], seen: &mut [Vec<Seen>; 2], enough: impl 
 }
 
 fn introduction(peer: SocketAddr, initiate: bool, paths: usize) -> Introduction {
-    Introduction { name: [1; 16], secret: [2; 32], peer, initiate, source_ports: vec![0; paths] }
+    let (name, secret, source_ports) = ([1; 16], [2; 32], vec![0; paths]);
+    Introduction { name, secret, peer, initiate, source_ports, over_tcp: false }
 }
 
 fn open(a: &mut dyn Transport, b: &mut dyn Transport, paths: usize) -> [LinkId; 2] {
@@ -201,6 +272,59 @@ fn queue_pairs_carry_the_code_point_of_normal_operations() {
     // ECN's bits stay as they are, and a code point of their own goes before.
     assert_eq!(traffic_classes(marks, 2), [18 << 2 | 2; 2]);
     assert_eq!(traffic_classes(marks, 26 << 2 | 2), [26 << 2 | 2; 2]);
+}
+
+/// Links over TCP alone are beside others, and are handed over once there are no others.
+#[test]
+fn links_over_tcp_alone_are_handed_over() {
+    let (fabric, mut a, mut b) = ends();
+    let over_rdma = up(&mut a, &mut b, 2);
+    let alone =
+        |peer, initiate| Introduction { name: [2; 16], over_tcp: true, ..introduction(peer, initiate, 2) };
+    let over_tcp =
+        [a.open(alone(b.local_address(), true)).unwrap(), b.open(alone(a.local_address(), false)).unwrap()];
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, |seen| seen.iter().all(|seen| !seen.is_empty()));
+    assert_eq!(seen, [vec![Seen::Up], vec![Seen::Up]]);
+    let flows = [over_rdma[0], over_tcp[0]].map(|link| Transport::flow(&a, link, 1).unwrap());
+    assert!(matches!(flows, [Flow::Roce { .. }, Flow::Tcp { .. }]), "{flows:?}");
+    // Frames of both come, each on its link.
+    let landing = Landing { ring: 1, sequence: 0 };
+    for (links, header) in [(over_rdma, b"over RDMA"), (over_tcp, b"over TCP.")] {
+        let mut seen = [vec![], vec![]];
+        b.attach_ring(links[1], 1, ring(4096, 4)).unwrap();
+        a.send(links[0], 1, header, Some((landing, span(4096), Tag(7)))).unwrap();
+        until([&mut a, &mut b], &mut seen, |seen| seen.iter().all(|seen| !seen.is_empty()));
+        assert_eq!(seen, [vec![Seen::Sent(Tag(7))], vec![Seen::Received(header.to_vec(), Some(4096))]]);
+    }
+    a.freeze(true);
+    let why = a.is_frozen().unwrap_err();
+    assert!(why.contains("1 links go over RDMA"), "{why}");
+    a.freeze(false);
+    a.close(over_rdma[0]);
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, |seen| down(&seen[1]).is_some());
+    a.freeze(true);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !a.is_frozen().unwrap() {
+        assert!(Instant::now() < deadline, "the link comes to no rest");
+        turn(&mut a, &mut seen[0]);
+        turn(&mut b, &mut seen[1]);
+    }
+    let (links, descriptors) = a.hand_over().unwrap();
+    assert_eq!(descriptors.len(), 2, "one for each path");
+    let mut successor = end(&fabric, config(&["a0"]));
+    successor.take_over(&links, descriptors).unwrap();
+    successor.attach_ring(over_tcp[0], 1, ring(4096, 4)).unwrap();
+    successor.freeze(false);
+    let mut seen = [vec![], vec![]];
+    successor.send(over_tcp[0], 1, b"from here", None).unwrap();
+    b.send(over_tcp[1], 1, b"from there", Some((landing, span(100), Tag(9)))).unwrap();
+    until([&mut successor, &mut b], &mut seen, |seen| !seen[0].is_empty() && seen[1].len() > 1);
+    assert_eq!(seen[0], [Seen::Received(b"from there".to_vec(), Some(100))]);
+    assert!(seen[1].contains(&Seen::Received(b"from here".to_vec(), None)), "{seen:?}");
+    // It has links over RDMA of its own, too.
+    up(&mut successor, &mut b, 2);
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Drop for Ends<'_> {
 
 impl Job {
     /// Waits until it got on, or has ended.
-    fn wait_for_progress(&self) {
+    pub(crate) fn wait_for_progress(&self) {
         let seen = self.rounds.load(Ordering::Relaxed);
         let on = || self.ended.load(Ordering::Relaxed) || self.rounds.load(Ordering::Relaxed) >= seen + 4;
         until("the job neither gets on nor ends", on);
@@ -76,7 +76,7 @@ impl Job {
 }
 
 /// Runs a job on all hosts while `meanwhile` lasts, and until it has ended.
-fn job(provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End> {
+pub(crate) fn job(provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End> {
     let job = Job::default();
     std::thread::scope(|scope| {
         let ranks = scope.spawn(|| {

@@ -70,6 +70,7 @@ impl Ends {
                 peer: addresses[1 - at],
                 initiate: at == 0,
                 source_ports: vec![0, 50_000],
+                over_tcp: false,
             };
             let link = self.ends[at].open(introduction)?;
             let memory = span(SLOT * SLOTS);

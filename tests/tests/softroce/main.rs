@@ -9,6 +9,7 @@ mod host;
 mod links;
 mod provider;
 mod training;
+mod upgrade;
 
 use anyhow::Result;
 use harmonaize_abi::session::{

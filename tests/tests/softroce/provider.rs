@@ -15,6 +15,9 @@ pub(crate) const CONTROL: &str = "127.0.0.1:7100";
 /// MiB of an arena: registered memory is all there from the start, and the guest has little.
 pub(crate) const ARENA: u64 = 24;
 
+/// How often an upgrade is tried at most.
+const UPGRADES: usize = 5;
+
 /// Beside the agents' configurations: the tenant's secret.
 const SECRET: &str = "a.secret";
 
@@ -50,6 +53,11 @@ impl Program {
     /// Ends it without a warning.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
+    }
+
+    /// Whether it has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Waits until it has ended by itself.
@@ -127,6 +135,27 @@ impl Provider {
         Some(provider)
     }
 
+    /// Starts a successor of a host's agent, by the same configuration, and waits until it has taken its place. An emulated processor
+    /// may be too slow for the pause; then it is tried again, as an operator would.
+    pub(crate) fn upgrade(&self, host: usize) -> Program {
+        let config = self.folder.path().join(format!("successor{host}.toml"));
+        let text = configuration(Host(host as u32), "", &self.socket(host));
+        for _ in 0..UPGRADES {
+            let mut command = program("harmonaize-agent");
+            let mut successor = Program::start(command.arg("--take-over"), &config, &text);
+            let mut taken = false;
+            until("a successor neither takes the agent's place nor ends", || {
+                taken = successor.output().contains("took the place of the agent before");
+                taken || successor.has_ended()
+            });
+            if taken {
+                return successor;
+            }
+            println!("  no successor on host {host} yet: {}", successor.output());
+        }
+        panic!("{UPGRADES} successors of host {host} have not taken the agent's place");
+    }
+
     /// The tenant's socket on a host.
     pub(crate) fn socket(&self, host: usize) -> PathBuf {
         self.folder.path().join(format!("h{host}.sock"))
@@ -167,7 +196,8 @@ pub(crate) fn configuration(host: Host, verbs: &str, socket: &Path) -> String {
     let (Host(number), address) = (host, host.address());
     format!(
         "host = \"h{number}\"\ncontrol = \"{CONTROL}\"\ninsecure_loopback = true\nlisten = \"{address}:7200\"\npeer_timeout = \"10s\"\n\
-         connect_timeout = \"30s\"\n[verbs]\n{verbs}[[tenant]]\nname = \"a\"\nsocket = {socket:?}\nuids = [0]\n\
-         remote = true\n"
+         connect_timeout = \"30s\"\nhandover = {:?}\n[verbs]\n{verbs}[[tenant]]\nname = \"a\"\nsocket = {socket:?}\nuids = [0]\n\
+         remote = true\n",
+        socket.with_extension("handover")
     )
 }

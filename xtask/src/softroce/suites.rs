@@ -42,7 +42,7 @@ const SUITES: &[Suite] = &[
     Suite {
         with_loss: Some("every_collective"),
         deploys: true,
-        ..Suite::of("collectives", "harmonaize-tests", "softroce", 300)
+        ..Suite::of("collectives", "harmonaize-tests", "softroce", 420)
     },
 ];
 

@@ -36,6 +36,7 @@ use crate::state::tenants::splits::Splits;
 use crate::state::tenants::turns::AllTurns;
 use crate::state::world::agents::Session;
 use crate::state::world::aggregators::Aggregators;
+use crate::state::world::handovers::HandOvers;
 use crate::state::world::iterations::Operations;
 use crate::state::world::link_state::LinkState;
 use crate::state::world::operator::Operator;
@@ -56,6 +57,7 @@ pub struct Controller {
     pub(crate) hosts: BTreeMap<HostId, SessionId>,
     pub(crate) iterations: BTreeMap<CommunicatorId, Operations>,
     pub(crate) operator: Operator,
+    pub(crate) handovers: HandOvers,
     pub(crate) link_state: LinkState,
     pub(crate) aggregators: Aggregators,
     pub(crate) telemetry: Telemetry,
@@ -99,6 +101,7 @@ impl Controller {
             hosts: BTreeMap::new(),
             iterations: BTreeMap::new(),
             operator: Operator::default(),
+            handovers: HandOvers::default(),
             link_state,
             aggregators: Aggregators::default(),
             telemetry: Telemetry::default(),

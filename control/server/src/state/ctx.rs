@@ -4,6 +4,7 @@ use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
 use crate::state::world::agents::Session;
+use crate::state::world::handovers::HandOvers;
 use crate::state::world::iterations::Operations;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::CommunicatorId;
@@ -33,6 +34,8 @@ pub(crate) struct Ctx<'a> {
     pub iterations: &'a BTreeMap<CommunicatorId, Operations>,
     /// What operators decided while control runs, and the clock.
     pub operator: &'a Operator,
+    /// Hosts whose links are to go over TCP alone.
+    pub handovers: &'a HandOvers,
 }
 
 impl<'a> Ctx<'a> {
@@ -171,6 +174,7 @@ macro_rules! ctx {
             communicators: &$of.communicators,
             iterations: &$of.iterations,
             operator: &$of.operator,
+            handovers: &$of.handovers,
         }
     };
 }

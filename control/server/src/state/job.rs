@@ -14,6 +14,7 @@ pub(crate) mod grant;
 pub(crate) mod group;
 pub(crate) mod lifecycle;
 pub(crate) mod link_reuse;
+pub(crate) mod over_tcp;
 pub(crate) mod planning;
 pub(crate) mod rate_limits;
 pub(crate) mod reconcile;

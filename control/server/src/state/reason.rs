@@ -37,6 +37,10 @@ pub enum Reason {
     Aggregation(AggregationReason),
     /// Its connections are held to other rates.
     Rates(RateChange),
+    /// Links of an agent that hands over to its successor go over TCP alone.
+    OverTcp,
+    /// They go over RDMA again.
+    OverRdma,
 }
 
 /// What connections are held to from an epoch on, and for whom.
@@ -77,6 +81,8 @@ impl Reason {
             Self::Rates(RateChange::Promised(_)) => "rate_promised",
             Self::Rates(RateChange::PromisedExchange(_)) => "rate_promised_exchange",
             Self::Rates(RateChange::Unlimited) => "rate_unlimited",
+            Self::OverTcp => "over_tcp",
+            Self::OverRdma => "over_rdma",
         }
     }
 }
@@ -106,6 +112,10 @@ impl fmt::Display for Reason {
                 write!(f, "exchanges held to {rate} a host, so that others have what they are promised")
             }
             Self::Rates(RateChange::Unlimited) => f.write_str("held to no rate any more"),
+            Self::OverTcp => {
+                f.write_str("an agent hands over to its successor: its links go over TCP until then")
+            }
+            Self::OverRdma => f.write_str("links that went over TCP for a hand-over go over RDMA again"),
         }
     }
 }

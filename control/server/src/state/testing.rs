@@ -80,6 +80,8 @@ pub struct EpochView {
     pub ports: Vec<(HostId, u16)>,
     /// The source ports of each link between two participants, the lower first.
     pub links: BTreeMap<(u32, u32), Vec<u16>>,
+    /// The participants whose links go over TCP alone.
+    pub over_tcp: BTreeSet<u32>,
     /// What each host sends to the next, as planned; none where it was not planned.
     pub share: Option<Rate>,
     /// What the plan holds links to.
@@ -145,6 +147,7 @@ impl From<&EpochConfig> for EpochView {
             order: config.order.clone(),
             ports: config.ports.clone(),
             links: config.links.clone(),
+            over_tcp: config.over_tcp.clone(),
             share: config.plan.as_ref().map(|plan| plan.share),
             planned_limit: config.plan.as_ref().and_then(|plan| plan.pace),
             rate_limits: config.rate_limits,

@@ -2,6 +2,7 @@
 
 pub(crate) mod agents;
 pub(crate) mod aggregators;
+pub(crate) mod handovers;
 pub(crate) mod iterations;
 pub(crate) mod link_state;
 pub(crate) mod operator;

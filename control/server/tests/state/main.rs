@@ -36,6 +36,7 @@ mod congestion_control;
 mod direct;
 mod events;
 mod fabric;
+mod handovers;
 mod hints;
 mod jobs;
 mod kept;

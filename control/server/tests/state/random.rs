@@ -73,6 +73,7 @@ impl Play {
             81 => self.nonsense(host),
             82 => self.dissolve(),
             83..86 => drop(self.world.state.ask_status(self.world.now, SECOND)),
+            86 => self.hand_over(host),
             _ => {
                 let time = Duration::from_millis(self.rng.random_range(0..3000));
                 self.world.wait(time);
@@ -89,7 +90,10 @@ impl Play {
             in_use.map(|recipe| v1::Recipe { peers: vec![], ..recipe.clone() }).collect()
         });
         let in_use = self.in_use();
-        let session = self.world.hello(hello(host, running.unwrap_or_default()));
+        // One of them cannot have links over TCP alone.
+        let capabilities = v1::Capabilities { links_over_tcp: host > 0, ..v1::Capabilities::default() };
+        let said = hello(host, running.unwrap_or_default());
+        let session = self.world.hello(v1::Hello { capabilities: Some(capabilities), ..said });
         let heard = self.world.received(session);
         if self.agents.contains_key(&host) {
             assert!(matches!(heard.as_slice(), [to_agent::Message::Refused(_)]));
@@ -272,6 +276,13 @@ impl Play {
         }
     }
 
+    /// An agent has a successor soon, or calls that off.
+    fn hand_over(&mut self, host: usize) {
+        let Some(session) = self.agents.get(&host).map(|agent| agent.session) else { return };
+        let for_ns = if self.rng.random_bool(0.3) { 0 } else { self.rng.random_range(1..6_000_000_000) };
+        self.world.send(session, from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns }));
+    }
+
     fn dissolve(&mut self) {
         if let Some(id) = self.world.state.communicator_ids().first().copied() {
             assert!(self.world.state.dissolve(self.world.now, id, "chance"));
@@ -407,7 +418,18 @@ fn take(agent: &mut Agent, recipe: &v1::Recipe, ends: &mut Vec<LinkEnd>) {
     let mine = &recipe.participants[recipe.me as usize].ranks;
     assert_eq!(recipe.local_ranks.iter().map(|local| local.rank).collect::<Vec<_>>(), *mine);
     assert_eq!(recipe.peers.len() + 1, recipe.participants.len());
-    agent.recipes.entry(recipe.communicator).or_default().insert(recipe.epoch, recipe.clone());
+    let over_tcp = |recipe: &v1::Recipe, peer: &v1::Peer| {
+        recipe.over_tcp.contains(&recipe.me) || recipe.over_tcp.contains(&peer.participant)
+    };
+    let recipes = agent.recipes.entry(recipe.communicator).or_default();
+    if let Some(in_use) = recipes.values().next() {
+        let mut goes_on = recipe.peers.iter().filter(|peer| peer.reused);
+        assert!(
+            goes_on.all(|peer| over_tcp(recipe, peer) == over_tcp(in_use, peer)),
+            "a link changes its network"
+        );
+    }
+    recipes.insert(recipe.epoch, recipe.clone());
     let epochs = agent.alive.entry(recipe.communicator).or_default();
     assert!(epochs.insert(recipe.epoch), "an epoch comes once");
     if epochs.len() == 1 {

@@ -5,10 +5,12 @@ use crate::engines::Thread;
 use crate::session::{AttachmentId, LinkNeeds, TenantLimits};
 use harmonaize_abi::session::FailureDetail;
 use harmonaize_abi::{CommunicatorHandle, CommunicatorId, Rank};
+use harmonaize_api::v1::{self, from_agent};
 use harmonaize_engine::{Command, InheritedEpoch};
 use prost::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// The agent's part.
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,6 +54,26 @@ impl Agent {
             && self.pending_regions.is_empty()
             && self.dissolving.is_empty()
             && !self.communicators.values().any(asked)
+    }
+
+    /// How many communicators have links that another process cannot go on with, where links go over RDMA unless control says
+    /// otherwise: in the epoch in use, or in one under way.
+    pub fn over_rdma(&self) -> usize {
+        let over_rdma = |known: &&Communicator| {
+            let v1::Recipe { me, participants, over_tcp, .. } = &known.recipe;
+            let others = || (0..participants.len() as u32).filter(move |one| one != me);
+            let goes =
+                |over_tcp: &[u32]| !over_tcp.contains(me) && others().any(|other| !over_tcp.contains(&other));
+            let change = known.change_over_tcp.as_ref();
+            known.ended.is_none() && (goes(over_tcp) || change.is_some_and(|(_, over_tcp)| goes(over_tcp)))
+        };
+        self.communicators.values().filter(over_rdma).count()
+    }
+
+    /// Has control have all links here go over TCP alone for so long from now on; no time: they need not any more.
+    pub fn ask_over_tcp(&mut self, time: Duration) {
+        let for_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.send_to_control(from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns }));
     }
 
     /// Gives every thread of the engine a command; how many there are, or none if one did not take it.
@@ -131,7 +153,7 @@ impl Agent {
             self.attachments.insert(attachment, attached);
         }
         for (id, image) in communicators {
-            let recipe = harmonaize_api::v1::Recipe::decode(image.recipe.as_slice());
+            let recipe = v1::Recipe::decode(image.recipe.as_slice());
             let recipe = recipe.map_err(|error| error.to_string())?;
             let member = |(attachment, rank, handle)| LocalMember {
                 attachment,
@@ -144,9 +166,17 @@ impl Agent {
             let limits = attached.map(|attached| attached.limits.clone());
             let granted = limits.as_ref().zip(image.granted).map(|(limits, part)| limits.inherit_links(part));
             let (thread, ended, needs) = (image.thread, image.ended, image.needs);
-            let detail_requests = Vec::new();
-            let known =
-                Communicator { recipe, thread, members, ended, limits, granted, needs, detail_requests };
+            let known = Communicator {
+                recipe,
+                change_over_tcp: None,
+                thread,
+                members,
+                ended,
+                limits,
+                granted,
+                needs,
+                detail_requests: Vec::new(),
+            };
             self.communicators.insert(CommunicatorId(id), known);
         }
         Ok(())

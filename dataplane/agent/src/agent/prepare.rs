@@ -75,7 +75,7 @@ impl Agent {
         match expanded {
             Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
             Ok(expanded) if forms => self.form(recipe, expanded),
-            Ok(expanded) => self.change(communicator, expanded),
+            Ok(expanded) => self.change(communicator, expanded, recipe.over_tcp),
         }
     }
 
@@ -123,7 +123,17 @@ impl Agent {
             self.refuse_members(&mut members, refused);
         }
         let granted = granted.ok().flatten();
-        let formed = Communicator { recipe, thread, members, ended, limits, granted, needs, detail_requests };
+        let formed = Communicator {
+            recipe,
+            change_over_tcp: None,
+            thread,
+            members,
+            ended,
+            limits,
+            granted,
+            needs,
+            detail_requests,
+        };
         self.communicators.insert(communicator, formed);
         if !complete {
             self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
@@ -163,7 +173,7 @@ impl Agent {
         }));
     }
 
-    fn change(&mut self, communicator: CommunicatorId, expanded: ExpandedRecipe) {
+    fn change(&mut self, communicator: CommunicatorId, expanded: ExpandedRecipe, over_tcp: Vec<u32>) {
         let epoch = expanded.plan.epoch;
         let mapped = self.communicators.get(&communicator).is_some_and(|of| self.are_mapped(&of.members));
         let Some(known) = self.communicators.get_mut(&communicator) else {
@@ -181,6 +191,7 @@ impl Agent {
         }
         // What was refused is not held, and control does not count it.
         known.needs = known.needs.max(more);
+        known.change_over_tcp = Some((epoch.into(), over_tcp));
         let change = Command::Change {
             communicator,
             plan: Box::new(expanded.plan),
@@ -241,8 +252,9 @@ mod tests {
     use crate::recipe::tests::recipe;
     use crate::session::{AttachmentId, Question, Quota, SessionRequest, TenantLimits};
     use crate::wiring::Wiring;
+    use harmonaize_abi::SegmentId;
     use harmonaize_abi::session::{Budget, JoinRefused, RunnerReport, WorkerState};
-    use harmonaize_engine::{Engine, start};
+    use harmonaize_engine::{Engine, Notice, start};
     use harmonaize_transport::loopback::Hub;
     use std::time::Duration;
     use tokio::sync::mpsc;
@@ -362,6 +374,29 @@ mod tests {
         };
         assert_eq!((failed.communicator, failed.epoch), (7, 0));
         assert!(failed.reason.contains("epoch 4294967296 out of range"), "{}", failed.reason);
+        agent.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn links_over_rdma_are_counted_until_an_epoch_without_them_is_in_use() {
+        let (mut agent, mut told, thread, counters) = agent();
+        attach(&mut agent, AttachmentId(1), &TenantLimits::of(Quota::default(), &counters));
+        assert_eq!(agent.over_rdma(), 0);
+        let _answer = form(&mut agent, &mut told, 7);
+        assert_eq!(agent.over_rdma(), 1);
+        // By whose links go over TCP alone: what counts when the epoch is under way, and once it is in use.
+        let epochs =
+            [(vec![0], 1, 0), (vec![1], 1, 1), (vec![1, 2, 3], 1, 0), (vec![0, 2], 0, 0), (vec![], 1, 1)];
+        for (epoch, (over_tcp, under_way, in_use)) in (2..).zip(epochs) {
+            let change = v1::Recipe { epoch, over_tcp: over_tcp.clone(), ..recipe(4, 1) };
+            let check = agent.handle_control(Event::Change(change));
+            agent.handle_checked(Some(check.unwrap().run()));
+            assert_eq!(agent.over_rdma(), under_way, "{over_tcp:?} under way");
+            let (communicator, epoch) = (CommunicatorId(7), Epoch(u32::try_from(epoch).unwrap()));
+            agent.handle_notice(Notice::Switched { communicator, epoch, segment: SegmentId(0) });
+            assert_eq!(agent.over_rdma(), in_use, "{over_tcp:?} in use");
+        }
         agent.stop();
         thread.join().unwrap();
     }

@@ -332,7 +332,8 @@ impl Ledger {
             | Message::TenantsServed(_)
             | Message::CancelRead(_)
             | Message::AwaitOrder(_)
-            | Message::CancelOrder(_) => {}
+            | Message::CancelOrder(_)
+            | Message::LinksOverTcp(_) => {}
         }
         self.disconnected_since.is_none().then_some(message)
     }

@@ -2,7 +2,7 @@
 
 use crate::agent::Agent;
 use crate::control::{LedgerImage, Pause};
-use crate::handover::{Greeting, HandOverError, Obstacle, Offer, Peer, Place};
+use crate::handover::{Greeting, HandOverError, LINKS, OVER_TCP, Obstacle, Offer, Peer, Place};
 use crate::served::Tenants;
 use crate::session::FrozenSession;
 use harmonaize_engine::{Command, EngineImage};
@@ -19,12 +19,26 @@ pub(super) struct Handing {
     place: Option<Place>,
     own: Greeting,
     obstacle: Option<Obstacle>,
+    /// Whether links go over RDMA, but for those that control has go over TCP.
+    over_rdma: bool,
+    /// Whether control could do that when it was last there.
+    control_can: bool,
+    /// Whether it was asked to.
+    asked: bool,
     standing: mpsc::UnboundedReceiver<FrozenSession>,
     stage: Stage,
 }
 
 enum Stage {
     Idle,
+    /// The successor says who it is. The socket where other agents connect is for it.
+    Greeting(JoinHandle<Result<Peer, HandOverError>>, OwnedFd),
+    /// Links come to go over TCP alone.
+    Links {
+        peer: Peer,
+        agents: OwnedFd,
+        deadline: Instant,
+    },
     /// The successor starts.
     Starting(JoinHandle<Result<Peer, HandOverError>>),
     /// Sessions come to rest.
@@ -51,13 +65,23 @@ enum Stage {
 }
 
 impl Handing {
-    /// Nobody has come yet.
+    /// Nobody has come yet. `over_rdma` is whether links go over RDMA by the agent's configuration.
     pub(super) fn new(
         own: Greeting,
-        obstacle: Option<Obstacle>,
+        (obstacle, over_rdma): (Option<Obstacle>, bool),
         standing: mpsc::UnboundedReceiver<FrozenSession>,
     ) -> Self {
-        Self { place: None, own, obstacle, standing, stage: Stage::Idle }
+        let (place, stage) = (None, Stage::Idle);
+        Self { place, own, obstacle, over_rdma, control_can: false, asked: false, standing, stage }
+    }
+
+    /// There is a session with control, which forgot with the one before what it was asked for. `control_can` is whether it can have
+    /// links go over TCP alone.
+    pub(super) fn connected(&mut self, agent: &mut Agent, control_can: bool) {
+        self.control_can = control_can;
+        if self.asked && control_can {
+            agent.ask_over_tcp(OVER_TCP);
+        }
     }
 
     /// Whether a hand-over is under way.
@@ -78,26 +102,48 @@ impl Handing {
         }
     }
 
-    /// Begins with a successor.
-    pub(super) fn begin(&mut self, peer: Peer, agents: std::io::Result<OwnedFd>, tenants: &mut Tenants) {
-        let Some(place) = &self.place else { return };
-        let listeners =
-            agents.and_then(|agents| Ok(([agents, place.descriptor()?], tenants.server().listeners()?)));
-        let (ours, listeners) = match listeners {
-            Ok(listeners) => listeners,
+    /// Begins with a successor. `agents` is the socket where other agents connect.
+    pub(super) fn begin(&mut self, peer: Peer, agents: std::io::Result<OwnedFd>) {
+        let agents = match agents {
+            Ok(agents) => agents,
             Err(error) => {
                 tracing::error!(%error, "sockets cannot be handed over");
                 return peer.refuse(&error.to_string());
             }
         };
         tracing::info!(pid = peer.pid, "a successor asks for this agent's place");
+        let (own, obstacle) = (self.own.clone(), self.obstacle);
+        let hearing = tokio::task::spawn_blocking(move || peer.hear(&own, obstacle).map(|()| peer));
+        self.stage = Stage::Greeting(hearing, agents);
+    }
+
+    /// Asks control to have links go over TCP alone, where they go over RDMA. An agent without such links needs no control, but is
+    /// called off where some are made before its end.
+    fn ask(&mut self, agent: &mut Agent, connected: bool) -> Result<(), Obstacle> {
+        if !self.over_rdma {
+            return Ok(());
+        }
+        self.asked = connected && self.control_can;
+        if self.asked {
+            tracing::info!("control is asked to have links go over TCP, which the successor can be handed");
+            agent.ask_over_tcp(OVER_TCP);
+        }
+        Obstacle::of_links(agent.over_rdma(), connected, self.control_can).map_or(Ok(()), Err)
+    }
+
+    /// Has the successor start, with all sockets.
+    fn start(&self, peer: Peer, agents: OwnedFd, tenants: &mut Tenants) -> Result<Stage, String> {
+        let place = self.place.as_ref().ok_or("there is no place for successors")?;
+        let own = place.descriptor();
+        let listeners = own.and_then(|own| Ok(([agents, own], tenants.server().listeners()?)));
+        let (ours, listeners) = listeners.map_err(|error| {
+            peer.refuse(&error.to_string());
+            format!("sockets cannot be handed over: {error}")
+        })?;
         let (paths, sockets): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
         let sockets: Vec<OwnedFd> = ours.into_iter().chain(sockets).collect();
-        let (own, obstacle) = (self.own.clone(), self.obstacle);
-        self.stage = Stage::Starting(tokio::task::spawn_blocking(move || {
-            peer.admit(&own, obstacle, &Offer { sockets: paths }, &sockets)?;
-            Ok(peer)
-        }));
+        let admitting = move || peer.admit(&Offer { sockets: paths }, &sockets).map(|()| peer);
+        Ok(Stage::Starting(tokio::task::spawn_blocking(admitting)))
     }
 
     /// A thread of the engine stands still, or goes on.
@@ -132,13 +178,18 @@ impl Handing {
     pub(super) fn call_off(&mut self, agent: &mut Agent, tenants: &mut Tenants, pause: &Pause, why: &str) {
         tracing::error!(why, "the hand-over is called off; this agent goes on");
         match std::mem::replace(&mut self.stage, Stage::Idle) {
-            Stage::Sessions { peer, .. } | Stage::Control { peer, .. } => peer.refuse(why),
+            Stage::Links { peer, .. } | Stage::Sessions { peer, .. } | Stage::Control { peer, .. } => {
+                peer.refuse(why);
+            }
             Stage::Engines { peer, .. } => {
                 peer.refuse(why);
                 agent.command_all(|_| Command::Resume);
             }
             Stage::Giving(..) => drop(agent.command_all(|_| Command::Resume)),
-            Stage::Idle | Stage::Starting(_) => {}
+            Stage::Idle | Stage::Greeting(..) | Stage::Starting(_) => {}
+        }
+        if std::mem::take(&mut self.asked) {
+            agent.ask_over_tcp(Duration::ZERO);
         }
         pause.set(false);
         tenants.server().freeze(false);
@@ -159,6 +210,23 @@ impl Handing {
         };
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
         self.stage = match stage {
+            Stage::Greeting(hearing, agents) if hearing.is_finished() => {
+                let peer = hearing.await.map_err(|error| error.to_string())?.map_err(text)?;
+                let asked = self.ask(agent, connected);
+                let deadline = Instant::now() + LINKS;
+                self.stage = Stage::Links { peer, agents, deadline };
+                return asked.map_err(|obstacle| obstacle.to_string());
+            }
+            Stage::Links { peer, agents, deadline } => {
+                let late = if self.over_rdma { agent.over_rdma() } else { 0 };
+                if late > 0 {
+                    self.stage = Stage::Links { peer, agents, deadline };
+                    let in_time = Instant::now() < deadline;
+                    let obstacle = Obstacle::Late { communicators: late };
+                    return if in_time { Ok(()) } else { Err(obstacle.to_string()) };
+                }
+                self.start(peer, agents, tenants)?
+            }
             Stage::Starting(starting) if starting.is_finished() => {
                 let peer = starting.await.map_err(|error| error.to_string())?.map_err(text)?;
                 tenants.server().freeze(true);

@@ -273,6 +273,7 @@ impl World {
                     peer: self.addresses[peer as usize],
                     initiate: me.0 < peer,
                     source_ports: vec![0, 0],
+                    over_tcp: false,
                 };
                 Peer {
                     participant: Participant(peer),

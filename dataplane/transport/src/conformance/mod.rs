@@ -193,7 +193,8 @@ impl Pair {
             At::B => self.a.transport.local_address(),
         };
         let secret = std::array::from_fn(|i| name.wrapping_mul(31).wrapping_add(i as u8));
-        Introduction { name: [name; 16], secret, peer, initiate: at == At::A, source_ports: vec![0; paths] }
+        let (name, initiate, source_ports) = ([name; 16], at == At::A, vec![0; paths]);
+        Introduction { name, secret, peer, initiate, source_ports, over_tcp: false }
     }
 
     fn open(&mut self, at: At, introduction: Introduction) -> Result<LinkId, String> {

@@ -194,7 +194,7 @@ impl Expected {
         protection: LinkProtection,
         to: &Arc<Arrivals>,
     ) -> Result<Self, DownReason> {
-        let Introduction { name, secret, peer, initiate, source_ports } = introduction;
+        let Introduction { name, secret, peer, initiate, source_ports, over_tcp: _ } = introduction;
         let mut table = awaited.lock();
         if !initiate {
             if table.links.contains_key(name) {

@@ -87,6 +87,7 @@ mod tests {
                 peer: addresses[at],
                 initiate: at == 0,
                 source_ports: vec![0, 0],
+                over_tcp: false,
             };
             ends[at].open(introduction).unwrap()
         })

@@ -78,7 +78,8 @@ impl TcpTransport {
                 descriptors.push(descriptor.map_err(|error| error.to_string())?);
                 paths.push(path.image());
             }
-            let Introduction { name, secret, peer, initiate, source_ports } = link.introduction.clone();
+            let Introduction { name, secret, peer, initiate, source_ports, over_tcp: _ } =
+                link.introduction.clone();
             let (rate, class) = (link.rate, link.class);
             let id = *id;
             links.push(LinkImage { id, name, secret, peer, initiate, source_ports, rate, class, paths });
@@ -93,7 +94,8 @@ impl TcpTransport {
         let now = Instant::now();
         self.frozen = true;
         for LinkImage { id, name, secret, peer, initiate, source_ports, rate, class, paths } in links {
-            let introduction = Introduction { name, secret, peer, initiate, source_ports };
+            let over_tcp = true;
+            let introduction = Introduction { name, secret, peer, initiate, source_ports, over_tcp };
             let expected = self.acceptor.expect(&introduction, self.config.protection, &self.arrivals);
             let expected = expected.map_err(|error| error.to_string())?;
             expected.set_up();

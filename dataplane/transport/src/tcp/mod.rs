@@ -226,6 +226,11 @@ impl TcpTransport {
         })
     }
 
+    /// How many links there are, up or not.
+    pub(crate) fn link_count(&self) -> usize {
+        self.links.len()
+    }
+
     /// Works off the queue of paths, each a bounded piece at a time.
     fn work(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
         let mut done = 0;

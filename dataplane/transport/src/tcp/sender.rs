@@ -405,7 +405,8 @@ mod tests {
             for (end, peer) in ends.iter_mut().zip(addresses) {
                 let (initiate, source_ports) = (links.len() % 2 == 0, vec![0]);
                 let name = [name; 16];
-                let introduction = Introduction { name, secret: [2; 32], peer, initiate, source_ports };
+                let (secret, over_tcp) = ([2; 32], false);
+                let introduction = Introduction { name, secret, peer, initiate, source_ports, over_tcp };
                 links.push(end.open(introduction).unwrap());
             }
             let memory = Memory::private((SLOT * SLOTS) as usize).unwrap();

@@ -5,6 +5,9 @@
 //! out. A frame is an RDMA WRITE of the payload into its slot, and an RDMA WRITE WITH IMMEDIATE of a message with its header
 //! into the receiver's mailbox (`mailbox`); small payloads travel in the message. Whoever writes into a mailbox holds credit
 //! for the slot, so a receive request is always there. Completion queues are polled; `prepare_sleep` arms them.
+//!
+//! A link whose introduction asks for TCP alone has no queue pairs: it is a link of the endpoint beneath, and its frames go there. Such
+//! links alone can be handed over.
 
 mod delays;
 mod exchange;
@@ -20,10 +23,11 @@ mod wake;
 
 use crate::tcp::{self, Acceptor, TcpTransport};
 use crate::{
-    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, Transport,
+    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, TrafficClass,
+    Transport,
 };
 use exchange::{Control, RemoteMemory, RingEnd};
-use harmonaize_abi::Tag;
+use harmonaize_abi::{CongestionControl, Tag};
 use harmonaize_shm::Span;
 use harmonaize_verbs::{Access, VerbsError};
 pub use harmonaize_verbs::{Devices, PortOptions};
@@ -34,7 +38,7 @@ use reaper::Reaper;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use wake::{Token, Wake};
 
@@ -120,8 +124,9 @@ pub struct VerbsTransport {
     devices: Devices,
     /// None while a device is gone: they are opened anew for the next link.
     rails: Vec<Rail>,
+    /// The TCP link beneath each link, and links over TCP alone.
     inner: TcpTransport,
-    /// By number, which only grows.
+    /// Those over RDMA, by number, which only grows.
     links: Vec<Link>,
     reaper: Reaper,
     /// Whose turn it is first.
@@ -202,6 +207,11 @@ impl VerbsTransport {
 
     fn at(&self, id: LinkId) -> Option<usize> {
         self.links.binary_search_by_key(&id, |link| link.id).ok()
+    }
+
+    /// Whether there are links over TCP alone.
+    fn has_links_over_tcp(&self) -> bool {
+        self.inner.link_count() > self.links.len()
     }
 
     fn link(&mut self, id: LinkId) -> Option<&mut Link> {
@@ -297,7 +307,10 @@ impl VerbsTransport {
             done += self.pump(at);
         }
         let mut heard = std::mem::take(&mut self.tcp_events);
+        let links = &self.links;
+        let over_rdma = |id: &LinkId| links.binary_search_by_key(id, |link| link.id).is_ok();
         done += self.inner.progress(budget, &mut |id, event| match event {
+            event if !over_rdma(&id) => sink(id, event),
             Event::Up => heard.push_back((id, TcpEvent::Up)),
             Event::Received { header, .. } => heard.push_back((id, TcpEvent::Frame(header.to_vec()))),
             Event::Down { reason } => heard.push_back((id, TcpEvent::Down(reason))),
@@ -478,11 +491,15 @@ impl Transport for VerbsTransport {
     }
 
     fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
-        let link = self.links.get(self.at(link)?)?;
+        let Some(at) = self.at(link) else { return self.inner.flow(link, path) };
+        let link = self.links.get(at)?;
         link.paths.get(usize::from(path))?.flow()
     }
 
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
+        if introduction.over_tcp {
+            return self.inner.open(introduction);
+        }
         let source_ports = introduction.source_ports;
         let paths = source_ports.len();
         if paths == 0 || paths > usize::from(MAX_PATHS) {
@@ -498,13 +515,30 @@ impl Transport for VerbsTransport {
     }
 
     fn set_owner(&mut self, link: LinkId, owner: Owner) {
-        if let Some(link) = self.at(link).and_then(|at| self.links.get_mut(at)) {
-            link.set_tenant(owner.tenant);
+        match self.at(link).and_then(|at| self.links.get_mut(at)) {
+            Some(link) => link.set_tenant(owner.tenant),
+            None => self.inner.set_owner(link, owner),
+        }
+    }
+
+    fn pace(&mut self, link: LinkId, bits_per_second: Option<u64>) -> bool {
+        self.at(link).is_none() && self.inner.pace(link, bits_per_second)
+    }
+
+    fn set_congestion_control(&mut self, link: LinkId, control: Option<CongestionControl>) {
+        if self.at(link).is_none() {
+            self.inner.set_congestion_control(link, control);
+        }
+    }
+
+    fn set_class(&mut self, link: LinkId, class: TrafficClass) {
+        if self.at(link).is_none() {
+            self.inner.set_class(link, class);
         }
     }
 
     fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
-        let at = self.at(link).ok_or(DownReason::Closed)?;
+        let Some(at) = self.at(link) else { return self.inner.attach_ring(link, ring, memory) };
         let Some(link) = self.links.get_mut(at) else { return Err(DownReason::Closed) };
         let mut end =
             RingEnd { number: ring, slot_bytes: memory.slot_bytes, slots: memory.slots, places: Vec::new() };
@@ -524,6 +558,10 @@ impl Transport for VerbsTransport {
         Ok(())
     }
 
+    fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
+        self.at(link).is_none() && self.inner.post(link, landing, span)
+    }
+
     fn send(
         &mut self,
         link: LinkId,
@@ -531,6 +569,9 @@ impl Transport for VerbsTransport {
         header: &[u8],
         payload: Option<(Landing, Span, Tag)>,
     ) -> Result<(), SendError> {
+        if self.at(link).is_none() {
+            return self.inner.send(link, path, header, payload);
+        }
         let inline_payload = self.config.inline_payload;
         let link = self.link(link).filter(|link| link.flows()).ok_or(SendError::Down)?;
         let path = link.paths.get_mut(usize::from(path)).ok_or(SendError::Invalid)?;
@@ -540,7 +581,7 @@ impl Transport for VerbsTransport {
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
         let mut done = self.flow(budget, sink);
         self.rounds += 1 + done;
-        if (done == 0 && !self.quiet) || self.rounds >= ROUNDS {
+        if (done == 0 && !self.quiet) || self.rounds >= ROUNDS || self.has_links_over_tcp() {
             self.rounds = 0;
             let looked = self.poll_control(budget, sink);
             self.quiet = looked == 0;
@@ -558,7 +599,7 @@ impl Transport for VerbsTransport {
 
     fn close(&mut self, link: LinkId) {
         let id = link;
-        let Some(at) = self.at(id) else { return };
+        let Some(at) = self.at(id) else { return self.inner.close(id) };
         self.quiet = false;
         self.pump(at);
         let mut link = self.links.remove(at);
@@ -581,6 +622,27 @@ impl Transport for VerbsTransport {
         self.destroy(link);
         self.inner.close(id);
         self.set_timer();
+    }
+
+    fn freeze(&mut self, frozen: bool) {
+        self.inner.freeze(frozen);
+    }
+
+    fn is_frozen(&mut self) -> Result<bool, String> {
+        match self.links.len() {
+            0 => self.inner.is_frozen(),
+            links => {
+                Err(format!("{links} links go over RDMA, and queue pairs end with their process; try again"))
+            }
+        }
+    }
+
+    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+        self.inner.hand_over()
+    }
+
+    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        self.inner.take_over(links, descriptors)
     }
 
     fn prepare_sleep(&mut self) -> bool {

@@ -32,6 +32,7 @@ impl<T: Transport> Pair<T> {
             peer,
             initiate,
             source_ports: vec![0; paths.into()],
+            over_tcp: false,
         };
         let links = [
             a.open(introduction(b.local_address(), true)).unwrap(),

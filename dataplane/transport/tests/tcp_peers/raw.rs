@@ -22,7 +22,8 @@ pub(crate) fn config() -> Config {
 }
 
 pub(crate) fn introduction(name: u8, peer: SocketAddr, initiate: bool) -> Introduction {
-    Introduction { name: [name; 16], secret: SECRET, peer, initiate, source_ports: vec![0] }
+    let (name, secret, source_ports) = ([name; 16], SECRET, vec![0]);
+    Introduction { name, secret, peer, initiate, source_ports, over_tcp: false }
 }
 
 /// What an endpoint reported, kept.

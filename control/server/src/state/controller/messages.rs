@@ -3,6 +3,7 @@
 use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::coding::set_budget;
+use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
 use crate::state::tenants::elsewhere::for_a_tenant;
@@ -75,6 +76,14 @@ impl Controller {
             Message::TenantsServed(told) => {
                 if let Some(session) = self.sessions.get_mut(&from) {
                     session.serves(&told);
+                }
+            }
+            Message::LinksOverTcp(told) => {
+                if let Some(session) = self.sessions.get(&from)
+                    && session.abilities.links_over_tcp
+                    && self.handovers.told(now, session.host, Duration::from_nanos(told.for_ns))
+                {
+                    self.outbox.want_plan(Trigger::HandOver);
                 }
             }
             Message::Hello(_) => return Err("a second Hello"),

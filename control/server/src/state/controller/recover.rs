@@ -305,6 +305,12 @@ fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
     AlgorithmChoice { table, racks, ..AlgorithmChoice::ring(AlgorithmReason::Recovered) }
 }
 
+/// Participants whose links go over TCP alone, as an agent's recipe says it.
+fn over_tcp(recipe: &v1::Recipe) -> BTreeSet<u32> {
+    let there = |participant: &u32| (*participant as usize) < recipe.participants.len();
+    recipe.over_tcp.iter().copied().filter(there).collect()
+}
+
 /// What a communicator runs by, as far as an agent's recipe says it.
 fn config(recipe: &v1::Recipe) -> EpochConfig {
     EpochConfig {
@@ -312,6 +318,7 @@ fn config(recipe: &v1::Recipe) -> EpochConfig {
         order: recipe.order.clone(),
         ports: Vec::new(),
         links: BTreeMap::new(),
+        over_tcp: over_tcp(recipe),
         plan: None,
         rate_limits: RateLimits::default(),
         congestion: CongestionChoices::default(),

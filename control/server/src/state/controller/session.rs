@@ -5,6 +5,7 @@ use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::output::{Fact, SessionId};
 use crate::state::world::agents::{Abilities, Session, own_address};
+use crate::state::world::handovers::HandOvers;
 use crate::state::world::link_state::congestion_reports::MOST_A_SECOND;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, to_agent};
@@ -76,6 +77,7 @@ impl Controller {
             uplink_bits_per_second: self.settings.topology.uplink(host).0,
             cancels_reads: true,
             allocates: self.settings.allocator.is_some(),
+            takes_links_over_tcp: true,
         };
         self.outbox.send(from, to_agent::Message::Welcome(welcome));
         self.outbox.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
@@ -101,6 +103,7 @@ impl Controller {
         }
         let Some(ended) = self.sessions.remove(&session) else { return };
         self.hosts.remove(&ended.host);
+        self.handovers.forget(ended.host);
         self.link_state.session_ended(ended.host);
         for (request, join) in ended.joins {
             self.withdraw_join((session, request), join);
@@ -137,5 +140,6 @@ impl Controller {
         }
         self.sessions.clear();
         self.hosts.clear();
+        self.handovers = HandOvers::default();
     }
 }

@@ -16,6 +16,7 @@ impl Controller {
             self.splits.next_timeout(),
             self.questions.next_timeout(),
             self.operator.next_timeout(),
+            self.handovers.next_timeout(),
             self.link_state.next_timeout(),
             self.plan_request.next_timeout().filter(|_| self.settings.replan),
             self.aggregators.next_timeout(),
@@ -51,6 +52,9 @@ impl Controller {
         }
         if self.operator.update_windows(&self.settings, now, &mut self.outbox.trigger) {
             note_maintenance(&ctx!(self, now), &mut self.outbox, None);
+        }
+        if self.handovers.expire(now) {
+            self.outbox.want_plan(Trigger::HandOver);
         }
         self.link_state.expire(&ctx!(self, now), &mut self.outbox);
         self.link_state.fade(&ctx!(self, now), &mut self.outbox);

@@ -3,6 +3,7 @@
 
 use crate::state::ctx::Ctx;
 use crate::state::job::communicator::Communicator;
+use crate::state::job::over_tcp::over_tcp;
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_api::v1;
 
@@ -33,6 +34,10 @@ pub(crate) fn packets(
     unit_bytes: u32,
     datagrams: Option<&v1::DatagramPort>,
 ) -> (u32, Option<v1::DatagramPort>) {
+    // A queue pair would end with the process of an agent that hands over.
+    if !over_tcp(ctx, known).is_empty() {
+        return (unit_bytes, None);
+    }
     let bytes = known.members.iter().map(|member| {
         let session = member.session.and_then(|session| ctx.sessions.get(&session));
         session.map_or(0, |session| session.abilities.datagram_bytes)

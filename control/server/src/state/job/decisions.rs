@@ -44,6 +44,8 @@ pub enum Trigger {
     Losses,
     /// An operator gave an order up that was pinned.
     Unpinned,
+    /// An agent's links are to go over TCP for a hand-over, or need not any more.
+    HandOver,
     /// A communicator can be changed again, after a change that was under way or had failed.
     Settled,
 }
@@ -83,6 +85,9 @@ impl std::fmt::Display for Trigger {
             Self::Topology => f.write_str("the topology has changed"),
             Self::Budget => f.write_str("the ranks of a communicator agreed on another budget"),
             Self::Unpinned => f.write_str("an order is control's to choose again"),
+            Self::HandOver => {
+                f.write_str("an agent's links are to go over TCP for a hand-over, or need not any more")
+            }
             Self::Settled => f.write_str("a communicator can be changed again"),
         }
     }

@@ -47,6 +47,8 @@ pub(crate) struct EpochConfig {
     pub ports: Vec<(HostId, u16)>,
     /// Source ports of each link between two participants, the lower first.
     pub links: BTreeMap<(u32, u32), Vec<u16>>,
+    /// Participants all of whose links go over TCP alone, where links go over RDMA otherwise.
+    pub over_tcp: BTreeSet<u32>,
     /// What the planner predicts of it; none where it was not planned.
     pub plan: Option<Planned>,
     /// What its connections are held to.
@@ -236,6 +238,7 @@ mod tests {
             order: vec![0, 1],
             ports: Vec::new(),
             links: BTreeMap::new(),
+            over_tcp: BTreeSet::new(),
             plan: None,
             rate_limits: RateLimits::default(),
             congestion: CongestionChoices::default(),

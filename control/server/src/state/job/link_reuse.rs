@@ -1,6 +1,7 @@
 //! Links that go on from one epoch to the next: those with whose ways the new plan has no quarrel.
 
 use crate::state::ctx::Ctx;
+use crate::state::job::over_tcp::is_over_tcp;
 use crate::state::view::View;
 use crate::state::world::link_state::ports::{Port, pair_of};
 use harmonaize_abi::CommunicatorId;
@@ -9,11 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Takes pairs of participants out of `requested` whose link the next epoch has from the current one. Returns
 /// by which ports they are connected; `reserved` then has these ports too. `all`: whatever their ways are.
-/// None while the first epoch forms.
+/// None while the first epoch forms. A link that goes over TCP and is to go over RDMA, or the other way
+/// round, does not go on.
 pub(crate) fn carried(
     view: &View<'_>,
     id: CommunicatorId,
-    (order, hops, all): (&[u32], &[RingEdge], bool),
+    (order, hops, over_tcp, all): (&[u32], &[RingEdge], &BTreeSet<u32>, bool),
     requested: &mut BTreeMap<(u32, u32), Vec<Path>>,
     reserved: &mut Vec<(HostId, u16)>,
 ) -> BTreeMap<(u32, u32), Vec<u16>> {
@@ -32,6 +34,9 @@ pub(crate) fn carried(
         planned.map(|((from, to), _)| (*from.min(to), *from.max(to))).collect();
     let ours: BTreeSet<(HostId, u16)> = current.ports.iter().copied().collect();
     requested.retain(|ends, paths| {
+        if is_over_tcp(&current.over_tcp, *ends) != is_over_tcp(over_tcp, *ends) {
+            return true;
+        }
         let hosts = host(ends.0).zip(host(ends.1));
         let ports = current.links.get(ends).filter(|ports| ports.len() == ctx.settings.paths as usize);
         let (Some((low, high)), Some(ports)) = (hosts, ports) else { return true };

@@ -12,6 +12,7 @@ use crate::state::job::coding::{choose_coding, other_budget, other_codec};
 use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::Changed;
 use crate::state::job::lifecycle::Planned;
+use crate::state::job::over_tcp::other_network;
 use crate::state::job::rate_limits::rate_limits;
 use crate::state::job::reconcile::proposer::{Proposal, Proposer};
 use crate::state::reason::{RateChange, Reason};
@@ -132,8 +133,9 @@ fn difference(
     if let Some(proposal) = desired.and_then(|desired| off_closed_paths(&view, known, desired)) {
         return Some(Difference { reason: Reason::ClosedPaths, proposal });
     }
-    let reason = match desired {
-        Some(desired) => {
+    let reason = match (other_network(&view.ctx, known), desired) {
+        (Some(reason), _) => Some(reason),
+        (None, Some(desired)) => {
             let chosen = known.is_coded().then(|| {
                 let plan = known.current().and_then(|current| current.plan.as_ref());
                 choose_coding(&view, id, plan)
@@ -147,7 +149,7 @@ fn difference(
                 .or_else(|| other_aggregation(&view, id))
                 .or_else(|| other_rates(&view, id, desired))
         }
-        None => other_budget(&view, id).or_else(|| other_reduction(&view, id)),
+        (None, None) => other_budget(&view, id).or_else(|| other_reduction(&view, id)),
     };
     Some(Difference { reason: reason?, proposal: same_links(&proposer.view(), id)? })
 }

@@ -7,6 +7,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::SessionId;
 use crate::state::settings::{AllocatorSettings, LivePolicy, Settings};
+use crate::state::world::handovers::HandOvers;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::session::{RunnerError, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobChange};
@@ -306,6 +307,7 @@ fn with_ctx<T>(settings: &Settings, facts: &Facts, now: Duration, read: impl FnO
         communicators: &communicators,
         iterations: &iterations,
         operator,
+        handovers: &HandOvers::default(),
     })
 }
 

@@ -72,6 +72,7 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
         | Message::ReleaseSlot(_)
         | Message::TenantsServed(_)
         | Message::CancelRead(_)
-        | Message::CancelOrder(_) => return None,
+        | Message::CancelOrder(_)
+        | Message::LinksOverTcp(_) => return None,
     })
 }

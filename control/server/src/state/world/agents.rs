@@ -79,6 +79,8 @@ pub(crate) struct Abilities {
     pub aggregation: bool,
     /// Whether operations can go by racks there.
     pub racks: bool,
+    /// Whether its links go over RDMA, and over TCP alone where control says so.
+    pub links_over_tcp: bool,
     /// Most bytes of a datagram of RDMA; 0: it has none.
     pub datagram_bytes: u32,
     /// What taking part costs its host, if it has measured that.
@@ -106,6 +108,7 @@ impl Abilities {
             congestion_reports: said.congestion_reports,
             aggregation: said.aggregation,
             racks: said.racks,
+            links_over_tcp: said.links_over_tcp,
             datagram_bytes: said.datagram_bytes,
             costs: said.costs.as_ref().and_then(host_costs),
             codecs: levels(&said.codecs),

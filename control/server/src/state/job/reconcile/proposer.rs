@@ -12,6 +12,7 @@ use crate::state::job::congestion_control::choose_congestion;
 use crate::state::job::grant::{Grantee, grant_aggregation};
 use crate::state::job::lifecycle::{Change, EpochConfig, Planned};
 use crate::state::job::link_reuse::carried;
+use crate::state::job::over_tcp::over_tcp;
 use crate::state::job::rate_limits::{connection_limits, rate_limits_by};
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::output::SessionId;
@@ -22,6 +23,7 @@ use crate::state::tenants::hints::AllHints;
 use crate::state::view::{View, view};
 use crate::state::world::agents::Session;
 use crate::state::world::aggregators::Aggregators;
+use crate::state::world::handovers::HandOvers;
 use crate::state::world::iterations::Operations;
 use crate::state::world::link_state::LinkState;
 use crate::state::world::link_state::ports::{Port, pair_of};
@@ -63,6 +65,7 @@ pub(crate) struct Proposer<'a> {
     pub hosts: &'a BTreeMap<HostId, SessionId>,
     pub iterations: &'a BTreeMap<CommunicatorId, Operations>,
     pub operator: &'a Operator,
+    pub handovers: &'a HandOvers,
     pub agreements: &'a Agreements,
     pub hints: &'a AllHints,
     pub communicators: &'a mut Communicators,
@@ -82,6 +85,7 @@ macro_rules! proposer {
             hosts: &$of.hosts,
             iterations: &$of.iterations,
             operator: &$of.operator,
+            handovers: &$of.handovers,
             agreements: &$of.agreements,
             hints: &$of.hints,
             communicators: &mut $of.communicators,
@@ -115,7 +119,9 @@ impl Proposer<'_> {
         let communicator = self.communicators.get(&id)?;
         let epoch = communicator.next_epoch;
         let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
-        let Connected { ports, numbers, carried } = self.connect(id, &hosts, (&order, &hops), same_links);
+        let over_tcp = over_tcp(&self.view().ctx, communicator);
+        let same = (same_links, &over_tcp);
+        let Connected { ports, numbers, carried } = self.connect(id, &hosts, (&order, &hops), same);
         let rate_limits = rate_limits_by(&self.view(), id, plan.as_ref());
         let rates = connection_limits(&self.view().ctx, id, &order, rate_limits);
         let addresses: Vec<String> =
@@ -134,6 +140,7 @@ impl Proposer<'_> {
             order,
             ports,
             links: links_of,
+            over_tcp,
             plan,
             rate_limits,
             congestion,
@@ -161,14 +168,15 @@ impl Proposer<'_> {
         id: CommunicatorId,
         hosts: &[HostId],
         (order, hops): (&[u32], &[RingEdge]),
-        same_links: bool,
+        (same_links, over_tcp): (bool, &BTreeSet<u32>),
     ) -> Connected {
         let mut wanted = Self::planned_paths(hosts, order, hops);
         let mut ports = Vec::new();
         if !same_links {
             self.choose_others(hosts, &mut wanted);
         }
-        let reused = carried(&self.view(), id, (order, hops, same_links), &mut wanted, &mut ports);
+        let proposed = (order, hops, over_tcp, same_links);
+        let reused = carried(&self.view(), id, proposed, &mut wanted, &mut ports);
         if same_links {
             // Of those that go on nobody asks where they go.
             self.choose_others(hosts, &mut wanted);
@@ -236,6 +244,7 @@ impl Proposer<'_> {
                 racks: to.algorithm.racks.sizes.clone(),
                 racks_from: to.algorithm.racks.from,
                 links: None,
+                over_tcp: to.over_tcp.iter().copied().collect(),
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
