@@ -24,6 +24,7 @@ use crate::state::world::telemetry::Telemetry;
 use harmonaize_planner::Drains;
 
 pub use dry_run::DryRun;
+pub use fabric::{LastOperation, RankTime};
 
 /// What replies to operators read.
 #[derive(Clone, Copy, Debug)]
