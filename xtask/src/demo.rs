@@ -5,6 +5,7 @@
 pub mod changes;
 pub mod course;
 pub mod page;
+pub mod picture;
 pub mod timeline;
 pub mod views;
 
@@ -127,7 +128,10 @@ pub fn run(args: &Args) -> Result<()> {
     changes.checks.iter().for_each(|check| summary.add_check(check.clone()));
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
-    let page = page::page(&summary, &timeline, (&views, &changes), &setting)?;
+    let hosts: Vec<picture::Host> = demo.topology.hosts().map(placed).collect();
+    let cross: Vec<&str> = timeline.spine.as_deref().map(course::path).into_iter().flatten().collect();
+    let picture = picture::fabric(&demo.topology, &hosts, &cross);
+    let page = page::page(&summary, &picture, &timeline, (&views, &changes), &setting)?;
     std::fs::write(&report, page).with_context(|| format!("cannot write {}", report.display()))?;
     show(args, &summary, &report)?;
     if !summary.passed {
@@ -165,6 +169,26 @@ fn fabric_topology() -> Result<Topology> {
     let [rate, host_rate] = rates();
     let topology = topology::racks_with_unmanaged_hosts(RACKS, HOSTS_A_RACK, SPINES, &rate);
     Topology::parse(&topology::with_host_rate(&topology, &host_rate)?)
+}
+
+/// The host of each worker of the training.
+fn workers() -> Vec<usize> {
+    (0..HOSTS * WORKERS_PER_HOST).map(|rank| rank / WORKERS_PER_HOST).collect()
+}
+
+/// What runs on a host of the topology, where those with agents come first.
+fn placed(host: usize) -> picture::Host {
+    let ranks = |of: &[usize]| of.iter().filter(|at| **at == host).count();
+    let own = [('A', ranks(&workers())), ('B', ranks(&EXCHANGE)), ('C', ranks(&REQUESTS))];
+    let own = own.into_iter().filter(|(_, ranks)| *ranks > 0);
+    let mut tenants: Vec<(char, String)> = own
+        .map(|(name, ranks)| (name, format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" })))
+        .collect();
+    let agent = host < HOSTS;
+    if !agent {
+        tenants.push(('D', "own TCP".to_owned()));
+    }
+    picture::Host { agent, tenants }
 }
 
 impl Demo<'_> {
@@ -216,10 +240,9 @@ impl Demo<'_> {
         let p99 = ["--p99-ms".to_owned(), P99_MS.to_string()];
         let mut inference =
             space_c.start("inference", &REQUESTS, &programs.path("inference"), &p99, &self.logs)?;
-        let two: Vec<usize> = (0..HOSTS * WORKERS_PER_HOST).map(|rank| rank / WORKERS_PER_HOST).collect();
         let arguments = [&seed[..], &steps[..], &["--until-stopped", "--listen"].map(str::to_owned)].concat();
         let mut training =
-            space_a.start("training", &two, &programs.path("train"), &arguments, &self.logs)?;
+            space_a.start("training", &workers(), &programs.path("train"), &arguments, &self.logs)?;
         let mut course = Course::begin(deployment, CROSS_TRAFFIC)?;
         let workers = self.watch(deployment, &mut course, &mut training, &mut exchange)?;
         let seen = course.finish(deployment)?;

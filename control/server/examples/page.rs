@@ -73,13 +73,14 @@ fn serve(fabric: LeafSpine, communicators: usize, ready: &Sender<(SocketAddr, So
         tokio::spawn(server.run(std::future::pending()));
         let mut played = fabric.connect(control).await?;
         let began = Instant::now();
+        let mut formed = Vec::new();
         for communicator in 0..communicators {
             // Each in several racks, next to each other.
             let first = communicator * 37;
             let host = |rank: usize| (first + rank / 2 * fabric.hosts + rank % 2) % fabric.len();
             let hosts: Vec<usize> = (0..RANKS).map(host).collect();
             let (tenant, name) = (format!("team{}", communicator % 10), format!("job{communicator}"));
-            played.form(&tenant, &name, &hosts, PATIENCE).await?;
+            formed.push((played.form(&tenant, &name, &hosts, PATIENCE).await?, hosts));
         }
         println!("{communicators} communicators formed in {:.1} s", began.elapsed().as_secs_f64());
         let mut operator = OperatorClient::connect(format!("http://{control}")).await?;
@@ -91,12 +92,43 @@ fn serve(fabric: LeafSpine, communicators: usize, ready: &Sender<(SocketAddr, So
         };
         operator.withdraw(drain).await?;
         ready.send((control, page))?;
-        report(fabric, &mut played).await
+        report(fabric, &mut played, &formed).await
     })
 }
 
-/// Each agent says once a second what crosses its interface: another load each time, and cross traffic at some.
-async fn report(fabric: LeafSpine, played: &mut Played) -> Result<()> {
+/// What the agent of a host reports of an operation of each communicator, given with its ranks' hosts. One rank is late.
+fn operations(formed: &[(u64, Vec<usize>)], host: usize, number: u64) -> Vec<v1::Operation> {
+    let of = |(communicator, hosts): &(u64, Vec<usize>)| {
+        let mut participants: Vec<usize> = Vec::new();
+        hosts.iter().for_each(|at| {
+            if !participants.contains(at) {
+                participants.push(*at);
+            }
+        });
+        let participant = participants.iter().position(|at| *at == host)?;
+        let began = number * 1_000_000_000;
+        let timing = |rank: u32| v1::RankTiming {
+            rank,
+            called_ns: began + if rank == 5 { 8_000_000 } else { u64::from(rank) * 300_000 },
+            ended_ns: began + 20_000_000,
+            ..v1::RankTiming::default()
+        };
+        Some(v1::Operation {
+            communicator: *communicator,
+            operation: number,
+            bytes: 64 << 20,
+            participant: u32::try_from(participant).ok()?,
+            ranks: (0..).zip(hosts).filter(|(_, at)| **at == host).map(|(rank, _)| timing(rank)).collect(),
+            complete: true,
+            ..v1::Operation::default()
+        })
+    };
+    formed.iter().filter_map(of).collect()
+}
+
+/// Each agent says once a second what crosses its interface: another load each time, and cross traffic at some. It reports an operation
+/// of each of its communicators, too.
+async fn report(fabric: LeafSpine, played: &mut Played, formed: &[(u64, Vec<usize>)]) -> Result<()> {
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for sequence in 1.. {
@@ -125,6 +157,7 @@ async fn report(fabric: LeafSpine, played: &mut Played) -> Result<()> {
                 sequence,
                 interval_ns: 1_000_000_000,
                 links: vec![link],
+                operations: operations(formed, host, sequence),
                 ..v1::TelemetryReport::default()
             };
             let agent = played.agents.get(host).context("no such host")?;

@@ -5,7 +5,7 @@ const SVG = 'http://www.w3.org/2000/svg';
 const PAGE_ROWS = 40;
 // Where there are more lines, idle ones are drawn for what is selected alone.
 const MOST_IDLE = 200;
-const SECTIONS = ['control', 'hosts', 'switches', 'links', 'tenants', 'plans', 'decisions', 'withdrawals', 'communicators', 'ended',
+const SECTIONS = ['control', 'hosts', 'switches', 'links', 'tenants', 'plans', 'decisions', 'withdrawals', 'communicators', 'operations', 'ended',
   'waiting', 'measured', 'stragglers', 'findings'];
 
 const facts = Object.fromEntries(SECTIONS.map((name) => [name, new Map()]));
@@ -307,11 +307,12 @@ function drawDetail() {
   if (!of) return;
   if (body.dataset.of !== of) {
     body.dataset.of = of;
-    body.replaceChildren(...['p', 'div', 'div'].map((name) => element(name)));
+    body.replaceChildren(...['p', 'div', 'div', 'div'].map((name) => element(name)));
   }
-  const [text, first, second] = body.children;
+  const [text, life, first, second] = body.children;
   if (of === 'plan') {
     drawPlan(title, text, first, second);
+    drawLife(life, facts.operations.get(selected.plan));
     return;
   }
   const { racks } = layout(), name = selected.key.slice(of.length + 1), planned = plannedLoads();
@@ -357,6 +358,42 @@ function drawPlan(title, text, first, second) {
   table(second, 'Algorithms', [
     ['Collective', (one) => one.collective], ['From bytes', (one) => count(one.from_bytes), true], ['Algorithm', (one) => one.algorithm],
   ], (plan?.algorithms ?? []).map((one) => [`${one.collective} ${one.from_bytes ?? 0}`, one]), 'No algorithms yet.');
+}
+
+// One operation's life, a bar a rank: it waits until the last rank calls, data move, it is done.
+function drawLife(parent, one) {
+  const ranks = one?.ranks ?? [], row = 18, [left, right] = [140, 598];
+  parent.hidden = !ranks.length;
+  if (!ranks.length) return;
+  if (!parent.firstElementChild) {
+    parent.append(element('h3'), element('p'), drawing('svg', { role: 'img', class: 'life' }), element('p', { class: 'hint' },
+      'Dashed: the rank waits until the last one calls. Filled: data move. Line: it has the result; a failed one has none.'), element('div'));
+  }
+  const [title, text, svg, , box] = parent.children;
+  const called = (rank) => rank.called_ns ?? 0, time = (ns) => ns ? duration(ns) : '0 ns';
+  const last = ranks.reduce((a, b) => called(b) > called(a) ? b : a), begin = called(last);
+  const end = Math.max(begin, 1, ...ranks.map((rank) => rank.ended_ns ?? 0));
+  const ready = (rank) => Math.min(begin, rank.ended_ns ?? begin), done = (rank) => rank.ended_ns ?? ready(rank);
+  const failed = ranks.filter((rank) => rank.ended_ns === undefined).length;
+  setText(title, `Operation ${count(one.number)}, ${scaled(one.bytes ?? 0, ['B', 'kB', 'MB', 'GB'], 1000)} a rank`);
+  setText(text, [`Rank ${last.rank ?? 0} on ${last.host ?? 'no host'} called last, ${time(begin)} after the first.`,
+    failed ? `Ranks that failed: ${count(failed)}.` : `The last result came after ${time(end)}.`,
+    one.others ? `${count(one.others)} more ranks are not shown.` : ''].filter(Boolean).join(' '));
+  const x = (ns) => left + (right - left) * ns / end;
+  svg.setAttribute('viewBox', `0 0 600 ${ranks.length * row}`);
+  svg.setAttribute('aria-label', text.textContent);
+  svg.replaceChildren(...ranks.flatMap((rank, at) => {
+    const bar = (of, from, to, height) => drawing('rect', { class: of, x: x(from), width: Math.max(0, x(to) - x(from)), y: at * row + (row - height) / 2, height });
+    return [drawing('text', { x: 0, y: at * row + 13 }, `rank ${rank.rank ?? 0} ${short(rank.host ?? '', 14)}`),
+      bar('waits', called(rank), ready(rank), 10), bar('moves', ready(rank), done(rank), 12), bar('done', done(rank), rank.ended_ns === undefined ? 0 : end, 2)];
+  }));
+  table(box, 'Operation by rank', [
+    ['Rank', (rank) => count(rank.rank), true], ['Host', (rank) => rank.host ?? ''],
+    ['Calls after', (rank) => time(called(rank)), true],
+    ['Waits', (rank) => time(ready(rank) - called(rank)), true],
+    ['Moves', (rank) => time(done(rank) - ready(rank)), true],
+    ['Has the result after', (rank) => rank.ended_ns === undefined ? { text: 'failed', tone: 'bad' } : time(rank.ended_ns), true],
+  ], ranks.map((rank) => [String(rank.rank ?? 0), rank]), '');
 }
 
 // Tables and the timeline
@@ -464,7 +501,7 @@ function drawSummary() {
 const DRAWINGS = [
   [drawSummary, ['control', 'hosts', 'links', 'communicators']],
   [drawFabric, ['hosts', 'switches', 'links', 'plans', 'measured', 'selected']],
-  [drawDetail, ['hosts', 'switches', 'links', 'plans', 'measured', 'selected']],
+  [drawDetail, ['hosts', 'switches', 'links', 'plans', 'measured', 'operations', 'selected']],
   [drawCommunicators, ['communicators', 'plans']],
   [drawTimeline, ['decisions']],
   [drawTenants, ['tenants']],

@@ -29,7 +29,7 @@ pub use job::decisions::{Changed, Counts, Decision, Noticed, Outcome, Trigger};
 pub(crate) use job::stored::{plan_change, stored_plan_status, touched};
 pub use jobs::what_if::{WhatIf, WhatIfError};
 pub use output::{Fact, Output, SessionId};
-pub use queries::{Candidates, DryRun, NextWorker, Queries, Unfit};
+pub use queries::{Candidates, DryRun, LastOperation, NextWorker, Queries, RankTime, Unfit};
 pub use reason::{RateChange, Reason, TurnsEnd};
 pub use settings::{AllocatorSettings, LivePolicy, Settings, TenantAlgorithm, TenantCongestion, Terms};
 pub(crate) use tenants::elsewhere::for_a_tenant;

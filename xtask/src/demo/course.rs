@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 /// The spines of the demo's fabric.
 const SPINES: [&str; 2] = ["spine0", "spine1"];
-/// The leaves that the cross traffic goes from and to.
+/// The hosts that the cross traffic goes from and to, and their leaves.
+const ENDS: [&str; 2] = ["f0", "f1"];
 const LEAVES: [&str; 2] = ["leaf0", "leaf1"];
 /// How often their links are read.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
@@ -107,7 +108,8 @@ impl Course {
         self.seen.communicator.clone_from(&plan.communicator);
         spine.clone_into(&mut self.seen.spine);
         self.seen.connections[0] = crossing(plans, spine);
-        let flow = CrossTraffic::start(deployment.fabric(), "f0", "f1", spine, self.seen.rate)?;
+        let [from, to] = ENDS;
+        let flow = CrossTraffic::start(deployment.fabric(), from, to, spine, self.seen.rate)?;
         self.seen.flow_ns = Some([flow.began_realtime_ns(); 2]);
         Ok(Stage::Flows { flow, since: Instant::now(), answered: None })
     }
@@ -174,6 +176,12 @@ impl Course {
         let loads = self.watch.finish()?;
         Ok(Seen { decisions: plans::decisions(deployment)?, loads, ..self.seen })
     }
+}
+
+/// The nodes that the cross traffic passes on its way over a spine, its ends included.
+pub fn path(spine: &str) -> [&str; 5] {
+    let ([from, to], [up, down]) = (ENDS, LEAVES);
+    [from, up, spine, down, to]
 }
 
 /// How many own connections cross a spine the way the cross traffic does.

@@ -100,7 +100,7 @@ fn timeline(summary: &Summary, timeline: &Timeline) -> Result<Markup> {
     .map(|(title, y, series)| chart((title, "seconds", y), Axes::Linear, series, &marks));
     Ok(html! {
         h2 { "Cross traffic on a spine" }
-        p { (timeline.story) }
+        p { "Numbers in the charts are those of the table." }
         table {
             @for (number, event) in (1..).zip(&timeline.events) {
                 tr { td.n { (number) } td.n { (format!("{:.3} s", event.at)) } td { (event.what) } }
@@ -166,12 +166,13 @@ fn columns(heads: [&str; 3], views: &[View]) -> Markup {
     }
 }
 
-/// The page. `setting` describes fabric, machine and command, a sentence each.
+/// The page. It opens with `picture`, that of the fabric. `setting` describes fabric, machine and command, a sentence each.
 ///
 /// # Errors
 /// Where a chart cannot be drawn.
 pub fn page(
     summary: &Summary,
+    picture: &Markup,
     timeline: &Timeline,
     (views, changes): (&Views, &Changes),
     setting: &[String],
@@ -183,12 +184,14 @@ pub fn page(
     };
     let body = html! {
         h1 { "Four tenants on " (summary.hosts) " hosts" }
+        (picture)
         p {
             "Tenant A trains a classifier of handwritten digits on " (summary.workers) " workers; its gradients go through \
              the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests by \
              small AllReduces. Then tenant A trains the same model so that it reacts to what it is told, beside tenant D, \
              which adopts nothing."
         }
+        p { (timeline.story) }
         p class=(class) { strong { (word) } }
         table {
             @for check in &summary.checks {
@@ -220,9 +223,11 @@ pub fn page(
 
 #[cfg(test)]
 mod tests {
+    use super::super::picture::{self, Host};
     use super::super::timeline::Event;
     use super::*;
     use harmonaize_testkit::summary::Check;
+    use harmonaize_testkit::topology::{self, Topology};
 
     fn sample_summary(passed: bool) -> Summary {
         let step = |loss| Step { loss, reference: loss * 1.000_01, collective: 0.02, at: 0.1 };
@@ -253,6 +258,7 @@ mod tests {
         let event = |at, what: &str| Event { at, what: what.to_owned() };
         Timeline {
             story: "spine0 & half".into(),
+            spine: Some("spine0".into()),
             events: vec![event(0.05, "the flow begins"), event(0.08, "h0 tells")],
             loads: vec![("leaf0 to spine0".into(), vec![(0.0, 0.0), (0.2, 100.0)])],
             epochs: vec![(0.0, 1.0), (0.2, 2.0)],
@@ -278,12 +284,33 @@ mod tests {
         }
     }
 
+    fn picture() -> Markup {
+        let topology = Topology::parse(&topology::racks(1, 1, 1, "1Gbit/s")).unwrap();
+        let host = Host { agent: true, tenants: vec![('A', "<ranks>".into())] };
+        picture::fabric(&topology, &[host], &["h0", "leaf0", "spine0"])
+    }
+
+    fn html(passed: bool) -> String {
+        let views = (&sample_views(), &reacting());
+        page(&sample_summary(passed), &picture(), &seen(), views, &["<script>".into()]).unwrap()
+    }
+
+    #[test]
+    fn the_page_opens_with_picture_and_story() {
+        let html = html(true);
+        let at = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text}: {html}"));
+        assert!(at("<h1>") < at("<svg") && at("<svg") < at("spine0 &amp; half"));
+        assert!(
+            at("spine0 &amp; half") < at("All checks passed.") && at("All checks passed.") < at("<table")
+        );
+        assert_eq!(html.matches("spine0 &amp; half").count(), 1);
+    }
+
     #[test]
     fn the_page_stands_alone_and_escapes_text() {
-        let html = page(&sample_summary(true), &seen(), (&sample_views(), &reacting()), &["<script>".into()]);
-        let html = html.unwrap();
-        assert_eq!(html.matches("<svg").count(), 9);
-        assert_eq!(html.matches("</svg>").count(), 9);
+        let html = html(true);
+        assert_eq!(html.matches("<svg").count(), 10);
+        assert_eq!(html.matches("</svg>").count(), 10);
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
             assert!(!html.contains(outside), "{outside}");
         }
@@ -293,6 +320,7 @@ mod tests {
             "spine0 &amp; half",
             "0.080 s</td><td>h0 tells",
             "&lt;script&gt;",
+            "A: &lt;ranks&gt;",
             "prefers-color-scheme:dark",
             "97.5%",
             "<td></td><td></td><td>Congestion(&lt;Mild&gt;)</td>",
@@ -302,12 +330,7 @@ mod tests {
         ] {
             assert!(html.contains(text), "{text}");
         }
-        assert!(
-            !html.contains("FAILED")
-                && page(&sample_summary(false), &seen(), (&sample_views(), &reacting()), &[])
-                    .unwrap()
-                    .contains("FAILED")
-        );
+        assert!(!html.contains("FAILED") && self::html(false).contains("FAILED"));
     }
 
     #[test]

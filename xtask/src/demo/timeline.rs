@@ -23,6 +23,8 @@ pub struct Event {
 pub struct Timeline {
     /// In a few sentences.
     pub story: String,
+    /// The spine that the cross traffic congested; none where there was no cross traffic.
+    pub spine: Option<String>,
     /// In the order of their times.
     pub events: Vec<Event>,
     /// By link: seconds since the training began, and Mbit/s.
@@ -90,6 +92,7 @@ impl Timeline {
         let loads = up.map(|load| (format!("{} to {}", load.from, load.to), points(load))).collect();
         Self {
             story: story(seen),
+            spine: seen.flow_ns.map(|_| seen.spine.clone()),
             events,
             loads,
             epochs,
@@ -185,15 +188,35 @@ fn check_returned(seen: &Seen) -> Check {
 }
 
 fn story(seen: &Seen) -> String {
-    if seen.flow_ns.is_none() {
+    let Some([began, ended]) = seen.flow_ns else {
         return "There was no cross traffic: control did not know the paths of all connections in time."
             .to_owned();
-    }
+    };
+    let (spine, [before, during, _]) = (&seen.spine, seen.connections);
+    let since = |time: u64| time.saturating_sub(began) as f64 / 1e6;
+    let answered = answer(seen).map_or_else(
+        || format!("No plan in use answered it in the {:.1} s that it lasted.", since(ended) / 1e3),
+        |(report, switched)| {
+            format!(
+                "The agent of {} found it after {:.0} ms. After {:.0} ms every rank ran by a new plan: {before} connections \
+                 crossed the spine before, {during} then.",
+                report.host,
+                since(report.found_ns),
+                since(switched)
+            )
+        },
+    );
+    let returned = match seen.back_ns {
+        Some(back) => {
+            let after = back.saturating_sub(ended) as f64 / 1e9;
+            format!("The cross traffic ended, and {after:.1} s later connections crossed the spine again.")
+        }
+        None => "Connections did not come back to the spine while that was waited for.".to_owned(),
+    };
     format!(
-        "Two hosts without agents send {} Mbit/s over {}, which the training crosses. Nobody tells control: the agents' programs \
-         in the kernel see what it does to their own connections. Numbers in the charts are those of the table.",
-        seen.rate / 1_000_000,
-        seen.spine
+        "A host without an agent sends {} Mbit/s to another over {spine}, which the training crosses. Nobody tells control. \
+         The agents' programs in the kernel see what it does to their own connections. {answered} {returned}",
+        seen.rate / 1_000_000
     )
 }
 
@@ -272,6 +295,12 @@ mod tests {
             .collect();
         assert_eq!(events, [(100, "cross"), (119, "h1"), (120, "control"), (150, "all"), (200, "the")]);
         assert_eq!(passed(&seen), [true; 3]);
+        assert_eq!(timeline.spine.as_deref(), Some("spine0"));
+        for told in
+            ["100 Mbit/s", "agent of h1 found it after 19 ms", "After 50 ms", "2 connections", "0.1 s later"]
+        {
+            assert!(timeline.story.contains(told), "{told}: {}", timeline.story);
+        }
         assert!(timeline.checks[1].found.contains("50.0 ms"), "{:?}", timeline.checks);
         assert!(
             timeline.checks[2].found.starts_with("2 connections over spine0 again 0.1 s"),
@@ -298,5 +327,9 @@ mod tests {
         let checks = Timeline::of(&none, 1_000_000_000, 1_300_000_000).checks;
         assert!(checks.iter().all(|check| !check.warns && check.label() == "FAILED"), "{checks:?}");
         assert!(story(&none).starts_with("There was no cross traffic"));
+        assert_eq!(Timeline::of(&none, 1_000_000_000, 1_300_000_000).spine, None);
+        let unanswered = story(&Seen { back_ns: None, ..seen(Vec::new()) });
+        assert!(unanswered.contains("No plan in use answered it in the 0.1 s"), "{unanswered}");
+        assert!(unanswered.contains("did not come back"), "{unanswered}");
     }
 }

@@ -56,7 +56,7 @@ mod tests {
 
     fn timeline() -> Timeline {
         let events = vec![Event { at: 1.5, what: "control plans anew".into() }];
-        Timeline { story: String::new(), events, loads: vec![], epochs: vec![], checks: vec![] }
+        Timeline { spine: None, story: String::new(), events, loads: vec![], epochs: vec![], checks: vec![] }
     }
 
     #[test]

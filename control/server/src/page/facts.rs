@@ -1,6 +1,6 @@
 //! What the page shows: operators' replies, entry by entry as JSON under the names that `harmonaize --json` has.
 
-use crate::state::Queries;
+use crate::state::{LastOperation, Queries};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, finding_change::Finding};
@@ -33,6 +33,7 @@ pub(super) struct Facts {
     withdrawals: Vec<v1::WithdrawalRecord>,
     status: v1::StatusReply,
     fabric: v1::FabricSnapshot,
+    operations: Vec<LastOperation>,
 }
 
 impl Facts {
@@ -48,12 +49,13 @@ impl Facts {
             decisions,
             withdrawals: queries.withdrawals(None),
             status: queries.status(&BTreeMap::new()),
+            operations: queries.last_operations(),
         }
     }
 
     /// The same as entries.
     pub(super) fn sections(self) -> Sections {
-        let Self { topology, tenants, plans, decisions, withdrawals, status, fabric } = self;
+        let Self { topology, tenants, plans, decisions, withdrawals, status, fabric, operations } = self;
         let since = |age_ns: u64| decisions.now_ns.saturating_sub(age_ns);
         let mut all = Sections::new();
         let control = json!({
@@ -82,6 +84,7 @@ impl Facts {
         );
         let communicators = status.communicators.into_iter().map(communicator);
         add(&mut all, "communicators", keyed(communicators, |one| communicator_text(one.communicator)));
+        add(&mut all, "operations", operations.into_iter().map(operation));
         let ended = status.recent_errors.into_iter().map(|one| {
             let mut value = value(&v1::EndedStatus { age_ns: 0, ..one.clone() });
             insert(&mut value, "at_ns", since(one.age_ns).into());
@@ -119,6 +122,21 @@ fn plan(mut status: v1::PlanStatus) -> v1::PlanStatus {
 /// Without what plans say already.
 fn communicator(status: v1::CommunicatorStatus) -> v1::CommunicatorStatus {
     v1::CommunicatorStatus { participants: Vec::new(), order: Vec::new(), tuning: None, ..status }
+}
+
+/// A communicator's last operation, by ranks.
+fn operation(one: LastOperation) -> (String, Value) {
+    let ranks = one.ranks.into_iter().map(|rank| {
+        json!({
+            "rank": rank.rank,
+            "host": rank.host,
+            "called_ns": rank.called_ns,
+            "ended_ns": rank.ended_ns,
+        })
+    });
+    let ranks: Vec<Value> = ranks.collect();
+    let value = json!({ "number": one.number, "bytes": one.bytes, "ranks": ranks, "others": one.others });
+    (communicator_text(one.communicator.0), value)
 }
 
 /// Without counters, which always change, and with rates in steps.
@@ -260,9 +278,10 @@ pub(super) fn message(number: u64, entries: &Entries<'_>, gone: &Gone<'_>) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::RankTime;
 
     /// The most bytes of everything at 1,000 hosts and 500 communicators.
-    const MOST_BYTES: usize = 3 << 20;
+    const MOST_BYTES: usize = 4 << 20;
 
     fn empty() -> Facts {
         Facts {
@@ -273,6 +292,7 @@ mod tests {
             withdrawals: Vec::new(),
             status: v1::StatusReply::default(),
             fabric: v1::FabricSnapshot::default(),
+            operations: Vec::new(),
         }
     }
 
@@ -400,7 +420,21 @@ mod tests {
             ..v1::PlanStatus::default()
         };
         let plans = v1::PlansReply { plans: (0..500).map(plan).collect(), ..v1::PlansReply::default() };
-        let sections = Facts { topology, plans, ..empty() }.sections();
+        let rank_time = |rank: u32| RankTime {
+            rank,
+            host: host(rank as usize),
+            called_ns: 12_345_678,
+            ended_ns: Some(123_456_789),
+        };
+        let operation = |communicator| LastOperation {
+            communicator: CommunicatorId(communicator),
+            number: 123_456,
+            bytes: 1 << 28,
+            ranks: (0..16).map(rank_time).collect(),
+            others: 0,
+        };
+        let operations = (0..500).map(operation).collect();
+        let sections = Facts { topology, plans, operations, ..empty() }.sections();
         let all = message(1, &every(&sections), &Gone::new());
         println!("{} bytes at 1,000 hosts and 500 communicators of 16 ranks", all.len());
         assert!(all.len() < MOST_BYTES, "{} bytes", all.len());

@@ -26,6 +26,7 @@ use harmonaize_planner::Drains;
 
 pub use candidates::{Candidates, NextWorker, Unfit};
 pub use dry_run::DryRun;
+pub use fabric::{LastOperation, RankTime};
 
 /// What replies to operators read.
 #[derive(Clone, Copy, Debug)]

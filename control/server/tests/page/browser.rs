@@ -1,8 +1,8 @@
 //! The page in headless Chromium, before a running control with made-up agents.
 
 use super::{FABRIC, HOSTILE, config, start};
-use harmonaize_api::v1;
 use harmonaize_api::v1::operator_client::OperatorClient;
+use harmonaize_api::v1::{self, from_agent};
 use harmonaize_testkit::agents::LIMIT;
 use harmonaize_testkit::chromium::Chromium;
 use harmonaize_testkit::strict;
@@ -36,6 +36,22 @@ const PALE: &str = r"(() => {
 const CONTROLS: &str = r"[...document.querySelectorAll('a[href], button, input, [tabindex=\'0\']')]
   .filter((node) => node.checkVisibility()).map((node, index) => { node.dataset.control = index; return String(index); })";
 
+/// What the agent of one rank reports of an operation that waits 8 ms for rank 2.
+fn report(communicator: u64, rank: u32) -> v1::TelemetryReport {
+    let called_ns = if rank == 2 { 1_008_000_000 } else { 1_000_000_000 };
+    let timing = v1::RankTiming { rank, called_ns, ended_ns: 1_020_000_000, ..v1::RankTiming::default() };
+    let operation = v1::Operation {
+        communicator,
+        operation: 7,
+        bytes: 4096,
+        participant: rank,
+        ranks: vec![timing],
+        complete: true,
+        ..v1::Operation::default()
+    };
+    v1::TelemetryReport { sequence: 1, operations: vec![operation], ..v1::TelemetryReport::default() }
+}
+
 #[test]
 fn an_operator_reads_it_in_a_browser() {
     let Some(program) = Chromium::program() else {
@@ -48,7 +64,12 @@ fn an_operator_reads_it_in_a_browser() {
         runtime.block_on(async {
             let (control, page) = start(config(FABRIC)).await;
             let mut played = FABRIC.connect(control).await.unwrap();
-            played.form("a", "world", &[0, 1, 4, 5], LIMIT).await.unwrap();
+            let hosts = [0, 1, 4, 5];
+            let id = played.form("a", "world", &hosts, LIMIT).await.unwrap();
+            for (rank, host) in (0..).zip(hosts) {
+                let message = from_agent::Message::Telemetry(report(id, rank));
+                played.agents[host].send(message.into()).await.unwrap();
+            }
             played.form(HOSTILE, HOSTILE, &[2, 3, 6, 7], LIMIT).await.unwrap();
             ready.send((control, page)).unwrap();
             std::future::pending::<()>().await;
@@ -127,6 +148,15 @@ fn an_operator_reads_it_in_a_browser() {
     browser.wait_until("document.querySelectorAll('#picture .host.route').length === 4", LIMIT).unwrap();
     browser.wait_until(&text("detail", "leaf0 → spine"), LIMIT).unwrap();
     browser.wait_until("document.querySelectorAll('#picture path.route').length > 0", LIMIT).unwrap();
+
+    // Its last operation's life, in bars and in words.
+    browser.wait_until(&text("detail", "Rank 2 on h4 called last, 8 ms after the first."), LIMIT).unwrap();
+    let drawn = "['.waits', '.moves'].map((of) => [...document.querySelectorAll('#detail .life ' + of)]
+      .filter((bar) => bar.getAttribute('width') > 0).length)";
+    assert_eq!(browser.evaluate(drawn).unwrap(), serde_json::json!([3, 4]));
+    let label =
+        browser.evaluate("document.querySelector('#detail .life').getAttribute('aria-label')").unwrap();
+    assert!(label.as_str().unwrap().ends_with("The last result came after 20 ms."), "{label}");
 
     for scheme in ["light", "dark"] {
         browser.prefer(scheme).unwrap();

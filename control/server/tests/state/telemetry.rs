@@ -6,7 +6,7 @@ use harmonaize_api::v1::{
     self, Congestion, CongestionCause, CongestionLevel, Edge, EventKind, Operation, Straggler,
     StragglerCause, TelemetryReport, finding_change, from_agent,
 };
-use harmonaize_server::state::{Fact, Output, SessionId};
+use harmonaize_server::state::{Fact, Output, RankTime, SessionId};
 
 const MILLI: u64 = 1_000_000;
 /// Some moment of CLOCK_REALTIME.
@@ -326,6 +326,27 @@ fn a_late_rank_is_found_over_several_agents() {
     // With the communicator goes what was known of it.
     assert!(world.dissolve(id));
     assert_eq!(fabric(&world).communicators, []);
+}
+
+#[test]
+fn the_last_operation_is_kept_by_ranks() {
+    let (mut world, sessions, id) = World::formed::<3>();
+    let last = |world: &World| world.state.queries(world.now).last_operations();
+    assert_eq!(last(&world), []);
+    iterate(&mut world, &sessions, id, 0..1, [0, 3, 8]);
+    let [one] = <[_; 1]>::try_from(last(&world)).unwrap();
+    assert_eq!((one.communicator.0, one.number, one.bytes, one.others), (id, 0, 1000, 0));
+    // Clocks are laid together by the ends, which come 10 us after each other here.
+    let rank =
+        |rank, called_ns| RankTime { rank, host: format!("h{rank}"), called_ns, ended_ns: Some(18 * MILLI) };
+    assert_eq!(one.ranks, [rank(0, 0), rank(1, 3 * MILLI - 10_000), rank(2, 8 * MILLI - 20_000)]);
+    // It stays for 5 s, so that a page does not change with each.
+    iterate(&mut world, &sessions, id, 1..5, [0, 0, 0]);
+    assert_eq!(last(&world)[0].number, 0);
+    iterate(&mut world, &sessions, id, 5..7, [0, 0, 0]);
+    assert_eq!(last(&world)[0].number, 5);
+    assert!(world.dissolve(id));
+    assert_eq!(last(&world), []);
 }
 
 #[test]

@@ -1,12 +1,45 @@
 //! What agents measure, laid together for operators.
 
 use super::Queries;
-use crate::state::world::telemetry::merge::Merging;
+use crate::state::world::telemetry::merge::{Merging, WholeOperation};
 use crate::state::world::telemetry::{MOST_CHANGES, host_of};
 use harmonaize_abi::{CommunicatorId, Nanos};
+use harmonaize_analysis::straggler::RankTimes;
 use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_planner::HostId;
+use std::cmp::Reverse;
 use std::time::Duration;
+
+/// Most ranks that are shown of an operation.
+const MOST_RANKS: usize = 32;
+
+/// The last operation of a communicator that all its agents have reported whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastOperation {
+    /// The communicator.
+    pub communicator: CommunicatorId,
+    /// The operation's number on it, from 0.
+    pub number: u64,
+    /// Bytes of a rank's tensor.
+    pub bytes: u64,
+    /// In ascending order: of more than 32 ranks those that called last.
+    pub ranks: Vec<RankTime>,
+    /// How many ranks were left out, of which some may lack the time of their call.
+    pub others: usize,
+}
+
+/// A rank's part of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankTime {
+    /// The rank.
+    pub rank: u32,
+    /// The name of its host; empty for none.
+    pub host: String,
+    /// When it called, in nanoseconds since the first rank's call.
+    pub called_ns: u64,
+    /// When it had the result, in nanoseconds since the first rank's call; none where it failed.
+    pub ended_ns: Option<u64>,
+}
 
 impl Queries<'_> {
     pub(crate) fn host_telemetry(&self, host: HostId) -> v1::HostTelemetry {
@@ -50,6 +83,27 @@ impl Queries<'_> {
             median_operation_ns: merging.median_ns(),
             straggler,
         })
+    }
+
+    /// The last operation of each communicator by ranks. Agents' clocks are laid together by when operations end.
+    pub fn last_operations(&self) -> Vec<LastOperation> {
+        let all = self.telemetry.communicators.iter();
+        all.filter_map(|(id, merging)| self.last_operation(*id, merging.kept()?)).collect()
+    }
+
+    fn last_operation(&self, id: CommunicatorId, kept: &WholeOperation) -> Option<LastOperation> {
+        let known = self.ctx.communicators.get(&id)?;
+        let first = kept.ranks.iter().filter_map(|one| one.start).min()?;
+        let since = |at: Nanos| at.0.saturating_sub(first.0);
+        let shown = last_callers(&kept.ranks).into_iter().map(|(start, one)| RankTime {
+            rank: one.rank,
+            host: host_of(known, one.rank, self.ctx.settings),
+            called_ns: since(start),
+            ended_ns: one.end.map(since),
+        });
+        let ranks: Vec<RankTime> = shown.collect();
+        let others = kept.ranks.len().saturating_sub(ranks.len());
+        Some(LastOperation { communicator: id, number: kept.number, bytes: kept.bytes, ranks, others })
     }
 
     /// How things stand on all hosts. `realtime` is CLOCK_REALTIME now.
@@ -103,5 +157,35 @@ impl Queries<'_> {
             finding: Some(finding.clone()),
         };
         all.into_iter().skip(newest).map(change).collect()
+    }
+}
+
+/// The ranks that called last, in ascending order, each with when it called.
+fn last_callers(ranks: &[RankTimes]) -> Vec<(Nanos, &RankTimes)> {
+    let mut called: Vec<(Nanos, &RankTimes)> =
+        ranks.iter().filter_map(|one| Some((one.start?, one))).collect();
+    called.sort_by_key(|(start, _)| Reverse(*start));
+    called.truncate(MOST_RANKS);
+    called.sort_by_key(|(_, one)| one.rank);
+    called
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_ranks_the_last_callers_stay() {
+        let one = |rank: u32| RankTimes {
+            rank,
+            // The later half calls first; the call of rank 7 was lost.
+            start: (rank != 7).then_some(Nanos(if rank < 40 { 1000 } else { 10 } + u64::from(rank))),
+            ..RankTimes::default()
+        };
+        let all: Vec<RankTimes> = (0..80).map(one).collect();
+        let ranks: Vec<u32> = last_callers(&all).into_iter().map(|(_, one)| one.rank).collect();
+        assert_eq!(ranks, (8..40).collect::<Vec<u32>>());
+        let few: Vec<u32> = last_callers(&all[5..9]).into_iter().map(|(_, one)| one.rank).collect();
+        assert_eq!(few, [5, 6, 8]);
     }
 }

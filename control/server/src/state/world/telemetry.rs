@@ -197,7 +197,7 @@ impl Telemetry {
         let communicator = ctx.communicators.get(&id)?;
         let merging = self.communicators.entry(id).or_insert_with(|| Merging::new(id));
         let judged_before = merging.judges();
-        let (judged, took) = merging.take(operation, from, &communicator.members);
+        let (judged, took) = merging.take(ctx.now, operation, from, &communicator.members);
         let changed = !judged.is_empty() || judged_before != merging.judges();
         for mut found in judged {
             found.host = host_of(communicator, found.rank, ctx.settings);

@@ -15,6 +15,21 @@ const MOST_OPEN: usize = 64;
 /// Operations that the median is taken over.
 const MOST_RECENT: usize = 64;
 
+/// How long an operation is kept for who looks at it, before a later one takes its place.
+const KEPT: Duration = Duration::from_secs(5);
+
+/// An operation that every participant has reported whole, by the first one's clock.
+#[derive(Debug)]
+pub(crate) struct WholeOperation {
+    /// When it was kept.
+    at: Duration,
+    pub number: u64,
+    /// Bytes of a rank's tensor.
+    pub bytes: u64,
+    /// In ascending order of ranks.
+    pub ranks: Vec<RankTimes>,
+}
+
 /// What is known of a communicator's operations.
 #[derive(Debug)]
 pub(crate) struct Merging {
@@ -26,6 +41,7 @@ pub(crate) struct Merging {
     operations: u64,
     recent: VecDeque<u64>,
     detector: straggler::Detector,
+    kept: Option<WholeOperation>,
     /// By participant: how far its clock is ahead of the first one's, judged by when operations end.
     ahead: BTreeMap<usize, i64>,
     /// Those that hold.
@@ -41,6 +57,7 @@ impl Merging {
             operations: 0,
             recent: VecDeque::new(),
             detector: straggler::Detector::default(),
+            kept: None,
             ahead: BTreeMap::new(),
             found: Vec::new(),
         }
@@ -75,11 +92,17 @@ impl Merging {
         self.found.iter().max_by_key(|found| found.delay_ns)
     }
 
+    /// The last operation that was reported whole, or one that came at most 5 s before it.
+    pub(crate) fn kept(&self) -> Option<&WholeOperation> {
+        self.kept.as_ref()
+    }
+
     /// Takes in one agent's report of an operation, which was checked. Returns findings that are new or
     /// over. Of an operation that all have reported, it also returns the bytes and the nanoseconds from the
     /// last rank's call.
     pub(crate) fn take(
         &mut self,
+        now: Duration,
         operation: v1::Operation,
         from: SessionId,
         members: &[Member],
@@ -121,7 +144,11 @@ impl Merging {
             self.recent.pop_front();
         }
         self.recent.push_back(lasted);
-        let judged = observed.map_or_else(Vec::new, |observed| self.judge(&observed));
+        let judged = observed.as_ref().map_or_else(Vec::new, |observed| self.judge(observed));
+        let due = self.kept.as_ref().is_none_or(|kept| now.saturating_sub(kept.at) >= KEPT);
+        if let Some(Observed { ranks, .. }) = observed.filter(|_| due) {
+            self.kept = Some(WholeOperation { at: now, number, bytes, ranks });
+        }
         (judged, took.map(|took| (bytes, took)))
     }
 
