@@ -12,6 +12,7 @@ use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
 use crate::state::settings::{AllocatorSettings, LivePolicy};
 use crate::state::tenants::elsewhere::turn_away;
+use crate::state::tenants::joins::job_named;
 use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
@@ -34,7 +35,7 @@ const MOST_JOBS: usize = 256;
 const MOST_RUNNERS: usize = 4096;
 
 /// A tenant's name, and its job's.
-type JobKey = (String, String);
+pub(crate) type JobKey = (String, String);
 
 /// All jobs.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +53,8 @@ pub(crate) struct Jobs {
     planned_again: Option<Duration>,
     /// Whether there was a round.
     settled: bool,
+    /// Those that may be stranded: see [`Jobs::stranded`].
+    stranded: BTreeSet<JobKey>,
     /// Nothing is due before.
     due: Option<Duration>,
 }
@@ -251,6 +254,31 @@ impl Jobs {
         }
     }
 
+    /// A communicator of a tenant is in use.
+    pub(crate) fn formed(&mut self, tenant: &str, name: &str) {
+        let key = (tenant.to_owned(), job_named(name).to_owned());
+        if let Some(job) = self.jobs.get_mut(&key) {
+            job.formed = true;
+            self.stranded.remove(&key);
+        }
+    }
+
+    /// Elastic jobs of which a worker is gone before a communicator has formed. Those that join wait for it in vain.
+    pub(crate) fn stranded(&self) -> Vec<JobKey> {
+        let is = |key: &&JobKey| self.jobs.get(*key).is_some_and(Job::is_stranded);
+        self.stranded.iter().filter(is).cloned().collect()
+    }
+
+    /// Has all workers of a stranded job end, and start together again.
+    pub(crate) fn restart(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, key: &JobKey) {
+        let Some(allocator) = ctx.settings.allocator else { return };
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        if let Some(step) = job.recall_stranded() {
+            fact(ctx, effects, key, job, step);
+            self.advance(ctx, effects, allocator, key);
+        }
+    }
+
     /// When [`Jobs::expire`] has something to do.
     pub(crate) fn next_timeout(&self) -> Option<Duration> {
         self.due
@@ -311,6 +339,7 @@ impl Jobs {
     /// Goes on with a job as far as it can, and answers its runners.
     fn advance(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, key: &JobKey) {
         let settled = self.settled;
+        self.stranded.remove(key);
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
             let mut step = job.advance(ctx.now, allocator.notice, settled);
@@ -329,6 +358,9 @@ impl Jobs {
                 note(&mut self.due, extra_round);
             }
             fact(ctx, effects, key, job, step);
+        }
+        if self.jobs.get(key).is_some_and(Job::is_stranded) {
+            self.stranded.insert(key.clone());
         }
         self.answer(ctx, effects, allocator, key);
     }

@@ -1,11 +1,11 @@
 //! Jobs: who gets which hosts, what runners are told, and what holds whatever happens.
 
-use super::world::{SECOND, World, hello, settings};
+use super::world::{SECOND, World, hello, join_of, settings};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     ElasticOrder, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
 };
-use harmonaize_api::v1::{self, AllocationReason, JobPhase, from_agent};
+use harmonaize_api::v1::{self, AllocationReason, JobPhase, JoinRefusedKind, from_agent};
 use harmonaize_server::state::{AllocatorSettings, LivePolicy, SessionId, Settings, Terms};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -45,6 +45,8 @@ pub(super) struct Play {
     pub runners: BTreeMap<u64, Runner>,
     requests: u64,
     numbering: Numbering,
+    /// Joins that were refused.
+    turned_away: Vec<v1::JoinRefused>,
     /// Faults were over long ago.
     calm: bool,
 }
@@ -95,7 +97,9 @@ impl Play {
         let world = World::new(settings.clone(), 3);
         let (agents, runners) = (BTreeMap::new(), BTreeMap::new());
         let numbering = Numbering::default();
-        let mut play = Self { world, settings, agents, runners, requests: 0, numbering, calm: false };
+        let turned_away = Vec::new();
+        let mut play =
+            Self { world, settings, agents, runners, requests: 0, numbering, turned_away, calm: false };
         play.connect_all();
         play
     }
@@ -167,7 +171,9 @@ impl Play {
     /// Takes answers in and carries orders out.
     fn listen(&mut self) {
         for session in self.agents.values().copied().collect::<Vec<_>>() {
-            for answer in every!(self.world.received(session), RunnerOrder) {
+            let received = self.world.received(session);
+            self.turned_away.extend(every!(received.clone(), JoinRefused));
+            for answer in every!(received, RunnerOrder) {
                 let of = |(_, runner): &(&u64, &Runner)| runner.open == Some(answer.request);
                 let Some((number, _)) = self.runners.iter().find(of) else { continue };
                 let number = *number;
@@ -269,6 +275,14 @@ impl Play {
         let WorkerState::Running { place, .. } = runner.report.state else { panic!("no worker: {runner:?}") };
         runner.report.state = WorkerState::Ended { place, succeeded };
         self.wait(SECOND * 2);
+    }
+
+    /// A worker of tenant `a` joins a communicator of three.
+    fn join(&mut self, number: u64, name: &str, rank: u32) {
+        self.requests += 1;
+        let join = v1::Join { request: self.requests, ..join_of("a", name, rank, 3) };
+        self.world.send(self.agents[&self.runners[&number].host], from_agent::Message::Join(join));
+        self.listen();
     }
 
     /// A runner dies, and its worker with it.
@@ -759,6 +773,92 @@ fn a_failed_worker_of_an_elastic_job_starts_beside_the_others() {
     play.wait_seconds(3);
     assert_replaced(&play, [first, last], failed, 2);
     assert_eq!((play.place(spare), play.jobs()[0].failures), (None, 1));
+}
+
+/// All three have started together again, after one failure, and can join.
+fn assert_together(play: &mut Play, members: [u64; 3], refused: usize) {
+    let kinds: Vec<JoinRefusedKind> = play.turned_away.iter().map(v1::JoinRefused::kind).collect();
+    assert_eq!(kinds, vec![JoinRefusedKind::RankLost; refused]);
+    let job = play.jobs().remove(0);
+    assert_eq!((job.phase(), job.failures), (JobPhase::Running, 1), "{job:?}");
+    let places = members.map(|member| play.place(member).unwrap());
+    assert!(
+        places.iter().all(|place| (place.generation, place.workers) == (job.generation, 3)),
+        "{places:?}"
+    );
+    for (member, place) in members.into_iter().zip(places) {
+        assert!(play.runners[&member].started > 1, "it has started again");
+        play.join(member, "bert", place.rank.0);
+    }
+    assert_eq!(play.turned_away.len(), refused);
+    assert_eq!(play.world.status().communicators.len(), 1, "it forms");
+}
+
+#[test]
+fn all_start_again_where_one_fails_while_others_join() {
+    for name in ["bert", "bert/world"] {
+        let mut play = Play::new(LivePolicy::Fifo);
+        let ([first, failed, last], _) = three_and_another(&mut play);
+        play.join(first, name, 0);
+        play.join(last, name, 2);
+        play.end(failed, false);
+        play.wait_seconds(3);
+        assert_together(&mut play, [first, failed, last], 2);
+    }
+}
+
+#[test]
+fn all_start_again_where_one_joins_after_another_has_failed() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    // It has not read its new place, and would wait for who enters.
+    play.join(first, "bert", 0);
+    play.wait_seconds(3);
+    assert_together(&mut play, [first, failed, last], 1);
+}
+
+#[test]
+fn all_start_again_where_a_runner_dies_while_others_join() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, lost, last], spare) = three_and_another(&mut play);
+    play.join(first, "bert", 0);
+    play.join(last, "bert", 2);
+    play.die(lost);
+    play.wait_seconds(5);
+    assert_eq!(play.turned_away.len(), 2);
+    let job = play.jobs().remove(0);
+    assert_eq!((job.phase(), job.failures, job.hosts.len()), (JobPhase::Running, 0, 3), "{job:?}");
+    let started = [first, last, spare].map(|runner| play.runners[&runner].started);
+    assert_eq!(started, [2, 2, 1]);
+}
+
+#[test]
+fn workers_run_on_where_a_communicator_has_formed() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    let sessions = [first, failed, last].map(|runner| play.agents[&play.runners[&runner].host]);
+    play.world.ignore(&sessions);
+    play.world.form(&sessions, "bert");
+    // Another communicator of the job waits for the one that fails: its ranks are told by its time-out.
+    play.join(first, "bert/other", 0);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    assert_eq!(play.turned_away, []);
+}
+
+#[test]
+fn workers_of_another_job_join_on() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    play.join(first, "gpt", 0);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    assert_eq!(play.turned_away, []);
 }
 
 #[test]

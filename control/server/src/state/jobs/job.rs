@@ -164,6 +164,10 @@ pub(super) struct Job {
     /// How many of the generation's workers are lost, of an elastic job.
     lost: usize,
     loss: Option<Loss>,
+    /// Why not all workers that started together are still the job's, of an elastic one; none: they are, as far as control knows.
+    parted: Option<RecallReason>,
+    /// Whether a communicator has formed since they started. Of workers that control did not start it counts as formed.
+    pub formed: bool,
     /// Whether all workers succeeded, once it is over.
     pub over: Option<bool>,
     /// Why it has what it has, by the last round.
@@ -204,6 +208,8 @@ impl Job {
             failed_in: 0,
             lost: 0,
             loss: None,
+            parted: None,
+            formed: false,
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
         }
@@ -279,8 +285,25 @@ impl Job {
         let lost = self.ranks.iter().flatten().filter(is_lost).count();
         if lost > self.lost {
             self.lose(now);
+            let failed = self.ends().contains(&Some(false));
+            let reason = if failed { RecallReason::WorkerFailed } else { RecallReason::WorkerLost };
+            self.parted.get_or_insert(reason);
         }
         self.lost = lost;
+    }
+
+    /// Whether its workers can form no first communicator: one of those that started together is gone. Who starts in its place enters,
+    /// and does not meet those that join.
+    pub(super) fn is_stranded(&self) -> bool {
+        let runs = self.over.is_none() && self.recall.is_none() && !self.ranks.is_empty();
+        self.elastic && runs && self.parted.is_some() && !self.formed
+    }
+
+    /// Has all workers of one that is stranded end, so that they start together again.
+    pub(super) fn recall_stranded(&mut self) -> Option<Step> {
+        let reason = self.parted.filter(|_| self.is_stranded())?;
+        self.recall = Some(reason);
+        Some(Step::Recalled(reason))
     }
 
     fn account(&mut self, now: Duration) {
@@ -341,6 +364,7 @@ impl Job {
             self.account(now);
             self.generation = place.generation;
             self.ranks = vec![None; place.workers as usize];
+            self.formed = true;
         }
         let fits = place.generation == self.generation && place.workers as usize == self.ranks.len();
         let fits = fits && self.rank_of(runner).is_none();
@@ -484,6 +508,7 @@ impl Job {
         let members = self.target.clone();
         self.begin(now, &members, &members);
         self.started = self.generation;
+        (self.parted, self.formed) = (None, false);
         Step::Started
     }
 
@@ -498,6 +523,12 @@ impl Job {
         let same = self.ranks.iter().copied().eq(members.iter().copied().map(Some));
         if (same && new.is_empty()) || members.len() < self.workers.0 as usize {
             return None;
+        }
+        let stays = |member: &Option<RunnerKey>| {
+            member.is_some_and(|runner| members.contains(&runner) && !new.contains(&runner))
+        };
+        if !self.ranks.iter().all(stays) {
+            self.parted.get_or_insert(RecallReason::Resized);
         }
         self.begin(now, &members, &new);
         Some(Step::Resized)
