@@ -1,10 +1,10 @@
 //! Jobs: who gets which hosts, what runners are told, and what holds whatever happens.
 
 use super::world::{SECOND, World, hello, join_of, settings};
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     ElasticOrder, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
 };
+use harmonaize_abi::{Nanos, Rank};
 use harmonaize_api::v1::{self, AllocationReason, JobPhase, JoinRefusedKind, from_agent};
 use harmonaize_server::state::{AllocatorSettings, LivePolicy, SessionId, Settings, Terms};
 use rand::{RngExt, SeedableRng};
@@ -45,6 +45,8 @@ pub(super) struct Play {
     pub runners: BTreeMap<u64, Runner>,
     requests: u64,
     numbering: Numbering,
+    /// What the clock said when control started last.
+    clock: Duration,
     /// Joins that were refused.
     turned_away: Vec<v1::JoinRefused>,
     /// Faults were over long ago.
@@ -97,9 +99,9 @@ impl Play {
         let world = World::new(settings.clone(), 3);
         let (agents, runners) = (BTreeMap::new(), BTreeMap::new());
         let numbering = Numbering::default();
-        let turned_away = Vec::new();
+        let (clock, turned_away, calm) = (Duration::ZERO, Vec::new(), false);
         let mut play =
-            Self { world, settings, agents, runners, requests: 0, numbering, turned_away, calm: false };
+            Self { world, settings, agents, runners, requests: 0, numbering, clock, turned_away, calm };
         play.connect_all();
         play
     }
@@ -659,6 +661,83 @@ fn a_job_that_fails_now_and_then_waits_longer_each_time() {
     }
 }
 
+fn nanos(time: Duration) -> Nanos {
+    Nanos(time.as_nanos().try_into().unwrap())
+}
+
+/// Two runners whose workers have failed three times. Now they wait for 20 s.
+fn failed_thrice() -> (Play, [u64; 2]) {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
+    fail(&mut play, &runners, 3);
+    (play, runners)
+}
+
+#[test]
+fn failures_and_waits_outlive_a_restart_of_control() {
+    let (mut play, runners) = failed_thrice();
+    play.restart();
+    play.wait_seconds(2);
+    let job = play.jobs().remove(0);
+    assert_eq!(job.failures, 3, "{job:?}");
+    assert!(job.reason_text.contains("after 3 failures"), "{job:?}");
+    play.restart();
+    fail(&mut play, &runners, 1);
+    play.wait_seconds(3);
+    assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
+    assert!(play.world.stored.jobs.is_empty(), "nothing is kept of a job that is over");
+}
+
+#[test]
+fn time_without_control_counts_for_failures() {
+    let (mut play, runners) = failed_thrice();
+    play.clock += Duration::from_secs(3600);
+    play.restart();
+    play.wait_until(100, |play| play.place(runners[0]).is_some());
+    let job = play.jobs().remove(0);
+    assert_eq!((job.failures, job.reason_text.contains("failures")), (0, false), "{job:?}");
+    // The waits begin anew after a day alone.
+    play.end(runners[0], false);
+    let job = play.jobs().remove(0);
+    assert!(job.failures == 1 && job.reason_text.contains("after 4 failures"), "{job:?}");
+}
+
+#[test]
+fn failures_of_jobs_that_do_not_come_back_are_forgotten() {
+    let (mut play, _) = failed_thrice();
+    play.runners.clear();
+    play.restart();
+    play.wait_seconds(40);
+    assert_eq!(play.world.stored.jobs.len(), 1, "agents may come back still");
+    play.wait_seconds(10);
+    assert!(play.world.stored.jobs.is_empty());
+    // Nor is anything kept of one whose runners are gone.
+    let (mut play, runners) = failed_thrice();
+    assert_eq!(play.world.stored.jobs.len(), 1);
+    runners.into_iter().for_each(|runner| play.die(runner));
+    assert!(play.world.stored.jobs.is_empty());
+}
+
+#[test]
+fn a_control_of_before_has_stored_no_failures() {
+    let (mut play, _) = failed_thrice();
+    play.world.stored.jobs.clear();
+    play.restart();
+    play.wait_seconds(2);
+    assert_eq!(play.jobs()[0].failures, 0);
+}
+
+#[test]
+fn failures_that_could_not_be_stored_are_stored_later() {
+    let (mut play, _) = failed_thrice();
+    let stored = std::mem::take(&mut play.world.stored);
+    play.world.state.store_failed(play.world.now, &stored.clone().changes());
+    play.wait_seconds(3);
+    assert!(play.world.stored.jobs.is_empty());
+    play.wait_seconds(4);
+    assert_eq!(play.world.stored.jobs, stored.jobs);
+}
+
 #[test]
 fn a_worker_that_ignores_its_recall_holds_its_host_for_its_notice() {
     let mut play = Play::new(LivePolicy::Fifo);
@@ -1048,7 +1127,7 @@ fn runners_of_a_job_are_elastic_all_or_none() {
 }
 
 impl Play {
-    /// Control starts anew, and knows nothing; agents come back at once.
+    /// Control starts anew, and knows what is stored alone; agents come back at once.
     fn restart(&mut self) {
         self.numbering = Numbering::default();
         for runner in self.runners.values() {
@@ -1058,7 +1137,11 @@ impl Play {
                 *unknown = place.generation.max(*unknown);
             }
         }
+        self.clock += self.world.now;
+        let stored = std::mem::take(&mut self.world.stored);
         self.world = World::new(self.settings.clone(), 4);
+        self.world.state.restore(stored.clone(), nanos(self.clock));
+        self.world.stored = stored;
         self.agents.clear();
         self.runners.values_mut().for_each(|runner| runner.open = None);
         self.connect_all();
