@@ -325,11 +325,14 @@ impl Jobs {
 
     /// Gives up runners that are silent, decides where a round is due, and answers who has waited long enough.
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
-        let Some(allocator) = ctx.settings.allocator.filter(|_| self.due.is_some_and(|at| at <= ctx.now))
-        else {
+        if self.due.is_none_or(|at| at > ctx.now) {
+            return;
+        }
+        self.kept.expire(ctx.now);
+        let Some(allocator) = ctx.settings.allocator else {
+            self.due = self.kept.next_timeout();
             return;
         };
-        self.kept.expire(ctx.now);
         for job in self.jobs.values_mut() {
             job.runners.retain(|key, runner| gone_at(ctx, *key, runner).is_none_or(|at| at > ctx.now));
         }
