@@ -713,6 +713,7 @@ fn failures_of_jobs_that_do_not_come_back_are_forgotten() {
     assert!(play.world.stored.jobs.is_empty());
     // Nor is anything kept of one whose runners are gone.
     let (mut play, runners) = failed_thrice();
+    play.wait_seconds(2);
     assert_eq!(play.world.stored.jobs.len(), 1);
     runners.into_iter().for_each(|runner| play.die(runner));
     assert!(play.world.stored.jobs.is_empty());

@@ -114,13 +114,14 @@ pub(super) struct Job {
     /// What its workers have had until `accounted`: time of hosts.
     pub attained: Duration,
     accounted: Duration,
+    /// How often its workers have failed.
     pub failures: Failures,
     /// The last generation in which a worker failed.
     failed_in: u64,
     /// How many of the generation's workers are lost, of an elastic job.
     lost: usize,
     loss: Option<Loss>,
-    /// Why not all workers that started together are still the job's, of an elastic one; none: they are, as far as control knows.
+    /// Why one of the workers that started together is gone, of an elastic job; none: all are there, as far as control knows.
     parted: Option<RecallReason>,
     /// Whether a communicator has formed since they started. Of workers that control did not start it counts as formed.
     pub formed: bool,
