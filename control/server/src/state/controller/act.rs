@@ -12,7 +12,7 @@ impl Controller {
     /// Forms who regrouped, and plans, if something moved and the last plan is long enough ago.
     pub(crate) fn act(&mut self, now: Duration) {
         self.settle(now);
-        self.restart_stranded(now);
+        restart_stranded(self, now);
         loop {
             let groups = self.regroups.take_complete(&ctx!(self, now), &mut self.outbox);
             if groups.is_empty() {
@@ -26,22 +26,22 @@ impl Controller {
         self.communicators.refresh();
         check_invariants(&ctx!(self, now));
     }
+}
 
-    /// Ends joins that wait for a worker that is gone, and has the job's workers start together again.
-    fn restart_stranded(&mut self, now: Duration) {
-        for key in self.jobs.stranded() {
-            let joined = self.joins.take_of_job(&key);
-            if joined.is_empty() {
-                continue;
-            }
-            let entered = self.regroups.take_of_job(&key);
-            for (session, request) in joined.into_iter().chain(entered) {
-                let (kind, failure) = (JoinRefusedKind::RankLost, JoinFailure::JobRestarts);
-                self.outbox.end_join(session, request, kind, &failure);
-            }
-            self.jobs.restart(&ctx!(self, now), &mut self.outbox, &key);
-            self.settle(now);
+/// Ends joins that wait for a worker that is gone, and has the job's workers start together again.
+fn restart_stranded(state: &mut Controller, now: Duration) {
+    for key in state.jobs.stranded() {
+        let joined = state.joins.take_of_job(&key);
+        if joined.is_empty() {
+            continue;
         }
+        let entered = state.regroups.take_of_job(&key);
+        for (session, request) in joined.into_iter().chain(entered) {
+            let (kind, failure) = (JoinRefusedKind::RankLost, JoinFailure::JobRestarts);
+            state.outbox.end_join(session, request, kind, &failure);
+        }
+        state.jobs.restart(&ctx!(state, now), &mut state.outbox, &key);
+        state.settle(now);
     }
 }
 
