@@ -29,6 +29,12 @@ until [ -e "$0/$HARMONAIZE_JOB" ]; do sleep 0.1; done
 note finished
 "#;
 
+/// Fails once, as rank 1. Then it is what its second argument says, with the folder.
+const FAILS_ONCE: &str = r#"
+if [ "$RANK" = 1 ] && [ ! -e "$0/failed" ]; then echo > "$0/failed"; exit 1; fi
+exec "$1" "$0"
+"#;
+
 /// What a worker noted.
 #[derive(Debug)]
 struct Note {
@@ -65,6 +71,13 @@ impl Scene {
     fn elastic(&self, host: usize) -> Process {
         let command = ["2..3", "--elastic", "--", env!("CARGO_BIN_EXE_resized")].map(OsStr::new);
         self.start(host, "a", "elastic", &[&command[..], &[self.folder.path().as_os_str()]].concat())
+    }
+
+    /// The same of a job of three, of which the worker of rank 1 fails once before it joins.
+    fn fails_once(&self, host: usize) -> Process {
+        let command = ["3", "--elastic", "--", "sh", "-c", FAILS_ONCE].map(OsStr::new);
+        let arguments = [self.folder.path().as_os_str(), OsStr::new(env!("CARGO_BIN_EXE_resized"))];
+        self.start(host, "a", "elastic", &[&command[..], &arguments].concat())
     }
 
     fn start(&self, host: usize, tenant: &str, job: &str, arguments: &[&OsStr]) -> Process {
@@ -265,6 +278,23 @@ fn workers_of_an_elastic_job_run_on_as_one_is_killed() {
     let second = scene.added_up(generation + 1, 3);
     assert_eq!([&second[0], &second[1]], [&first[0], &first[2]], "{}", scene.told());
     assert!(!first.contains(&second[2]), "{}", scene.told());
+    let job = scene.job("elastic").unwrap();
+    assert_eq!((job["phase"].as_str(), job["failures"].as_u64()), (Some("running"), Some(1)), "{job}");
+    scene.finish("elastic", &mut runners);
+}
+
+#[test]
+fn workers_of_an_elastic_job_form_where_one_fails_before_it_joins() {
+    let allocates = |setup: &mut Setup| setup.control += ALLOCATOR;
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
+    let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };
+    let mut runners: Vec<Process> = (0..3).map(|host| scene.fails_once(host)).collect();
+    let generation = scene.until("three workers", |this| {
+        this.notes().iter().filter(|note| note.workers == 3).map(|note| note.generation).max()
+    });
+    scene.added_up(generation, 3);
+    assert!(generation > 1 && scene.folder.path().join("failed").exists(), "{}", scene.told());
+    // Nobody waited until a join timed out: that would be another failure.
     let job = scene.job("elastic").unwrap();
     assert_eq!((job["phase"].as_str(), job["failures"].as_u64()), (Some("running"), Some(1)), "{job}");
     scene.finish("elastic", &mut runners);

@@ -36,6 +36,8 @@ pub enum JoinFailure {
         /// Which.
         rank: Rank,
     },
+    /// A worker of the rank's job is gone before all had joined, and the job's workers start again.
+    JobRestarts,
     /// Ranks do not agree on the size.
     SizeMismatch {
         /// Who is refused.
@@ -206,6 +208,10 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
         JoinFailure::DuplicateRank { rank } => {
             (vec![*rank], format!("another process is rank {rank} of this communicator already"))
         }
+        JoinFailure::JobRestarts => {
+            let text = "a worker of the job is gone, and not all had joined: the job's workers start again";
+            (vec![], text.to_owned())
+        }
         JoinFailure::SizeMismatch { rank, ranks, first, first_ranks } => (
             vec![*first],
             format!(
@@ -347,6 +353,12 @@ mod tests {
         let text = |within| disclose_join(&JoinFailure::Expired { within }).text;
         assert!(text(None).contains("agreed on that it ends"));
         assert!(text(Some(Duration::from_secs(30))).contains("had 30s to regroup"));
+    }
+
+    #[test]
+    fn says_that_the_jobs_workers_start_again() {
+        let told = disclose_join(&JoinFailure::JobRestarts);
+        assert!(told.ranks.is_empty() && told.text.contains("start again"), "{told:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Everything that is kept, and the changes to it.
 
-use crate::record::{Agreement, Fabric, Past, Plan, Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Agreement, Fabric, Job, Past, Plan, Tenant, Withdrawal, WithdrawalKind};
 use harmonaize_abi::CommunicatorId;
 use std::collections::BTreeMap;
 
@@ -21,6 +21,8 @@ pub struct Stored {
     pub agreements: BTreeMap<CommunicatorId, Agreement>,
     /// Communicators that failed, by number.
     pub pasts: BTreeMap<CommunicatorId, Past>,
+    /// Jobs whose workers failed, by tenant and name.
+    pub jobs: BTreeMap<(String, String), Job>,
 }
 
 /// One change. Carried out twice, it changes no more than once.
@@ -50,6 +52,10 @@ pub enum Change {
     Past(Box<Past>),
     /// Nothing is kept of it.
     NoPast(CommunicatorId),
+    /// This is kept of a job.
+    Job(Job),
+    /// Nothing is kept of it: its tenant, and its name.
+    NoJob(String, String),
 }
 
 impl Stored {
@@ -76,12 +82,16 @@ impl Stored {
                 drop(self.pasts.insert(CommunicatorId(past.communicator), (**past).clone()))
             }
             Change::NoPast(communicator) => drop(self.pasts.remove(communicator)),
+            Change::Job(job) => {
+                self.jobs.insert((job.tenant.clone(), job.name.clone()), job.clone());
+            }
+            Change::NoJob(tenant, name) => drop(self.jobs.remove(&(tenant.clone(), name.clone()))),
         }
     }
 
     /// The changes that make this of nothing.
     pub fn changes(self) -> Vec<Change> {
-        let Self { boot, fabric, tenants, withdrawals, plans, agreements, pasts } = self;
+        let Self { boot, fabric, tenants, withdrawals, plans, agreements, pasts, jobs } = self;
         let mut changes: Vec<Change> = boot.map(Change::Boot).into_iter().collect();
         changes.extend(fabric.map(Change::Fabric));
         changes.extend(tenants.into_values().map(Change::Tenant));
@@ -89,6 +99,7 @@ impl Stored {
         changes.extend(plans.into_values().map(|plan| Change::Plan(Box::new(plan))));
         changes.extend(agreements.into_values().map(Change::Agreement));
         changes.extend(pasts.into_values().map(|past| Change::Past(Box::new(past))));
+        changes.extend(jobs.into_values().map(Change::Job));
         changes
     }
 

@@ -1,6 +1,6 @@
 //! A store in a file (redb).
 
-use crate::record::{Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Job, Tenant, Withdrawal, WithdrawalKind};
 use crate::{Change, Store, StoreError, Stored};
 use harmonaize_abi::CommunicatorId;
 use prost::Message;
@@ -25,9 +25,11 @@ const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 const TENANTS: TableDefinition<&str, &[u8]> = TableDefinition::new("tenants");
 const WITHDRAWALS: TableDefinition<(&str, i32), &[u8]> = TableDefinition::new("withdrawals");
 const PLANS: TableDefinition<u64, &[u8]> = TableDefinition::new("plans");
-// Files of before agreements, and of before communicators that failed were kept, have no such tables until the first change is written.
+// Files of before agreements, and of before communicators that failed and jobs were kept, have no such tables until the first change is
+// written.
 const AGREEMENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("agreements");
 const PASTS: TableDefinition<u64, &[u8]> = TableDefinition::new("pasts");
+const JOBS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("jobs");
 
 /// Keeps records in a file that one process has open at a time. A crash at any point, of the process or of the machine, leaves
 /// the groups that were written and perhaps the one that was being written.
@@ -137,6 +139,16 @@ impl Embedded {
             };
             stored.withdrawals.insert((target.to_owned(), kind), record);
         }
+        if let Some(jobs) = later(read.open_table(JOBS))? {
+            for entry in jobs.iter()? {
+                let (key, bytes) = entry?;
+                let (tenant, name) = key.value();
+                let Ok(job) = Job::decode(bytes.value()) else {
+                    return Ok(Err(format!("job `{name}` of tenant `{tenant}`")));
+                };
+                stored.jobs.insert((tenant.to_owned(), name.to_owned()), job);
+            }
+        }
         let plans = records(Some(read.open_table(PLANS)?), "the plan of")?;
         let agreements = records(later(read.open_table(AGREEMENTS))?, "the agreement on")?;
         let pasts = records(later(read.open_table(PASTS))?, "what is kept of")?;
@@ -157,6 +169,7 @@ impl Embedded {
             let mut plans = write.open_table(PLANS)?;
             let mut agreements = write.open_table(AGREEMENTS)?;
             let mut pasts = write.open_table(PASTS)?;
+            let mut jobs = write.open_table(JOBS)?;
             for change in changes {
                 match change {
                     Change::Boot(boot) => drop(meta.insert("boot", boot.to_le_bytes().as_slice())?),
@@ -186,6 +199,11 @@ impl Embedded {
                         pasts.insert(record.communicator, record.encode_to_vec().as_slice())?;
                     }
                     Change::NoPast(communicator) => drop(pasts.remove(communicator.0)?),
+                    Change::Job(record) => {
+                        let key = (record.tenant.as_str(), record.name.as_str());
+                        jobs.insert(key, record.encode_to_vec().as_slice())?;
+                    }
+                    Change::NoJob(tenant, name) => drop(jobs.remove((tenant.as_str(), name.as_str()))?),
                 }
             }
         }

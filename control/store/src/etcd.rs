@@ -11,7 +11,7 @@ mod wire;
 pub use client::Members;
 pub use election::{Election, Reader, Role, Term};
 
-use crate::record::{Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Job, Tenant, Withdrawal, WithdrawalKind};
 use crate::{Change, Store, StoreError, Stored};
 use client::Client;
 use harmonaize_abi::CommunicatorId;
@@ -124,6 +124,8 @@ fn record(change: &Change) -> (String, Option<Vec<u8>>) {
     let withdrawal =
         |target: &str, kind: WithdrawalKind| format!("{PREFIX}withdrawals/{}/{target}", kind as i32);
     let tenant = |name: &str| format!("{PREFIX}tenants/{name}");
+    // Names of tenants have no slash.
+    let job = |tenant: &str, name: &str| format!("{PREFIX}jobs/{tenant}/{name}");
     match change {
         Change::Boot(boot) => (format!("{PREFIX}boot"), Some(boot.to_string().into_bytes())),
         Change::Fabric(fabric) => (format!("{PREFIX}fabric"), Some(fabric.encode_to_vec())),
@@ -139,6 +141,8 @@ fn record(change: &Change) -> (String, Option<Vec<u8>>) {
         Change::NoAgreement(id) => (numbered("agreements", id.0), None),
         Change::Past(past) => (numbered("pasts", past.communicator), Some(past.encode_to_vec())),
         Change::NoPast(id) => (numbered("pasts", id.0), None),
+        Change::Job(record) => (job(&record.tenant, &record.name), Some(record.encode_to_vec())),
+        Change::NoJob(tenant, name) => (job(tenant, name), None),
     }
 }
 
@@ -182,6 +186,10 @@ fn take(stored: &mut Stored, found: &KeyValue) -> Result<(), StoreError> {
         ("plans", plan) => drop(stored.plans.insert(id(plan)?, decoded(value, &key)?)),
         ("agreements", one) => drop(stored.agreements.insert(id(one)?, decoded(value, &key)?)),
         ("pasts", past) => drop(stored.pasts.insert(id(past)?, decoded(value, &key)?)),
+        ("jobs", which) => {
+            let (tenant, name) = which.split_once('/').ok_or_else(wrong)?;
+            stored.jobs.insert((tenant.to_owned(), name.to_owned()), decoded::<Job>(value, &key)?);
+        }
         _ => {}
     }
     Ok(())

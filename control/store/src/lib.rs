@@ -16,7 +16,7 @@ pub use change::{Change, Stored};
 pub use embedded::Embedded;
 pub use memory::Memory;
 pub use record::{
-    Agreement, Connection, Epoch, Fabric, Link, Loss, Past, PastRank, Plan, Tenant, Withdrawal,
+    Agreement, Connection, Epoch, Fabric, Job, Link, Loss, Past, PastRank, Plan, Tenant, Withdrawal,
     WithdrawalKind,
 };
 // For tests that break what lies under a store.

@@ -219,6 +219,26 @@ pub struct Past {
     pub prolonged: bool,
 }
 
+/// What runners do not tell of a job.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Job {
+    /// Whose.
+    #[prost(string, tag = "1")]
+    pub tenant: String,
+    /// Its name.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Failures of its workers without an hour between them.
+    #[prost(uint32, tag = "3")]
+    pub recent_failures: u32,
+    /// Those without a day between them: so long its workers wait before they start.
+    #[prost(uint32, tag = "4")]
+    pub failures: u32,
+    /// When the last one was, CLOCK_REALTIME in nanoseconds.
+    #[prost(uint64, tag = "5")]
+    pub last_failure_ns: u64,
+}
+
 /// A rank of a communicator that failed.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PastRank {

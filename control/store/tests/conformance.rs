@@ -5,8 +5,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Protection, Use};
 use harmonaize_store::etcd::{Election, Members, Role, Term};
 use harmonaize_store::{
-    Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Past, PastRank, Plan, Store,
-    StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
+    Agreement, Change, Connection, Embedded, Epoch, Fabric, Job, Link, Loss, Memory, Past, PastRank, Plan,
+    Store, StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
 };
 use harmonaize_testkit::etcd::Member;
 use harmonaize_testkit::process::Process;
@@ -64,6 +64,13 @@ fn changes() -> Vec<Change> {
         until_ns,
         prolonged: true,
     };
+    let job = |tenant: &str, failures| Job {
+        tenant: tenant.into(),
+        name: "bert".into(),
+        recent_failures: 1,
+        failures,
+        last_failure_ns: 9,
+    };
     vec![
         Change::Boot(41),
         Change::Fabric(Fabric { text: "[[host]]\nname = \"h0\"\n".into(), since_ns: 3 }),
@@ -90,6 +97,11 @@ fn changes() -> Vec<Change> {
         Change::Past(Box::new(past(3, 7))),
         Change::NoPast(CommunicatorId(2)),
         Change::NoPast(CommunicatorId(99)),
+        Change::Job(job("a", 1)),
+        Change::Job(job("b", 1)),
+        Change::Job(job("b", 2)),
+        Change::NoJob("a".into(), "bert".into()),
+        Change::NoJob("a".into(), "never".into()),
     ]
 }
 
@@ -108,6 +120,9 @@ fn keeps_what_it_is_given(store: &mut dyn Store) -> Stored {
     assert_eq!((model.tenants.len(), model.withdrawals.len(), model.plans.len()), (1, 2, 1));
     assert!(model.agreements.len() == 1 && model.agreements[&CommunicatorId(1 << 40)].number == 2);
     assert_eq!(model.pasts.keys().copied().collect::<Vec<_>>(), [3, 1 << 41].map(CommunicatorId));
+    let jobs: Vec<(&str, u32)> =
+        model.jobs.iter().map(|((tenant, _), job)| (tenant.as_str(), job.failures)).collect();
+    assert_eq!(jobs, [("b", 2)]);
     assert!(
         model.pasts[&CommunicatorId(3)].agreement.is_some()
             && model.pasts[&CommunicatorId(1 << 41)].agreement.is_none()

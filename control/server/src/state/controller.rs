@@ -129,6 +129,7 @@ impl Controller {
     /// What to do now, in order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.regroups.past.store(&ctx!(self, Duration::ZERO), &mut self.outbox);
+        self.jobs.store(&ctx!(self, Duration::ZERO), &mut self.outbox);
         let mut outputs = std::mem::take(&mut self.outbox.outputs);
         if !self.outbox.to_store.is_empty() {
             outputs.push(Output::Keep(std::mem::take(&mut self.outbox.to_store)));

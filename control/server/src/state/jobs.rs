@@ -3,6 +3,7 @@
 //! A runner says all of itself with each question. So a control that has just started learns who runs where, and decides nothing before
 //! its first round.
 
+mod failures;
 mod job;
 mod round;
 pub(crate) mod what_if;
@@ -10,11 +11,15 @@ pub(crate) mod what_if;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
-use crate::state::settings::{AllocatorSettings, LivePolicy};
+use crate::state::settings::{AllocatorSettings, LivePolicy, Settings};
 use crate::state::tenants::elsewhere::turn_away;
+use crate::state::tenants::joins::job_named;
+use crate::state::world::operator::Operator;
+use failures::KeptFailures;
 use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
+use harmonaize_store::{Change, Job as Stored};
 use job::{GATHER, IGNORED, Job, Question, Runner, RunnerKey, Step};
 use round::Wish;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +39,7 @@ const MOST_JOBS: usize = 256;
 const MOST_RUNNERS: usize = 4096;
 
 /// A tenant's name, and its job's.
-type JobKey = (String, String);
+pub(crate) type JobKey = (String, String);
 
 /// All jobs.
 #[derive(Clone, Debug, Default)]
@@ -52,11 +57,44 @@ pub(crate) struct Jobs {
     planned_again: Option<Duration>,
     /// Whether there was a round.
     settled: bool,
+    /// Those that may be stranded: see [`Jobs::stranded`].
+    stranded: BTreeSet<JobKey>,
+    /// What is stored of them.
+    kept: KeptFailures,
     /// Nothing is due before.
     due: Option<Duration>,
 }
 
 impl Jobs {
+    /// Takes up what an earlier start left, at time 0. Without an allocator nothing is kept of jobs.
+    pub(crate) fn restore(
+        &mut self,
+        settings: &Settings,
+        operator: &Operator,
+        records: BTreeMap<JobKey, Stored>,
+    ) {
+        let until = settings.allocator.map_or(Duration::ZERO, |_| settings.lease.saturating_add(SILENCE));
+        self.kept.restore(operator, records, until);
+        if settings.allocator.is_none() {
+            self.kept.expire(Duration::ZERO);
+        }
+        self.due = self.kept.next_timeout();
+    }
+
+    /// Has what has changed of jobs stored.
+    pub(crate) fn store(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+        let jobs = &self.jobs;
+        self.kept.store(ctx.operator, effects, |key| jobs.get(key).map(|job| job.failures));
+    }
+
+    /// Some of this could not be stored.
+    pub(crate) fn store_again(&mut self, now: Duration, changes: &[Change]) {
+        self.kept.store_again(now, changes);
+        if let Some(at) = self.kept.next_timeout() {
+            note(&mut self.due, at);
+        }
+    }
+
     /// A runner says how it stands, and asks what to do.
     ///
     /// # Errors
@@ -196,7 +234,9 @@ impl Jobs {
         (workers, elastic): ((u32, u32), bool),
     ) {
         self.settled |= self.jobs.is_empty() && now >= allocator.round;
-        self.jobs.insert(key, Job::new(self.count, now, workers, elastic));
+        let mut job = Job::new(self.count, now, workers, elastic);
+        job.failures = self.kept.take(&key);
+        self.jobs.insert(key, job);
         self.count += 1;
     }
 
@@ -243,11 +283,38 @@ impl Jobs {
 
     /// A tenant is no more.
     pub(crate) fn forget_tenant(&mut self, effects: &mut Effects, tenant: &str) {
-        for (_, job) in self.jobs.extract_if(.., |(owner, _), _| owner == tenant) {
+        self.kept.forget_tenant(tenant);
+        for (key, job) in self.jobs.extract_if(.., |(owner, _), _| owner == tenant) {
+            self.kept.changed(key);
             for question in job.runners.values().filter_map(|runner| runner.question) {
                 let text = "the provider does not know this tenant".to_owned();
                 send(effects, question.session, question.request, Err(text));
             }
+        }
+    }
+
+    /// A communicator of a tenant is in use.
+    pub(crate) fn formed(&mut self, tenant: &str, name: &str) {
+        let key = (tenant.to_owned(), job_named(name).to_owned());
+        if let Some(job) = self.jobs.get_mut(&key) {
+            job.formed = true;
+            self.stranded.remove(&key);
+        }
+    }
+
+    /// Elastic jobs of which a worker is gone before a communicator has formed. Those that join wait for it in vain.
+    pub(crate) fn stranded(&self) -> Vec<JobKey> {
+        let is = |key: &&JobKey| self.jobs.get(*key).is_some_and(Job::is_stranded);
+        self.stranded.iter().filter(is).cloned().collect()
+    }
+
+    /// Has all workers of a stranded job end, and start together again.
+    pub(crate) fn restart(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, key: &JobKey) {
+        let Some(allocator) = ctx.settings.allocator else { return };
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        if let Some(step) = job.recall_stranded() {
+            fact(ctx, effects, key, job, step);
+            self.advance(ctx, effects, allocator, key);
         }
     }
 
@@ -258,8 +325,12 @@ impl Jobs {
 
     /// Gives up runners that are silent, decides where a round is due, and answers who has waited long enough.
     pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
-        let Some(allocator) = ctx.settings.allocator.filter(|_| self.due.is_some_and(|at| at <= ctx.now))
-        else {
+        if self.due.is_none_or(|at| at > ctx.now) {
+            return;
+        }
+        self.kept.expire(ctx.now);
+        let Some(allocator) = ctx.settings.allocator else {
+            self.due = self.kept.next_timeout();
             return;
         };
         for job in self.jobs.values_mut() {
@@ -294,12 +365,14 @@ impl Jobs {
             [ignored, question, gone_at(ctx, *key, runner)]
         });
         let wakes = self.jobs.values().map(|job| job.wakes(ctx.now));
-        dues.chain(wakes).chain([self.round, self.extra_round, self.lost_round]).flatten().min()
+        let own = [self.round, self.extra_round, self.lost_round, self.kept.next_timeout()];
+        dues.chain(wakes).chain(own).flatten().min()
     }
 
     /// Runners may be gone: jobs go on without them, and what is empty is forgotten.
     fn after_loss(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings) {
-        self.jobs.retain(|_, job| !job.runners.is_empty());
+        let gone = self.jobs.extract_if(.., |_, job| job.runners.is_empty());
+        gone.for_each(|(key, _)| self.kept.changed(key));
         self.advance_all(ctx, effects, allocator);
     }
 
@@ -311,9 +384,14 @@ impl Jobs {
     /// Goes on with a job as far as it can, and answers its runners.
     fn advance(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, key: &JobKey) {
         let settled = self.settled;
+        self.stranded.remove(key);
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
+            let failures = job.failures;
             let mut step = job.advance(ctx.now, allocator.notice, settled);
+            if job.failures != failures {
+                self.kept.changed(key.clone());
+            }
             if let Some(at) = job.wakes(ctx.now) {
                 note(&mut self.due, at);
             }
@@ -329,6 +407,9 @@ impl Jobs {
                 note(&mut self.due, extra_round);
             }
             fact(ctx, effects, key, job, step);
+        }
+        if self.jobs.get(key).is_some_and(Job::is_stranded) {
+            self.stranded.insert(key.clone());
         }
         self.answer(ctx, effects, allocator, key);
     }
@@ -402,6 +483,7 @@ impl Jobs {
         }
         if job.runners.is_empty() {
             self.jobs.remove(key);
+            self.kept.changed(key.clone());
         }
     }
 

@@ -1,11 +1,11 @@
 //! Jobs: who gets which hosts, what runners are told, and what holds whatever happens.
 
-use super::world::{SECOND, World, hello, settings};
-use harmonaize_abi::Rank;
+use super::world::{SECOND, World, hello, join_of, settings};
 use harmonaize_abi::session::{
     ElasticOrder, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
 };
-use harmonaize_api::v1::{self, AllocationReason, JobPhase, from_agent};
+use harmonaize_abi::{Nanos, Rank};
+use harmonaize_api::v1::{self, AllocationReason, JobPhase, JoinRefusedKind, from_agent};
 use harmonaize_server::state::{AllocatorSettings, LivePolicy, SessionId, Settings, Terms};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -45,6 +45,10 @@ pub(super) struct Play {
     pub runners: BTreeMap<u64, Runner>,
     requests: u64,
     numbering: Numbering,
+    /// What the clock said when control started last.
+    clock: Duration,
+    /// Joins that were refused.
+    turned_away: Vec<v1::JoinRefused>,
     /// Faults were over long ago.
     calm: bool,
 }
@@ -95,7 +99,9 @@ impl Play {
         let world = World::new(settings.clone(), 3);
         let (agents, runners) = (BTreeMap::new(), BTreeMap::new());
         let numbering = Numbering::default();
-        let mut play = Self { world, settings, agents, runners, requests: 0, numbering, calm: false };
+        let (clock, turned_away, calm) = (Duration::ZERO, Vec::new(), false);
+        let mut play =
+            Self { world, settings, agents, runners, requests: 0, numbering, clock, turned_away, calm };
         play.connect_all();
         play
     }
@@ -167,7 +173,9 @@ impl Play {
     /// Takes answers in and carries orders out.
     fn listen(&mut self) {
         for session in self.agents.values().copied().collect::<Vec<_>>() {
-            for answer in every!(self.world.received(session), RunnerOrder) {
+            let received = self.world.received(session);
+            self.turned_away.extend(every!(received.clone(), JoinRefused));
+            for answer in every!(received, RunnerOrder) {
                 let of = |(_, runner): &(&u64, &Runner)| runner.open == Some(answer.request);
                 let Some((number, _)) = self.runners.iter().find(of) else { continue };
                 let number = *number;
@@ -269,6 +277,14 @@ impl Play {
         let WorkerState::Running { place, .. } = runner.report.state else { panic!("no worker: {runner:?}") };
         runner.report.state = WorkerState::Ended { place, succeeded };
         self.wait(SECOND * 2);
+    }
+
+    /// A worker of tenant `a` joins a communicator of three.
+    fn join(&mut self, number: u64, name: &str, rank: u32) {
+        self.requests += 1;
+        let join = v1::Join { request: self.requests, ..join_of("a", name, rank, 3) };
+        self.world.send(self.agents[&self.runners[&number].host], from_agent::Message::Join(join));
+        self.listen();
     }
 
     /// A runner dies, and its worker with it.
@@ -645,6 +661,84 @@ fn a_job_that_fails_now_and_then_waits_longer_each_time() {
     }
 }
 
+fn nanos(time: Duration) -> Nanos {
+    Nanos(time.as_nanos().try_into().unwrap())
+}
+
+/// Two runners whose workers have failed three times. Now they wait for 20 s.
+fn failed_thrice() -> (Play, [u64; 2]) {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let runners = [0, 1].map(|host| play.add(host, "a", "bert", (2, 2)));
+    fail(&mut play, &runners, 3);
+    (play, runners)
+}
+
+#[test]
+fn failures_and_waits_outlive_a_restart_of_control() {
+    let (mut play, runners) = failed_thrice();
+    play.restart();
+    play.wait_seconds(2);
+    let job = play.jobs().remove(0);
+    assert_eq!(job.failures, 3, "{job:?}");
+    assert!(job.reason_text.contains("after 3 failures"), "{job:?}");
+    play.restart();
+    fail(&mut play, &runners, 1);
+    play.wait_seconds(3);
+    assert!(runners.iter().all(|it| play.runners[it].over == Some(false)), "{:#?}", play.runners);
+    assert!(play.world.stored.jobs.is_empty(), "nothing is kept of a job that is over");
+}
+
+#[test]
+fn time_without_control_counts_for_failures() {
+    let (mut play, runners) = failed_thrice();
+    play.clock += Duration::from_secs(3600);
+    play.restart();
+    play.wait_until(100, |play| play.place(runners[0]).is_some());
+    let job = play.jobs().remove(0);
+    assert_eq!((job.failures, job.reason_text.contains("failures")), (0, false), "{job:?}");
+    // The waits begin anew after a day alone.
+    play.end(runners[0], false);
+    let job = play.jobs().remove(0);
+    assert!(job.failures == 1 && job.reason_text.contains("after 4 failures"), "{job:?}");
+}
+
+#[test]
+fn failures_of_jobs_that_do_not_come_back_are_forgotten() {
+    let (mut play, _) = failed_thrice();
+    play.runners.clear();
+    play.restart();
+    play.wait_seconds(40);
+    assert_eq!(play.world.stored.jobs.len(), 1, "agents may come back still");
+    play.wait_seconds(10);
+    assert!(play.world.stored.jobs.is_empty());
+    // Nor is anything kept of one whose runners are gone.
+    let (mut play, runners) = failed_thrice();
+    play.wait_seconds(2);
+    assert_eq!(play.world.stored.jobs.len(), 1);
+    runners.into_iter().for_each(|runner| play.die(runner));
+    assert!(play.world.stored.jobs.is_empty());
+}
+
+#[test]
+fn a_control_of_before_has_stored_no_failures() {
+    let (mut play, _) = failed_thrice();
+    play.world.stored.jobs.clear();
+    play.restart();
+    play.wait_seconds(2);
+    assert_eq!(play.jobs()[0].failures, 0);
+}
+
+#[test]
+fn failures_that_could_not_be_stored_are_stored_later() {
+    let (mut play, _) = failed_thrice();
+    let stored = std::mem::take(&mut play.world.stored);
+    play.world.state.store_failed(play.world.now, &stored.clone().changes());
+    play.wait_seconds(3);
+    assert!(play.world.stored.jobs.is_empty());
+    play.wait_seconds(4);
+    assert_eq!(play.world.stored.jobs, stored.jobs);
+}
+
 #[test]
 fn a_worker_that_ignores_its_recall_holds_its_host_for_its_notice() {
     let mut play = Play::new(LivePolicy::Fifo);
@@ -759,6 +853,92 @@ fn a_failed_worker_of_an_elastic_job_starts_beside_the_others() {
     play.wait_seconds(3);
     assert_replaced(&play, [first, last], failed, 2);
     assert_eq!((play.place(spare), play.jobs()[0].failures), (None, 1));
+}
+
+/// All three have started together again, after one failure, and can join.
+fn assert_together(play: &mut Play, members: [u64; 3], refused: usize) {
+    let kinds: Vec<JoinRefusedKind> = play.turned_away.iter().map(v1::JoinRefused::kind).collect();
+    assert_eq!(kinds, vec![JoinRefusedKind::RankLost; refused]);
+    let job = play.jobs().remove(0);
+    assert_eq!((job.phase(), job.failures), (JobPhase::Running, 1), "{job:?}");
+    let places = members.map(|member| play.place(member).unwrap());
+    assert!(
+        places.iter().all(|place| (place.generation, place.workers) == (job.generation, 3)),
+        "{places:?}"
+    );
+    for (member, place) in members.into_iter().zip(places) {
+        assert!(play.runners[&member].started > 1, "it has started again");
+        play.join(member, "bert", place.rank.0);
+    }
+    assert_eq!(play.turned_away.len(), refused);
+    assert_eq!(play.world.status().communicators.len(), 1, "it forms");
+}
+
+#[test]
+fn all_start_again_where_one_fails_while_others_join() {
+    for name in ["bert", "bert/world"] {
+        let mut play = Play::new(LivePolicy::Fifo);
+        let ([first, failed, last], _) = three_and_another(&mut play);
+        play.join(first, name, 0);
+        play.join(last, name, 2);
+        play.end(failed, false);
+        play.wait_seconds(3);
+        assert_together(&mut play, [first, failed, last], 2);
+    }
+}
+
+#[test]
+fn all_start_again_where_one_joins_after_another_has_failed() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    // It has not read its new place, and would wait for who enters.
+    play.join(first, "bert", 0);
+    play.wait_seconds(3);
+    assert_together(&mut play, [first, failed, last], 1);
+}
+
+#[test]
+fn all_start_again_where_a_runner_dies_while_others_join() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, lost, last], spare) = three_and_another(&mut play);
+    play.join(first, "bert", 0);
+    play.join(last, "bert", 2);
+    play.die(lost);
+    play.wait_seconds(5);
+    assert_eq!(play.turned_away.len(), 2);
+    let job = play.jobs().remove(0);
+    assert_eq!((job.phase(), job.failures, job.hosts.len()), (JobPhase::Running, 0, 3), "{job:?}");
+    let started = [first, last, spare].map(|runner| play.runners[&runner].started);
+    assert_eq!(started, [2, 2, 1]);
+}
+
+#[test]
+fn workers_run_on_where_a_communicator_has_formed() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    let sessions = [first, failed, last].map(|runner| play.agents[&play.runners[&runner].host]);
+    play.world.ignore(&sessions);
+    play.world.form(&sessions, "bert");
+    // Another communicator of the job waits for the one that fails: its ranks are told by its time-out.
+    play.join(first, "bert/other", 0);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    assert_eq!(play.turned_away, []);
+}
+
+#[test]
+fn workers_of_another_job_join_on() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    play.join(first, "gpt", 0);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    assert_eq!(play.turned_away, []);
 }
 
 #[test]
@@ -948,7 +1128,7 @@ fn runners_of_a_job_are_elastic_all_or_none() {
 }
 
 impl Play {
-    /// Control starts anew, and knows nothing; agents come back at once.
+    /// Control starts anew, and knows what is stored alone; agents come back at once.
     fn restart(&mut self) {
         self.numbering = Numbering::default();
         for runner in self.runners.values() {
@@ -958,7 +1138,11 @@ impl Play {
                 *unknown = place.generation.max(*unknown);
             }
         }
+        self.clock += self.world.now;
+        let stored = std::mem::take(&mut self.world.stored);
         self.world = World::new(self.settings.clone(), 4);
+        self.world.state.restore(stored.clone(), nanos(self.clock));
+        self.world.stored = stored;
         self.agents.clear();
         self.runners.values_mut().for_each(|runner| runner.open = None);
         self.connect_all();

@@ -8,7 +8,7 @@ use harmonaize_planner::Topology;
 use harmonaize_server::Config;
 use harmonaize_server::state::testing::{EpochView, MemberView, Testing as _};
 use harmonaize_server::state::{Controller, Fact, Output, Reason, ReorderError, SessionId, Settings};
-use harmonaize_store::Change;
+use harmonaize_store::{Change, Stored};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ pub(super) struct World {
     pub status: Vec<v1::StatusReply>,
     /// Why epochs came to use.
     pub reasons: Vec<Reason>,
+    /// What control has had stored.
+    pub stored: Stored,
     next: u64,
 }
 
@@ -57,7 +59,8 @@ impl World {
     pub(super) fn new(settings: Settings, seed: u8) -> Self {
         let state = Controller::new(settings, [seed; 32]);
         let (got, ended, status) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Self { state, now: SECOND, got, ended, status, reasons: Vec::new(), next: 1 }
+        let (reasons, stored) = (Vec::new(), Stored::default());
+        Self { state, now: SECOND, got, ended, status, reasons, stored, next: 1 }
     }
 
     /// The first hosts of four have a communicator in use, with a rank each.
@@ -77,6 +80,7 @@ impl World {
                 Output::End(session) => self.ended.push(session),
                 Output::Status(_, reply) => self.status.push(*reply),
                 Output::Keep(changes) => {
+                    changes.iter().for_each(|change| self.stored.apply(change));
                     agreed.extend(changes.into_iter().filter(|one| matches!(one, Change::Agreement(_))));
                 }
                 Output::Fact(Fact::EpochCurrent { reason, .. }) => self.reasons.push(reason),

@@ -8,8 +8,8 @@ mod disk;
 use disk::Disk;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_store::{
-    Agreement, Change, Connection, Embedded, Epoch, Fabric, Past, PastRank, Plan, Store, StoreError, Stored,
-    Tenant, Withdrawal, WithdrawalKind,
+    Agreement, Change, Connection, Embedded, Epoch, Fabric, Job, Past, PastRank, Plan, Store, StoreError,
+    Stored, Tenant, Withdrawal, WithdrawalKind,
 };
 use harmonaize_testkit::draw::number;
 use rand::{Rng, RngExt, SeedableRng};
@@ -21,7 +21,7 @@ fn change(random: &mut ChaCha20Rng) -> Change {
     let kind = [WithdrawalKind::Drain, WithdrawalKind::Maintenance][random.random_range(0..2)];
     let tenant = format!("tenant{}", random.random_range(0..20));
     let communicator = u64::from(random.random_range(0_u32..40));
-    match random.random_range(0..12) {
+    match random.random_range(0..14) {
         0 => Change::Boot(random.next_u32()),
         1 => {
             let text = "x".repeat(random.random_range(0..20_000));
@@ -52,6 +52,11 @@ fn change(random: &mut ChaCha20Rng) -> Change {
             let until_ns = random.next_u64();
             Change::Past(Box::new(Past { communicator, ranks, until_ns, ..Past::default() }))
         }
+        11 => {
+            let last_failure_ns = random.next_u64();
+            Change::Job(Job { tenant, name: target, last_failure_ns, ..Job::default() })
+        }
+        12 => Change::NoJob(tenant, target),
         _ => Change::NoPast(CommunicatorId(communicator)),
     }
 }

@@ -3,6 +3,8 @@
 use super::Controller;
 use crate::state::ctx::{Ctx, ctx};
 use crate::state::output::SessionId;
+use harmonaize_api::v1::JoinRefusedKind;
+use harmonaize_disclose::JoinFailure;
 use harmonaize_planner::HostId;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ impl Controller {
     /// Forms who regrouped, and plans, if something moved and the last plan is long enough ago.
     pub(crate) fn act(&mut self, now: Duration) {
         self.settle(now);
+        restart_stranded(self, now);
         loop {
             let groups = self.regroups.take_complete(&ctx!(self, now), &mut self.outbox);
             if groups.is_empty() {
@@ -22,6 +25,23 @@ impl Controller {
         self.settle(now);
         self.communicators.refresh();
         check_invariants(&ctx!(self, now));
+    }
+}
+
+/// Ends joins that wait for a worker that is gone, and has the job's workers start together again.
+fn restart_stranded(state: &mut Controller, now: Duration) {
+    for key in state.jobs.stranded() {
+        let joined = state.joins.take_of_job(&key);
+        if joined.is_empty() {
+            continue;
+        }
+        let entered = state.regroups.take_of_job(&key);
+        for (session, request) in joined.into_iter().chain(entered) {
+            let (kind, failure) = (JoinRefusedKind::RankLost, JoinFailure::JobRestarts);
+            state.outbox.end_join(session, request, kind, &failure);
+        }
+        state.jobs.restart(&ctx!(state, now), &mut state.outbox, &key);
+        state.settle(now);
     }
 }
 

@@ -143,6 +143,7 @@ impl Controller {
                 }
                 None => self.regroups.past.superseded(&tenant, &name),
             }
+            self.jobs.formed(&tenant, &name);
             self.outbox.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch, reason });
             self.link_state.active_changed();
             self.outbox.want_plan(Trigger::Communicators);

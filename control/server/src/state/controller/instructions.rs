@@ -27,6 +27,7 @@ impl Controller {
         self.operator.restore(&mut self.settings, &mut stored, realtime);
         self.agreements.restore(stored.agreements);
         self.regroups.past.restore(&self.settings, &self.operator, stored.pasts);
+        self.jobs.restore(&self.settings, &self.operator, stored.jobs);
         self.operator.update_windows(&self.settings, Duration::ZERO, &mut self.outbox.trigger);
     }
 
@@ -90,6 +91,7 @@ impl Controller {
     /// What was to be stored could not be: it is not in effect.
     pub fn store_failed(&mut self, now: Duration, changes: &[Change]) {
         self.regroups.past.store_again(now, changes);
+        self.jobs.store_again(now, changes);
         for change in changes {
             if let Change::Agreement(record) = change {
                 self.agreements.store_failed(

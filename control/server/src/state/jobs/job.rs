@@ -1,5 +1,6 @@
 //! One job: its runners, the workers that it has, and what each runner is to do.
 
+use super::failures::Failures;
 use crate::state::output::SessionId;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{ElasticOrder, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
@@ -17,19 +18,6 @@ pub(super) const GATHER: Duration = Duration::from_secs(1);
 
 /// How many generations of a job may end because a worker failed, before that is forgotten. One more, and the job is over.
 const MOST_FAILURES: u32 = 3;
-
-/// How long after the last failure a job's failures are forgotten. Workers that fail by themselves do so sooner: at their start, or at a
-/// checkpoint. In weeks of training some fail for their hosts' sake.
-const FAILURES_FORGOTTEN: Duration = Duration::from_secs(3600);
-
-/// How long workers wait before they start again, from the second failure on. Each further failure doubles it.
-const FIRST_BACKOFF: Duration = Duration::from_secs(10);
-
-/// How long they wait at most.
-const LONGEST_BACKOFF: Duration = Duration::from_secs(300);
-
-/// How long after the last failure the waits begin anew. A job that fails every other hour waits as long as it can.
-const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(24 * 3600);
 
 /// A runner by its host and its own number.
 pub(super) type RunnerKey = (HostId, u64);
@@ -91,38 +79,6 @@ impl Runner {
     }
 }
 
-/// Generations of a job in which a worker failed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Failures {
-    /// Those without [`FAILURES_FORGOTTEN`] between them.
-    recent: u32,
-    /// Those without [`BACKOFF_FORGOTTEN`] between them.
-    waited_for: u32,
-    /// When the last one was.
-    last: Duration,
-}
-
-impl Failures {
-    fn recent(&self, now: Duration) -> u32 {
-        if now.saturating_sub(self.last) < FAILURES_FORGOTTEN { self.recent } else { 0 }
-    }
-
-    fn add(&mut self, now: Duration) {
-        let since = now.saturating_sub(self.last);
-        let waited_for = if since < BACKOFF_FORGOTTEN { self.waited_for } else { 0 };
-        let recent = self.recent(now);
-        *self =
-            Self { recent: recent.saturating_add(1), waited_for: waited_for.saturating_add(1), last: now };
-    }
-
-    /// Until when no worker starts.
-    fn backoff_until(&self) -> Duration {
-        let wait =
-            |doublings| FIRST_BACKOFF.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_BACKOFF);
-        self.last.saturating_add(self.waited_for.checked_sub(2).map_or(Duration::ZERO, wait))
-    }
-}
-
 /// An elastic job has lost workers, and lacks them still.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
@@ -158,12 +114,17 @@ pub(super) struct Job {
     /// What its workers have had until `accounted`: time of hosts.
     pub attained: Duration,
     accounted: Duration,
-    failures: Failures,
+    /// How often its workers have failed.
+    pub failures: Failures,
     /// The last generation in which a worker failed.
     failed_in: u64,
     /// How many of the generation's workers are lost, of an elastic job.
     lost: usize,
     loss: Option<Loss>,
+    /// Why one of the workers that started together is gone, of an elastic job; none: all are there, as far as control knows.
+    parted: Option<RecallReason>,
+    /// Whether a communicator has formed since they started. Of workers that control did not start it counts as formed.
+    pub formed: bool,
     /// Whether all workers succeeded, once it is over.
     pub over: Option<bool>,
     /// Why it has what it has, by the last round.
@@ -204,6 +165,8 @@ impl Job {
             failed_in: 0,
             lost: 0,
             loss: None,
+            parted: None,
+            formed: false,
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
         }
@@ -227,7 +190,7 @@ impl Job {
         if self.over.is_some() || wait.is_zero() {
             return text.clone();
         }
-        let (seconds, failures) = (wait.as_millis().div_ceil(1000), self.failures.waited_for);
+        let (seconds, failures) = (wait.as_millis().div_ceil(1000), self.failures.waited_for());
         format!("{text}; workers start in {seconds} s, after {failures} failures without a day between them")
     }
 
@@ -279,8 +242,25 @@ impl Job {
         let lost = self.ranks.iter().flatten().filter(is_lost).count();
         if lost > self.lost {
             self.lose(now);
+            let failed = self.ends().contains(&Some(false));
+            let reason = if failed { RecallReason::WorkerFailed } else { RecallReason::WorkerLost };
+            self.parted.get_or_insert(reason);
         }
         self.lost = lost;
+    }
+
+    /// Whether its workers can form no first communicator: one of those that started together is gone. Who starts in its place enters,
+    /// and does not meet those that join.
+    pub(super) fn is_stranded(&self) -> bool {
+        let runs = self.over.is_none() && self.recall.is_none() && !self.ranks.is_empty();
+        self.elastic && runs && self.parted.is_some() && !self.formed
+    }
+
+    /// Has all workers of one that is stranded end, so that they start together again.
+    pub(super) fn recall_stranded(&mut self) -> Option<Step> {
+        let reason = self.parted.filter(|_| self.is_stranded())?;
+        self.recall = Some(reason);
+        Some(Step::Recalled(reason))
     }
 
     fn account(&mut self, now: Duration) {
@@ -341,6 +321,7 @@ impl Job {
             self.account(now);
             self.generation = place.generation;
             self.ranks = vec![None; place.workers as usize];
+            self.formed = true;
         }
         let fits = place.generation == self.generation && place.workers as usize == self.ranks.len();
         let fits = fits && self.rank_of(runner).is_none();
@@ -484,6 +465,7 @@ impl Job {
         let members = self.target.clone();
         self.begin(now, &members, &members);
         self.started = self.generation;
+        (self.parted, self.formed) = (None, false);
         Step::Started
     }
 
@@ -498,6 +480,12 @@ impl Job {
         let same = self.ranks.iter().copied().eq(members.iter().copied().map(Some));
         if (same && new.is_empty()) || members.len() < self.workers.0 as usize {
             return None;
+        }
+        let stays = |member: &Option<RunnerKey>| {
+            member.is_some_and(|runner| members.contains(&runner) && !new.contains(&runner))
+        };
+        if !self.ranks.iter().all(stays) {
+            self.parted.get_or_insert(RecallReason::Resized);
         }
         self.begin(now, &members, &new);
         Some(Step::Resized)
@@ -558,31 +546,5 @@ impl Job {
             }
         };
         Some(order.into())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_double_up_to_the_longest_and_begin_anew_after_a_day() {
-        let hour = Duration::from_secs(3600);
-        let (mut failures, mut now) = (Failures::default(), hour);
-        assert_eq!(failures.backoff_until(), Duration::ZERO);
-        for seconds in [0, 10, 20, 40, 80, 160, 300, 300] {
-            failures.add(now);
-            assert_eq!((failures.recent(now), failures.recent(now + hour)), (1, 0));
-            assert_eq!(failures.backoff_until(), now + Duration::from_secs(seconds));
-            now += 2 * hour;
-        }
-        now += 24 * hour;
-        failures.add(now);
-        assert_eq!(failures.backoff_until(), now);
-        failures.add(now);
-        assert_eq!((failures.recent(now), failures.backoff_until()), (2, now + FIRST_BACKOFF));
-        failures.waited_for = u32::MAX;
-        failures.add(now);
-        assert_eq!(failures.backoff_until(), now + LONGEST_BACKOFF);
     }
 }

@@ -8,11 +8,20 @@ use crate::state::output::SessionId;
 use crate::state::timed::{Due, Timed};
 use crate::state::world::agents::OpenJoin;
 use harmonaize_abi::Rank;
+use harmonaize_abi::session::job_of;
 use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::{Budget, BudgetError};
 use harmonaize_disclose::JoinFailure;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// The job that a communicator is of, by its name: the job's own, or a name in it.
+pub(crate) fn job_named(communicator: &str) -> &str {
+    match job_of(communicator) {
+        "" => communicator,
+        job => job,
+    }
+}
 
 /// Joins of one tenant under one name.
 #[derive(Debug)]
@@ -170,6 +179,14 @@ impl Joins {
         if waiting.joined.is_empty() {
             self.waiting.remove(key);
         }
+    }
+
+    /// Takes out all that wait for communicators of a tenant's job.
+    pub(crate) fn take_of_job(&mut self, (tenant, job): &(String, String)) -> Vec<(SessionId, u64)> {
+        let of = |key: &&(String, String)| key.0 == *tenant && job_named(&key.1) == job;
+        let keys: Vec<(String, String)> = self.waiting.keys().filter(of).cloned().collect();
+        let taken = keys.iter().filter_map(|key| self.waiting.remove(key));
+        taken.flat_map(|waiting| waiting.joined.into_values()).collect()
     }
 
     /// Refuses ranks whose time is over.

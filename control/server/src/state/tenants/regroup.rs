@@ -13,7 +13,7 @@ use crate::state::job::group::Group;
 use crate::state::output::{Fact as Logged, SessionId};
 use crate::state::tenants::budgets::InSum;
 use crate::state::tenants::inherited::InheritedAgreement;
-use crate::state::tenants::joins::Joins;
+use crate::state::tenants::joins::{Joins, job_named};
 use crate::state::tenants::past::{Going, Key, Pasts};
 use crate::state::timed::{Due, Timed};
 use crate::state::world::agents::OpenJoin;
@@ -92,6 +92,14 @@ impl Regroups {
             }
             self.mark_due(key);
         }
+    }
+
+    /// Takes out all that wait for communicators of a tenant's job.
+    pub(crate) fn take_of_job(&mut self, (tenant, job): &Key) -> Vec<(SessionId, u64)> {
+        let of = |key: &&Key| key.0 == *tenant && job_named(&key.1) == job;
+        let keys: Vec<Key> = self.sets.keys().filter(of).cloned().collect();
+        let taken = keys.iter().filter_map(|key| self.sets.remove(key));
+        taken.flatten().map(|came| (came.session, came.request)).collect()
     }
 
     /// A process wants to go on, or in.
