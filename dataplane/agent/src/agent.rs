@@ -620,7 +620,7 @@ impl Agent {
                 self.send_to_control(from_agent::Message::Prepared(prepared));
             }
             Notice::PrepareFailed { communicator, epoch, reason } => {
-                self.prepare_failed(communicator, epoch, reason);
+                self.prepare_failed(communicator, epoch, reason.to_string());
             }
             Notice::Switched { communicator, epoch, segment } => {
                 let epoch = u64::from(epoch);

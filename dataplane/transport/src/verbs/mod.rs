@@ -104,6 +104,17 @@ pub enum SetupError {
     TooManyDevices(usize),
 }
 
+/// Why the completion queues of a link cannot wake a sleeper.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    /// A queue has nothing to wait for.
+    #[error(transparent)]
+    Queue(#[from] VerbsError),
+    /// It cannot be waited for.
+    #[error(transparent)]
+    Poll(#[from] io::Error),
+}
+
 /// What happened on a TCP link beneath.
 #[derive(Debug)]
 enum TcpEvent {
@@ -362,11 +373,11 @@ impl VerbsTransport {
     }
 
     /// Adds the completion queues of a link's paths to what one sleeps on.
-    fn watch(&self, at: usize) -> Result<(), String> {
+    fn watch(&self, at: usize) -> Result<(), WatchError> {
         let Some(link) = self.links.get(at) else { return Ok(()) };
         for (number, path) in (0_u16..).zip(&link.paths) {
-            let fd = path.completions().wake_fd().map_err(|error| error.to_string())?;
-            self.wake.add(fd, Token::Path(link.id, number)).map_err(|error| error.to_string())?;
+            let fd = path.completions().wake_fd()?;
+            self.wake.add(fd, Token::Path(link.id, number))?;
         }
         Ok(())
     }
