@@ -1,7 +1,7 @@
 //! The one task that owns the state, on a thread of its own. It feeds the state messages, calls and the time, and carries out what
 //! it decides.
 
-use crate::keeper::{Keeper, StoreAck};
+use crate::keeper::{Copied, Keeper, StoreAck};
 use crate::log::log;
 use crate::metrics::Happened;
 use crate::relay::{Downstream, Relay};
@@ -11,12 +11,13 @@ use crate::state::{TopologyRefusal, plan_change, touched};
 use harmonaize_abi::{CommunicatorId, Epoch, Nanos};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent, to_agent};
 use harmonaize_metrics::Page;
-use harmonaize_store::{Change, Stored};
+use harmonaize_store::{Change, StoreError, Stored};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -69,7 +70,7 @@ pub(crate) enum Command {
     /// The configuration file was read again. The answer is whether it is in force.
     Configure(Box<Settings>, oneshot::Sender<Result<(), TopologyRefusal>>),
     /// `harmonaize backup`: all that is stored, as the bytes of a store's file.
-    Backup(oneshot::Sender<Result<Vec<u8>, String>>),
+    Backup(oneshot::Sender<Copied>),
     /// `harmonaize dissolve`; the answer is whether there was one.
     Dissolve(CommunicatorId, String, oneshot::Sender<bool>),
 }
@@ -82,7 +83,7 @@ pub(crate) enum Refusal {
     /// Too many wait.
     Busy,
     /// It could not be stored, and has no effect.
-    NotStored(String),
+    NotStored(Arc<StoreError>),
 }
 
 /// Changes that are in effect once they are on disk.
@@ -473,7 +474,7 @@ impl Actor {
     fn send(&mut self, session: SessionId, message: ToAgent) {
         let Some(stream) = self.streams.get(&session) else { return };
         let welcome = matches!(message.message, Some(to_agent::Message::Welcome(_)));
-        let send = || stream.agent.try_send(Ok(message)).map_err(|error| error.to_string());
+        let send = || stream.agent.try_send(Ok(message)).map_err(without_message);
         if let Err(error) = if welcome { stream.relay.welcome(session, send) } else { send() } {
             tracing::warn!(session = session.0, %error, "an agent does not read; its session ends");
             self.end_session(session);
@@ -499,6 +500,14 @@ fn most_streams(Settings { topology, .. }: &Settings) -> usize {
 pub(crate) fn realtime() -> Nanos {
     let realtime = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     realtime.into()
+}
+
+/// The error alone: nobody sends the message again.
+fn without_message<T>(error: TrySendError<T>) -> TrySendError<()> {
+    match error {
+        TrySendError::Full(_) => TrySendError::Full(()),
+        TrySendError::Closed(_) => TrySendError::Closed(()),
+    }
 }
 
 #[cfg(test)]

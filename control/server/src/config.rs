@@ -467,7 +467,7 @@ impl FileAllocator {
     fn settings(self, text: &str) -> Result<AllocatorSettings, TextError> {
         let wrong = |byte: usize, message: String| TextError { at: Position::of(text, byte), message };
         let (at, name) = (self.policy.span().start, self.policy.into_inner());
-        let policy = LivePolicy::named(&name).map_err(|error| wrong(at, error))?;
+        let policy = LivePolicy::named(&name).map_err(|error| wrong(at, error.to_string()))?;
         let time = |what: &str, time: &toml::Spanned<Nanos>| match time.get_ref() {
             Nanos(0) => Err(wrong(time.span().start, format!("{what} must be longer than nothing"))),
             time => Ok(Duration::from(*time)),

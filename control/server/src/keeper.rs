@@ -1,7 +1,8 @@
 //! The thread that writes to the store. Nobody waits for the disk except who asked for something to be kept.
 
 use crate::metrics::StoreWrites;
-use harmonaize_store::{Change, Store, backup};
+use harmonaize_store::{Change, Store, StoreError, backup};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -9,18 +10,21 @@ use tokio::sync::oneshot;
 /// Most jobs that are written together.
 const MOST_TOGETHER: usize = 256;
 
+/// The bytes of a store's file. Several may have asked for one copy, and so share its error.
+pub(crate) type Copied = Result<Vec<u8>, Arc<StoreError>>;
+
 /// What the thread is asked for.
 enum Job {
     /// Changes that are to be kept, by a number of their own.
     Keep(u64, Vec<Change>),
     /// Everything that is kept, as the bytes of a store's file.
-    Backup(oneshot::Sender<Result<Vec<u8>, String>>),
+    Backup(oneshot::Sender<Copied>),
 }
 
 /// What became of a job: kept, or why not.
 pub(crate) struct StoreAck {
     pub number: u64,
-    pub outcome: Result<(), String>,
+    pub outcome: Result<(), Arc<StoreError>>,
 }
 
 /// Hands jobs to the thread. Dropping it ends the thread after what is queued; [`Kept`] then ends too.
@@ -79,7 +83,7 @@ impl Keeper {
     }
 
     /// Queues a copy of all that was queued before.
-    pub(crate) fn backup(&mut self, answer: oneshot::Sender<Result<Vec<u8>, String>>) {
+    pub(crate) fn backup(&mut self, answer: oneshot::Sender<Copied>) {
         let _ = self.jobs.send(Job::Backup(answer));
     }
 }
@@ -89,7 +93,7 @@ impl Keeper {
 struct Group {
     numbers: Vec<u64>,
     changes: Vec<Change>,
-    copies: Vec<oneshot::Sender<Result<Vec<u8>, String>>>,
+    copies: Vec<oneshot::Sender<Copied>>,
 }
 
 impl Group {
@@ -121,7 +125,7 @@ impl Disk {
         let Group { numbers, changes, copies } = group;
         if !numbers.is_empty() {
             let began = Instant::now();
-            let outcome = self.store.write(&changes).map_err(|error| error.to_string());
+            let outcome = self.store.write(&changes).map_err(Arc::new);
             self.writes.wrote(began.elapsed(), outcome.is_ok());
             for number in numbers {
                 // Nobody asks any more where control goes down.
@@ -129,7 +133,7 @@ impl Disk {
             }
         }
         if !copies.is_empty() {
-            let copy = self.store.read().and_then(backup).map_err(|error| error.to_string());
+            let copy = self.store.read().and_then(backup).map_err(Arc::new);
             copies.into_iter().for_each(|answer| drop(answer.send(copy.clone())));
         }
     }
@@ -138,9 +142,9 @@ impl Disk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_store::{Memory, StoreError, Stored, Tenant};
+    use harmonaize_store::{Memory, Stored, Tenant};
+    use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, channel};
-    use std::sync::{Arc, Mutex};
 
     /// A store that waits to be let on, and fails where it is told.
     struct Slow {
@@ -182,7 +186,7 @@ mod tests {
         drop(keeper);
         let mut answers = Vec::new();
         while let Some(StoreAck { number, outcome }) = kept.blocking_recv() {
-            answers.push((number, outcome.err()));
+            answers.push((number, outcome.err().map(|error| error.to_string())));
         }
         let full = || Some("here: the disk is full".to_owned());
         assert_eq!(answers, [(1, None), (2, full()), (3, full()), (4, full())]);

@@ -253,7 +253,7 @@ impl Operator for Operators {
                 made.map_err(|error| error.to_string())
                     .and_then(|made| made.map_err(|error| error.to_string()))
             }
-            None => self.commands.ask(Command::Backup).await?,
+            None => self.commands.ask(Command::Backup).await?.map_err(|error| error.to_string()),
         };
         let copy = copy.map_err(|why| Status::internal(format!("the store cannot be copied: {why}")));
         let copy = caller.log(&"the store", copy)?;

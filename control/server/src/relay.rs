@@ -13,6 +13,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, OwnedPermit, WeakSender};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
@@ -104,8 +105,8 @@ impl Relay {
     pub(crate) fn welcome(
         &self,
         session: SessionId,
-        send: impl FnOnce() -> Result<(), String>,
-    ) -> Result<(), String> {
+        send: impl FnOnce() -> Result<(), TrySendError<()>>,
+    ) -> Result<(), TrySendError<()>> {
         let (mut greeted, mut agents) = (lock(&self.greeted), lock(&self.agents));
         send()?;
         if let Some((host, agent)) = greeted.remove(&session) {

@@ -5,6 +5,7 @@
 //! runs by, `jobs` which hosts tenants' jobs have, `tenants` what tenants ask for and are promised, `queries` what operators ask. A part owns its
 //! fields, reads the others through a context, and says what it did by them as effects.
 
+mod breach;
 mod controller;
 mod ctx;
 mod effects;
@@ -31,7 +32,9 @@ pub use jobs::what_if::{WhatIf, WhatIfError};
 pub use output::{Fact, Output, SessionId};
 pub use queries::{Candidates, DryRun, LastOperation, NextWorker, Queries, RankTime, Unfit};
 pub use reason::{RateChange, Reason, TurnsEnd};
-pub use settings::{AllocatorSettings, LivePolicy, Settings, TenantAlgorithm, TenantCongestion, Terms};
+pub use settings::{
+    AllocatorSettings, LivePolicy, Settings, TenantAlgorithm, TenantCongestion, Terms, UnknownPolicy,
+};
 pub(crate) use tenants::elsewhere::for_a_tenant;
 pub use world::operator::Instruction;
 pub use world::withdrawals::InstructionError;

@@ -5,7 +5,7 @@
 mod handover;
 mod prepare;
 
-pub use handover::AgentImage;
+pub use handover::{AgentImage, InheritError};
 pub use prepare::{Check, Checked};
 
 use crate::coding;
@@ -623,7 +623,7 @@ impl Agent {
                 self.send_to_control(from_agent::Message::Prepared(prepared));
             }
             Notice::PrepareFailed { communicator, epoch, reason } => {
-                self.prepare_failed(communicator, epoch, reason);
+                self.prepare_failed(communicator, epoch, reason.to_string());
             }
             Notice::Switched { communicator, epoch, segment } => {
                 let epoch = u64::from(epoch);

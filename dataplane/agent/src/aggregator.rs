@@ -179,7 +179,7 @@ async fn handle_event(thread: &Thread, upwards: ParentConfig, event: Event) -> O
             let id = told.communicator;
             let (communicator, tenant) = (communicator_text(id), told.tenant.clone());
             let outcome = match grant::read(&told, upwards) {
-                Ok(read) => thread.grant(read).await,
+                Ok(read) => thread.grant(read).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
             match &outcome {

@@ -337,7 +337,7 @@ impl Session {
         connecting.abort();
         let mut stream = match stream? {
             Ok(Ok(stream)) => stream,
-            Ok(Err(reason)) => return Ok((reason, None, false)),
+            Ok(Err(error)) => return Ok((error.to_string(), None, false)),
             Err(_) => return Ok(("connecting was cut off".to_owned(), None, false)),
         };
         self.outbox.push_back(self.ledger.hello());
@@ -349,10 +349,9 @@ impl Session {
         self.settings.control.get(self.at).map_or("", String::as_str)
     }
 
-    fn server(&self) -> Result<Remote, String> {
+    fn server(&self) -> Result<Remote, ConnectError> {
         let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
-        let server = Remote::at(&self.settings.protection, CONTROL, self.control());
-        let server = server.map_err(|error| error.to_string())?;
+        let server = Remote::at(&self.settings.protection, CONTROL, self.control())?;
         let server = match &self.settings.dial {
             Some(dial) => server.through(dial.clone()),
             None => server,
@@ -485,15 +484,31 @@ impl Session {
     }
 }
 
-async fn open(server: Result<Remote, String>, within: Duration) -> Result<Stream, String> {
+/// Why no session with a control opens.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    /// The address or the certificates cannot be used.
+    #[error(transparent)]
+    Remote(#[from] harmonaize_identity::Error),
+    /// It does not end a handshake.
+    #[error("no handshake within {0:?}")]
+    Silent(Duration),
+    /// It cannot be reached.
+    #[error("{}", error_text(.0))]
+    Connect(#[from] tonic::transport::Error),
+    /// It opens no session.
+    #[error("{}", status_text(.0))]
+    Session(#[from] Box<tonic::Status>),
+}
+
+async fn open(server: Result<Remote, ConnectError>, within: Duration) -> Result<Stream, ConnectError> {
     // A control that stands still takes connections, and never ends a handshake.
     let connected = timeout(within, server?.connect()).await;
-    let silent = |_| format!("no handshake within {within:?}");
-    let channel = connected.map_err(silent)?.map_err(|error| error_text(&error))?;
+    let channel = connected.map_err(|_| ConnectError::Silent(within))??;
     let (up, queue) = mpsc::channel(64);
     let mut beside = ProviderClient::new(channel).max_decoding_message_size(MESSAGE_BYTES);
     let response = beside.session(ReceiverStream::new(queue)).await;
-    let down = response.map_err(|status| status_text(&status))?.into_inner();
+    let down = response.map_err(Box::new)?.into_inner();
     Ok(Stream { up, down, beside })
 }
 

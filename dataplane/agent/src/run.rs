@@ -419,7 +419,7 @@ async fn serve(
                 None => {}
                 Some(Remainder::Notice(Notice::HandedOver { thread, image })) => {
                     if let Err(why) = handing.handed(thread, image) {
-                        handing.call_off(&mut wiring.agent, &mut tenants, &control.pause, &why);
+                        handing.call_off(&mut wiring.agent, &mut tenants, &control.pause, &why.to_string());
                     }
                 }
                 Some(Remainder::Notice(_)) => {}

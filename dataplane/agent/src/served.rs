@@ -11,6 +11,62 @@ use prost::Message;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Why a tenant of control's is not served. The text goes to control.
+#[derive(Debug, thiserror::Error)]
+enum TenantRefused {
+    /// The configuration lets control add none.
+    #[error("this agent takes no tenants of control's: its configuration has no [control_tenants]")]
+    NoTable,
+    /// As many are served as may be.
+    #[error("this agent serves {0} tenants of control's, as many as `tenants` of [control_tenants] allows")]
+    Full(usize),
+    /// No socket could have the name.
+    #[error("not a usable name: 1 to 63 visible ASCII characters, no slash")]
+    Name,
+    /// It has no users.
+    #[error("no user may attach")]
+    NoUser,
+    /// A user of the system.
+    #[error("user {uid} is below {least}, `least_uid` of [control_tenants] at this agent")]
+    User {
+        /// The user.
+        uid: u32,
+        /// The least that may be.
+        least: u32,
+    },
+    /// A quota above the bound of this name.
+    #[error("{asked} {key} are more than {most}, `{key}` of [control_tenants] at this agent")]
+    Count {
+        /// The key of both.
+        key: &'static str,
+        /// The quota.
+        asked: u32,
+        /// The bound.
+        most: u32,
+    },
+    /// More memory than the bound.
+    #[error("{asked} of memory is more than {most}, `arena` of [control_tenants] at this agent")]
+    Arena {
+        /// The quota.
+        asked: Bytes,
+        /// The bound.
+        most: Bytes,
+    },
+    /// A longer time-out than the bound.
+    #[error(
+        "a time-out of {asked:?} is longer than {most:?}, `operation_timeout` of [control_tenants] at this agent"
+    )]
+    Timeout {
+        /// The quota.
+        asked: Duration,
+        /// The bound.
+        most: Duration,
+    },
+    /// Its socket cannot be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+}
+
 /// Most of control's tenants that are looked at.
 const MAX_ADDED: usize = 1024;
 
@@ -104,14 +160,14 @@ impl Tenants {
                 rules.is_ok() && error.tenant() == Some(name.as_str())
             };
             match added.iter_mut().find(at) {
-                Some((_, rules)) => *rules = Err(error.to_string()),
+                Some((_, rules)) => *rules = Err(error.into()),
                 None => return Err(error),
             }
         }
         for (tenant, why) in
             added.iter().filter_map(|(name, rules)| rules.as_ref().err().map(|why| (name, why)))
         {
-            tracing::warn!(tenant, why, "control's tenant is not served");
+            tracing::warn!(tenant, %why, "control's tenant is not served");
         }
         let own = own.iter().map(|rules| served(&rules.tenant, Ok(rules), false));
         let added = added.iter().map(|(name, rules)| served(name, rules.as_ref(), true));
@@ -132,10 +188,9 @@ impl Tenants {
     ///
     /// # Errors
     /// If it is none.
-    pub(crate) fn inherit(&mut self, added: &[Vec<u8>]) -> Result<(), String> {
+    pub(crate) fn inherit(&mut self, added: &[Vec<u8>]) -> Result<(), prost::DecodeError> {
         let added = added.iter().map(|tenant| v1::AddedTenant::decode(tenant.as_slice()));
-        let added = added.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
-        self.set_added(added);
+        self.set_added(added.collect::<Result<_, _>>()?);
         Ok(())
     }
 
@@ -155,10 +210,10 @@ fn files(source: Option<&Source>) -> Vec<PathBuf> {
     source.map(|source| source.files.clone()).unwrap_or_default()
 }
 
-fn served(name: &str, rules: Result<&TenantRules, &String>, added: bool) -> v1::TenantServed {
+fn served(name: &str, rules: Result<&TenantRules, &TenantRefused>, added: bool) -> v1::TenantServed {
     let socket = rules.ok().and_then(|rules| rules.socket.as_ref());
     let socket = socket.map_or_else(String::new, |socket| socket.path.display().to_string());
-    let refused = rules.err().cloned().unwrap_or_default();
+    let refused = rules.err().map(ToString::to_string).unwrap_or_default();
     v1::TenantServed { name: name.to_owned(), socket, refused, added }
 }
 
@@ -167,8 +222,8 @@ fn admitted(
     own: &[TenantRules],
     bounds: Option<&ControlTenants>,
     from_control: &[v1::AddedTenant],
-) -> Vec<(String, Result<TenantRules, String>)> {
-    let mut admitted: Vec<(String, Result<TenantRules, String>)> = Vec::new();
+) -> Vec<(String, Result<TenantRules, TenantRefused>)> {
+    let mut admitted: Vec<(String, Result<TenantRules, TenantRefused>)> = Vec::new();
     for tenant in from_control {
         let there = own.iter().any(|rules| rules.tenant == tenant.name)
             || admitted.iter().any(|(name, _)| *name == tenant.name);
@@ -177,13 +232,8 @@ fn admitted(
         }
         let count = admitted.iter().filter(|(_, rules)| rules.is_ok()).count();
         let rules = match bounds {
-            None => {
-                Err("this agent takes no tenants of control's: its configuration has no [control_tenants]"
-                    .to_owned())
-            }
-            Some(bounds) if count >= bounds.tenants => Err(format!(
-                "this agent serves {count} tenants of control's, as many as `tenants` of [control_tenants] allows"
-            )),
+            None => Err(TenantRefused::NoTable),
+            Some(bounds) if count >= bounds.tenants => Err(TenantRefused::Full(count)),
             Some(bounds) => within(bounds, tenant),
         };
         admitted.push((tenant.name.clone(), rules));
@@ -192,16 +242,15 @@ fn admitted(
 }
 
 /// A tenant's rules, or which bound they break.
-fn within(bounds: &ControlTenants, tenant: &v1::AddedTenant) -> Result<TenantRules, String> {
+fn within(bounds: &ControlTenants, tenant: &v1::AddedTenant) -> Result<TenantRules, TenantRefused> {
     if !is_tenant_name(&tenant.name) {
-        return Err("not a usable name: 1 to 63 visible ASCII characters, no slash".to_owned());
+        return Err(TenantRefused::Name);
     }
     if tenant.uids.is_empty() {
-        return Err("no user may attach".to_owned());
+        return Err(TenantRefused::NoUser);
     }
     if let Some(uid) = tenant.uids.iter().find(|uid| **uid < bounds.least_uid) {
-        let least = bounds.least_uid;
-        return Err(format!("user {uid} is below {least}, `least_uid` of [control_tenants] at this agent"));
+        return Err(TenantRefused::User { uid: *uid, least: bounds.least_uid });
     }
     let asked = tenant.quota.unwrap_or_default();
     let most = &bounds.quota;
@@ -212,22 +261,16 @@ fn within(bounds: &ControlTenants, tenant: &v1::AddedTenant) -> Result<TenantRul
         ("communicators", asked.communicators, most.communicators),
     ] {
         if asked > most {
-            return Err(format!(
-                "{asked} {key} are more than {most}, `{key}` of [control_tenants] at this agent"
-            ));
+            return Err(TenantRefused::Count { key, asked, most });
         }
     }
     if asked.arena_bytes > most.arena_bytes {
         let (asked, most) = (Bytes(asked.arena_bytes), Bytes(most.arena_bytes));
-        return Err(format!(
-            "{asked} of memory is more than {most}, `arena` of [control_tenants] at this agent"
-        ));
+        return Err(TenantRefused::Arena { asked, most });
     }
     if asked.operation_timeout_ns > timeout {
         let (asked, most) = (Duration::from_nanos(asked.operation_timeout_ns), most.operation_timeout);
-        return Err(format!(
-            "a time-out of {asked:?} is longer than {most:?}, `operation_timeout` of [control_tenants] at this agent"
-        ));
+        return Err(TenantRefused::Timeout { asked, most });
     }
     let or = |asked: u32, most: u32| if asked == 0 { most } else { asked };
     let quota = Quota {

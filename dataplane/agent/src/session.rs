@@ -18,9 +18,9 @@ mod stream;
 mod tenant;
 
 pub use handover::{Freeze, FrozenSession, SessionImage};
-pub use server::{BindError, Inherited, SessionServer};
+pub use server::{BindError, InheritError, Inherited, SessionServer};
 pub(crate) use tenant::{ATTACHMENT_DESCRIPTORS, ProcessUsage};
-pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
+pub use tenant::{LinkGrant, LinkNeeds, NoRoom, TenantLimits};
 
 use harmonaize_abi::session::{
     BatchChoice, BatchKnobs, Budget, Choice, Constraints, ElasticOrder, EventBatch, EventCursor,

@@ -1,6 +1,7 @@
 //! A tenant's process as the poll loop sees it: its end of the rings, and which communicators its handles name.
 
 use crate::command::{AttachmentId, AttachmentStatus};
+use crate::error::HandOverError;
 use crate::table::Key;
 use crate::transfer::{COUNTS, PendingTransfer, untag};
 use harmonaize_abi::{
@@ -92,12 +93,12 @@ impl Attachment {
         entries: u32,
         (taken, put): ([u64; 2], [u64; 3]),
         regions: Vec<(u64, u64, u64)>,
-    ) -> Result<AttachmentImage, String> {
+    ) -> Result<AttachmentImage, HandOverError> {
         if !self.waiting.is_empty() || self.counted.is_some() {
-            return Err(format!("attachment {} has transfers under way", self.id.0));
+            return Err(HandOverError::Transfers(self.id.0));
         }
         if self.deferred.is_some() {
-            return Err(format!("attachment {} has a call that waits for room; try again", self.id.0));
+            return Err(HandOverError::Deferred(self.id.0));
         }
         let Self { id, operation_timeout, in_flight, unflushed, .. } = *self;
         let joined = self.joined.clone();

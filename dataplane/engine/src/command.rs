@@ -1,6 +1,7 @@
 //! Commands to an engine, and its notices.
 
 use crate::containment::PanicScope;
+use crate::error::{HandOverError, PrepareError};
 use crate::handover::{EngineImage, InheritedEpoch, Leases};
 use harmonaize_abi::{CommunicatorHandle, CommunicatorId, CongestionControl, Epoch, SegmentId, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, MessageInFlight};
@@ -229,8 +230,8 @@ pub enum Notice {
         communicator: CommunicatorId,
         /// The epoch.
         epoch: Epoch,
-        /// The reason, for the operator.
-        reason: String,
+        /// The reason.
+        reason: PrepareError,
     },
     /// All participants have switched to an epoch: what was before it is done, and the next change may come.
     Switched {
@@ -297,14 +298,14 @@ pub enum Notice {
         /// From the command.
         thread: usize,
         /// All that the engine has, which stands still; or why it goes on, for the operator.
-        image: Result<Box<EngineImage>, String>,
+        image: Result<Box<EngineImage>, HandOverError>,
     },
     /// Answer to [`Command::TakeOver`].
     TakenOver {
         /// From the command.
         thread: usize,
         /// What was taken over, or why it cannot be, for the operator.
-        epochs: Result<Vec<InheritedEpoch>, String>,
+        epochs: Result<Vec<InheritedEpoch>, HandOverError>,
     },
     /// Answer to [`Command::Status`].
     Status {

@@ -5,6 +5,7 @@ use crate::attachment::Attachment;
 use crate::coded::codec;
 use crate::command::{Aggregator, Formation, Peer};
 use crate::communicator_state::{CommunicatorParts, CommunicatorState, Links, Local};
+use crate::error::{LinkError, PrepareError};
 use crate::table::{Key, Table};
 use harmonaize_core::{Communicator, Config, EpochPlan};
 use harmonaize_plan::{Access, CODED_ROOM, Participant};
@@ -26,18 +27,19 @@ pub(crate) fn open_links(
     peers: Vec<Peer>,
     before: Option<&Links>,
     links: &mut Links,
-) -> Result<(), String> {
+) -> Result<(), PrepareError> {
     let participants = plan.plan.group().participants();
     let mut expected: Vec<Participant> =
         (0..participants).map(Participant).filter(|peer| *peer != me).collect();
     for peer in peers {
-        let known = expected.iter().position(|participant| *participant == peer.participant);
-        let unknown = || format!("participant {} introduced twice or unknown", peer.participant.0);
-        expected.swap_remove(known.ok_or_else(unknown)?);
-        open_link(transport, plan, links, peer, before)?;
+        let participant = peer.participant;
+        let known = expected.iter().position(|expected| *expected == participant);
+        expected.swap_remove(known.ok_or(PrepareError::UnknownPeer(participant))?);
+        open_link(transport, plan, links, peer, before)
+            .map_err(|error| PrepareError::Link { participant, error })?;
     }
     match expected.first() {
-        Some(missing) => Err(format!("participant {} was not introduced", missing.0)),
+        Some(missing) => Err(PrepareError::MissingPeer(*missing)),
         None => Ok(()),
     }
 }
@@ -48,22 +50,20 @@ fn open_link(
     links: &mut Links,
     peer: Peer,
     before: Option<&Links>,
-) -> Result<(), String> {
+) -> Result<(), LinkError> {
     let participant = peer.participant;
-    let at = |error: &dyn std::fmt::Display| format!("link to participant {}: {error}", participant.0);
     let Some(introduction) = peer.introduction else {
         let carried = before.and_then(|before| links.reuse(participant, before, peer.rate));
-        let link = carried.ok_or_else(|| at(&"there is none to go on with"))?;
+        let link = carried.ok_or(LinkError::NoneToReuse)?;
         // Both ends need not agree on it, so it holds at once: also of what goes on by the epoch before.
         transport.set_congestion_control(link, peer.congestion_control);
         return Ok(());
     };
-    let paths = u16::try_from(introduction.source_ports.len()).map_err(|error| at(&error))?;
-    let slot_bytes = slot_bytes(plan).map_err(|error| at(&error))?;
+    let paths = u16::try_from(introduction.source_ports.len())?;
+    let slot_bytes = slot_bytes(plan).ok_or(LinkError::ChunkBytes)?;
     let (ring_bytes, bytes) = (ring_bytes(plan, slot_bytes), landing_bytes(plan));
-    let memory =
-        Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
-    let link = transport.open(introduction).map_err(|error| at(&error))?;
+    let memory = Memory::private(usize::try_from(bytes)?)?;
+    let link = transport.open(introduction)?;
     transport.set_congestion_control(link, peer.congestion_control);
     if peer.rate.is_some() && !transport.pace(link, peer.rate) {
         tracing::warn!(participant = participant.0, "this transport bounds no rates");
@@ -71,10 +71,9 @@ fn open_link(
     links.set(participant, link, std::sync::Arc::clone(&memory), paths);
     links.limit(participant, peer.rate);
     for channel in 0..=plan.channels {
-        let memory =
-            Span::new(&memory, u64::from(channel) * ring_bytes, ring_bytes).map_err(|error| at(&error))?;
+        let memory = Span::new(&memory, u64::from(channel) * ring_bytes, ring_bytes)?;
         let ring = Ring { memory, slot_bytes, slots: plan.landing_slots };
-        transport.attach_ring(link, channel, ring).map_err(|error| at(&error))?;
+        transport.attach_ring(link, channel, ring)?;
     }
     Ok(())
 }
@@ -89,16 +88,16 @@ pub fn landing_bytes(plan: &EpochPlan) -> u64 {
     ring_bytes.saturating_mul(u64::from(plan.channels) + 1)
 }
 
-/// Bytes of a landing slot: a chunk, coded in an epoch or not.
-fn slot_bytes(plan: &EpochPlan) -> Result<u32, &'static str> {
-    plan.tuning.chunk_bytes.checked_add(CODED_ROOM).ok_or("chunks are too large")
+/// Bytes of a landing slot: a chunk, coded in an epoch or not. None where that is too much.
+fn slot_bytes(plan: &EpochPlan) -> Option<u32> {
+    plan.tuning.chunk_bytes.checked_add(CODED_ROOM)
 }
 
 /// What a plan asks for that this engine does not have.
-pub(crate) fn unsupported(plan: &EpochPlan) -> Result<(), String> {
+pub(crate) fn unsupported(plan: &EpochPlan) -> Result<(), PrepareError> {
     let mut named = plan.coding.iter().flat_map(|coding| [Some(coding.codec), coding.finer]).flatten();
     match named.find(|number| codec(*number).is_none()) {
-        Some(number) => Err(format!("codec {number} is not known here")),
+        Some(number) => Err(PrepareError::UnknownCodec(number)),
         None => Ok(()),
     }
 }
@@ -123,7 +122,7 @@ pub(crate) fn open_path(
     (wake, port): (&OwnedFd, Option<&RdmaPort>),
 ) -> Option<Box<AggregatorPath>> {
     AggregatorPath::open(aggregator, plan, me, mapped, (wake, port)).unwrap_or_else(|error| {
-        tracing::warn!(epoch = %plan.epoch, error, "no way to the aggregator; hosts sum by themselves");
+        tracing::warn!(epoch = %plan.epoch, %error, "no way to the aggregator; hosts sum by themselves");
         None
     })
 }
@@ -135,7 +134,7 @@ pub(crate) fn form(
     keys: &[Key],
     wake: (&OwnedFd, Option<&RdmaPort>),
     (formation, opened): (Formation, &mut Links),
-) -> Result<CommunicatorState, String> {
+) -> Result<CommunicatorState, PrepareError> {
     let plan = formation.plan.clone();
     unsupported(&plan)?;
     let group = plan.plan.group();
@@ -144,11 +143,11 @@ pub(crate) fn form(
     let mut given: Vec<_> = formation.locals.iter().map(|local| local.rank).collect();
     given.sort_unstable();
     if expected != given || keys.len() != given.len() {
-        return Err("local ranks are not those of the plan".into());
+        return Err(PrepareError::LocalRanks);
     }
     let (mut access, mut locals, mut calls) = (Vec::new(), Vec::new(), 0_u32);
     for (local, key) in formation.locals.iter().zip(keys) {
-        let attachment = attachments.get(*key).ok_or("an attachment is gone")?;
+        let attachment = attachments.get(*key).ok_or(PrepareError::AttachmentGone)?;
         let kind = if attachment.end.memory().is_some() { Access::Mapped } else { Access::Remote };
         access.push((local.rank, kind));
         locals.push(Local { rank: local.rank, attachment: *key, handle: local.handle });
@@ -161,7 +160,7 @@ pub(crate) fn form(
         inquiry: MAX_INQUIRY,
         operations: calls as usize,
     };
-    let core = Communicator::new(config).map_err(|error| error.to_string())?;
+    let core = Communicator::new(config)?;
     open_links(transport, &plan, formation.me, formation.peers, None, opened)?;
     let mapped = keys.iter().all(|key| mapped(attachments, *key));
     opened.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, mapped, wake);
@@ -176,7 +175,7 @@ pub(crate) fn form(
         locals,
         channels: plan.channels,
         landing_slots: plan.landing_slots,
-        slot_bytes: slot_bytes(&plan)?,
+        slot_bytes: slot_bytes(&plan).ok_or(PrepareError::ChunkBytes)?,
         links: std::mem::replace(opened, Links::new(plan.epoch, 0)),
     }))
 }

@@ -9,13 +9,14 @@ use crate::Engine;
 use crate::attachment::{Attachment, AttachmentImage};
 use crate::command::{Aggregator, Notice};
 use crate::communicator_state::{CommunicatorState, Links};
+use crate::error::HandOverError;
 use crate::formation::{mapped, open_path};
 use crate::table::{Key, Table};
 use crate::wake::watch_end;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::AggregationState;
 use harmonaize_plan::Participant;
-use harmonaize_shm::{InheritedEnd, Lease, MappedEnd, Memory, Span};
+use harmonaize_shm::{EndError, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span};
 use harmonaize_transport::{Flow, LinkId, Ring};
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
@@ -117,24 +118,24 @@ struct AggregatedImage<S> {
 fn encode<S: Serialize>(
     image: &Image<impl Serialize>,
     aggregated: &[AggregatedImage<S>],
-) -> Result<Vec<u8>, String> {
-    let state = postcard::to_allocvec(image).map_err(text)?;
+) -> Result<Vec<u8>, postcard::Error> {
+    let state = postcard::to_allocvec(image)?;
     if aggregated.is_empty() {
         return Ok(state);
     }
-    let aggregated = postcard::to_allocvec(aggregated).map_err(text)?;
+    let aggregated = postcard::to_allocvec(aggregated)?;
     Ok([AGGREGATED.as_slice(), state.as_slice(), aggregated.as_slice()].concat())
 }
 
 /// What [`encode`] was given.
 fn decode<C: DeserializeOwned, S: DeserializeOwned>(
     state: &[u8],
-) -> Result<(Image<C>, Vec<AggregatedImage<S>>), String> {
+) -> Result<(Image<C>, Vec<AggregatedImage<S>>), postcard::Error> {
     let Some(state) = state.strip_prefix(&AGGREGATED) else {
-        return Ok((postcard::from_bytes(state).map_err(text)?, Vec::new()));
+        return Ok((postcard::from_bytes(state)?, Vec::new()));
     };
-    let (image, aggregated) = postcard::take_from_bytes(state).map_err(text)?;
-    Ok((image, postcard::from_bytes(aggregated).map_err(text)?))
+    let (image, aggregated) = postcard::take_from_bytes(state)?;
+    Ok((image, postcard::from_bytes(aggregated)?))
 }
 
 fn monotonic() -> Duration {
@@ -142,20 +143,16 @@ fn monotonic() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
 /// Copies memory, but for pages of zeros, which fresh memory has already.
-fn copy(from: &Memory, to: &Memory) -> Result<(), String> {
+fn copy(from: &Memory, to: &Memory) -> Result<(), MemoryError> {
     let mut buffer = vec![0; COPY_BYTES];
     let bytes = from.bytes().min(to.bytes());
     for at in (0..bytes).step_by(COPY_BYTES) {
         let part = buffer.get_mut(..COPY_BYTES.min(bytes - at)).unwrap_or_default();
-        from.read(at as u64, part).map_err(text)?;
+        from.read(at as u64, part)?;
         for (page, content) in part.chunks(PAGE).enumerate() {
             if content.iter().any(|byte| *byte != 0) {
-                to.write((at + page * PAGE) as u64, content).map_err(text)?;
+                to.write((at + page * PAGE) as u64, content)?;
             }
         }
     }
@@ -163,16 +160,16 @@ fn copy(from: &Memory, to: &Memory) -> Result<(), String> {
 }
 
 /// A copy behind a descriptor.
-fn copied_out(memory: &Memory, name: &str) -> Result<OwnedFd, String> {
-    let (copied, descriptor) = Memory::granted(memory.bytes() as u64, name).map_err(text)?;
+fn copied_out(memory: &Memory, name: &str) -> Result<OwnedFd, MemoryError> {
+    let (copied, descriptor) = Memory::granted(memory.bytes() as u64, name)?;
     copy(memory, &copied)?;
     Ok(descriptor)
 }
 
 /// This process's own copy of what is behind a descriptor.
-fn copied_in(descriptor: OwnedFd, bytes: u64) -> Result<Arc<Memory>, String> {
-    let theirs = Memory::map(descriptor, bytes).map_err(text)?;
-    let own = Memory::private(usize::try_from(bytes).map_err(text)?).map_err(text)?;
+fn copied_in(descriptor: OwnedFd, bytes: u64) -> Result<Arc<Memory>, HandOverError> {
+    let theirs = Memory::map(descriptor, bytes)?;
+    let own = Memory::private(usize::try_from(bytes)?)?;
     copy(&theirs, &own)?;
     Ok(own)
 }
@@ -197,7 +194,7 @@ impl Engine {
     }
 
     /// Brings all links to the end of a frame, with nothing left to send.
-    fn drain(&mut self) -> Result<(), String> {
+    fn drain(&mut self) -> Result<(), HandOverError> {
         if self.links.is_empty() {
             return Ok(());
         }
@@ -215,15 +212,15 @@ impl Engine {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                return Err("links to peers did not come to rest in time".into());
+                return Err(HandOverError::Busy);
             }
             std::thread::yield_now();
         }
     }
 
-    fn image(&mut self) -> Result<EngineImage, String> {
+    fn image(&mut self) -> Result<EngineImage, HandOverError> {
         if self.stopping || !self.aftermath.panicked.is_empty() || !self.broken.is_empty() {
-            return Err("the engine is ending something; try again".into());
+            return Err(HandOverError::Ending);
         }
         let mut descriptors = Vec::new();
         let mut attachments = Vec::new();
@@ -262,7 +259,7 @@ impl Engine {
         };
         let start = monotonic().saturating_sub(self.start.elapsed());
         let image = Image {
-            start: u64::try_from(start.as_nanos()).map_err(text)?,
+            start: u64::try_from(start.as_nanos())?,
             attachments,
             communicators: self.communicators.all_places().collect(),
             staging,
@@ -279,7 +276,11 @@ impl Engine {
         (self.notify)(Notice::TakenOver { thread, epochs });
     }
 
-    fn take_over(&mut self, image: EngineImage, leases: &Leases) -> Result<Vec<InheritedEpoch>, String> {
+    fn take_over(
+        &mut self,
+        image: EngineImage,
+        leases: &Leases,
+    ) -> Result<Vec<InheritedEpoch>, HandOverError> {
         let EngineImage { state, descriptors } = image;
         let mut descriptors = descriptors.into_iter();
         let (image, aggregated) = decode::<CommunicatorState, AggregationState>(&state)?;
@@ -292,8 +293,8 @@ impl Engine {
                 let lease = &mut |base| leases.take(id.0, base);
                 let ours = descriptors.by_ref().take(2 + image.regions.len()).collect();
                 let attachment = Attachment::inherit(image, ours, lease)?;
-                watch_end(&self.wake, id, attachment.end.wake_fd()).map_err(text)?;
-                Ok::<_, String>(attachment)
+                watch_end(&self.wake, id, attachment.end.wake_fd())?;
+                Ok::<_, HandOverError>(attachment)
             });
             attachments.push((generation, entered.transpose()?));
         }
@@ -307,10 +308,11 @@ impl Engine {
         }
         self.communicators = Table::from_places(image.communicators);
         self.communicators.iter_mut().for_each(CommunicatorState::make_room);
-        let mut next = || descriptors.next().ok_or("a descriptor is missing".to_owned());
+        let mut next = || descriptors.next().ok_or(HandOverError::NoDescriptor);
         for StagingImage { communicator, channel, bytes } in image.staging {
             let memory = copied_in(next()?, bytes)?;
-            let member = self.communicators.get_mut(communicator).ok_or("staging of no communicator")?;
+            let member = self.communicators.get_mut(communicator);
+            let member = member.ok_or(HandOverError::NoCommunicator("staging"))?;
             member.set_staging(channel, memory);
         }
         let mut landings = Vec::new();
@@ -321,13 +323,14 @@ impl Engine {
             self.transport.take_over(&links, descriptors.collect())?;
         }
         for (communicator, link, memory) in landings {
-            let member = self.communicators.get_mut(communicator).ok_or("landing of no communicator")?;
+            let member = self.communicators.get_mut(communicator);
+            let member = member.ok_or(HandOverError::NoCommunicator("landing"))?;
             for ring in 0..=member.channels() {
                 let bytes = u64::from(member.landing_slots) * u64::from(member.slot_bytes);
-                let span = Span::new(&memory, u64::from(ring) * bytes, bytes).map_err(text)?;
+                let span = Span::new(&memory, u64::from(ring) * bytes, bytes)?;
                 let attached =
                     Ring { memory: span, slot_bytes: member.slot_bytes, slots: member.landing_slots };
-                self.transport.attach_ring(link, ring, attached).map_err(text)?;
+                self.transport.attach_ring(link, ring, attached)?;
             }
             member.epochs.iter_mut().for_each(|links| links.set_landing(link, &memory));
         }
@@ -338,10 +341,11 @@ impl Engine {
     }
 
     /// Goes on with aggregation in an epoch, by a worker that is in no session yet.
-    fn inherit_aggregation(&mut self, image: AggregatedImage<AggregationState>) -> Result<(), String> {
+    fn inherit_aggregation(&mut self, image: AggregatedImage<AggregationState>) -> Result<(), HandOverError> {
         let AggregatedImage { communicator, epoch, state, aggregator } = image;
         let now = self.now();
-        let member = self.communicators.get_mut(communicator).ok_or("aggregation of no communicator")?;
+        let member = self.communicators.get_mut(communicator);
+        let member = member.ok_or(HandOverError::NoCommunicator("aggregation"))?;
         member.core.inherit_aggregation(now, epoch, state);
         let Some((aggregator, sequence)) = aggregator else { return Ok(()) };
         // One that is over by now has none.
@@ -383,12 +387,12 @@ impl Engine {
 }
 
 impl Attachment {
-    fn image(&self, descriptors: &mut Vec<OwnedFd>) -> Result<AttachmentImage, String> {
+    fn image(&self, descriptors: &mut Vec<OwnedFd>) -> Result<AttachmentImage, HandOverError> {
         if self.end.memory().is_none() {
-            return Err(format!("attachment {} maps no memory, and cannot be handed over", self.id.0));
+            return Err(HandOverError::NotMapped(self.id.0));
         }
         let end = self.end.hand_over();
-        let why = |error| format!("attachment {} cannot be handed over: {error}", self.id.0);
+        let why = |error| HandOverError::Attachment { attachment: self.id.0, error };
         let InheritedEnd { entries, taken, put, regions, descriptors: own } = end.map_err(why)?;
         descriptors.extend(own);
         self.describe(entries, (taken, put), regions)
@@ -398,7 +402,7 @@ impl Attachment {
         image: AttachmentImage,
         descriptors: Vec<OwnedFd>,
         lease: &mut dyn FnMut(u64) -> Option<Lease>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, EndError> {
         let AttachmentImage { entries, taken, put, regions, .. } = &image;
         let end = InheritedEnd {
             entries: *entries,
@@ -407,7 +411,7 @@ impl Attachment {
             regions: regions.clone(),
             descriptors,
         };
-        let end = MappedEnd::inherit(end, lease).map_err(text)?;
+        let end = MappedEnd::inherit(end, lease)?;
         Ok(Self::from_image(image, Box::new(end)))
     }
 }

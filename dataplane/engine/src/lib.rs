@@ -23,6 +23,7 @@ mod communicator_state;
 mod containment;
 mod context;
 mod engine;
+mod error;
 mod execute;
 mod feedback;
 mod formation;
@@ -49,6 +50,7 @@ pub use command::{
 };
 pub use containment::PanicScope;
 pub use engine::Engine;
+pub use error::{HandOverError, LinkError, PrepareError};
 pub use formation::landing_bytes;
 pub use handover::{EngineImage, InheritedEpoch, Leases};
 pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};

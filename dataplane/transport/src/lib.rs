@@ -183,6 +183,44 @@ pub enum DownReason {
     Forged(String),
 }
 
+/// Why links cannot go on in another process, for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkHandOverError {
+    /// No transport of this kind hands links over.
+    #[error("links of this kind cannot be handed over")]
+    Unsupported,
+    /// Some still go over RDMA; epochs over TCP alone come first.
+    #[error("{0} links go over RDMA, and queue pairs end with their process; try again")]
+    QueuePairs(usize),
+    /// A link is on its way up.
+    #[error("a link is not up")]
+    NotUp,
+    /// Fewer connections came than the links have paths.
+    #[error("a link's connection is missing")]
+    NoConnection,
+    /// Nothing makes keys of what came.
+    #[error("a link's keys cannot be made")]
+    NoKeys,
+    /// The read buffer here is smaller than what was read there.
+    #[error("more was read ahead than there is room for")]
+    ReadAhead,
+    /// The link has fewer paths than came.
+    #[error("a link has too many paths")]
+    TooManyPaths,
+    /// The link has more paths than came.
+    #[error("a link has too few paths")]
+    TooFewPaths,
+    /// The link cannot be awaited here.
+    #[error(transparent)]
+    Link(#[from] DownReason),
+    /// The kernel refused.
+    #[error(transparent)]
+    System(#[from] std::io::Error),
+    /// The links' state cannot be written or read.
+    #[error(transparent)]
+    State(#[from] postcard::Error),
+}
+
 /// Why a frame was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
@@ -286,8 +324,8 @@ pub trait Transport {
     ///
     /// # Errors
     /// Why its links cannot be handed over, for the operator.
-    fn is_frozen(&mut self) -> Result<bool, String> {
-        Err("links of this kind cannot be handed over".into())
+    fn is_frozen(&mut self) -> Result<bool, LinkHandOverError> {
+        Err(LinkHandOverError::Unsupported)
     }
 
     /// What another process's endpoint of this kind needs to go on with all links. The links are
@@ -296,17 +334,17 @@ pub trait Transport {
     ///
     /// # Errors
     /// Why its links cannot be handed over, for the operator.
-    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
-        Err("links of this kind cannot be handed over".into())
+    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), LinkHandOverError> {
+        Err(LinkHandOverError::Unsupported)
     }
 
     /// Goes on with the links of another endpoint, each under its [`LinkId`]. Rings are attached anew, before [`Self::progress`].
     ///
     /// # Errors
     /// What is wrong with them, for the operator.
-    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), LinkHandOverError> {
         let _ = (links, descriptors);
-        Err("links of this kind cannot be handed over".into())
+        Err(LinkHandOverError::Unsupported)
     }
 
     /// Makes [`Self::wake_fd`] ready to wake its sleeper. False: something happened meanwhile, call `progress` again.

@@ -1,5 +1,6 @@
 //! What parts of control read beside their own fields.
 
+use crate::state::breach::Breach;
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
@@ -102,9 +103,9 @@ impl<'a> Ctx<'a> {
         &self,
         from: SessionId,
         id: CommunicatorId,
-    ) -> Result<Option<(&'a Communicator, usize)>, &'static str> {
+    ) -> Result<Option<(&'a Communicator, usize)>, Breach> {
         let Some(known) = self.communicators.get(&id) else { return Ok(None) };
-        let index = known.index_of(from).ok_or("a message about a communicator of others")?;
+        let index = known.index_of(from).ok_or(Breach::OtherCommunicator)?;
         Ok(Some((known, index)))
     }
 

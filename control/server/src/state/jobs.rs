@@ -8,6 +8,7 @@ mod job;
 mod round;
 pub(crate) mod what_if;
 
+use crate::state::breach::Breach;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
@@ -105,12 +106,12 @@ impl Jobs {
         effects: &mut Effects,
         from: SessionId,
         message: &v1::AwaitOrder,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let request = message.request;
         let open = self.jobs.values().flat_map(|job| job.runners.values());
         let same = |question: Question| (question.session, question.request) == (from, request);
         if open.filter_map(|runner| runner.question).any(same) {
-            return Err("a number of AwaitOrder twice");
+            return Err(Breach::OrderTwice);
         }
         let outcome = match self.take_report(ctx, effects, from, message) {
             Ok(()) => return Ok(()),
@@ -491,7 +492,7 @@ impl Jobs {
     fn decide(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, scope: Scope) {
         match self.set_targets(ctx, allocator, scope) {
             Ok(()) => self.advance_all(ctx, effects, allocator),
-            Err(why) => effects.fact(Fact::JobsUndecided { why }),
+            Err(error) => effects.fact(Fact::JobsUndecided { why: error.to_string() }),
         }
     }
 
@@ -504,7 +505,7 @@ impl Jobs {
         ctx: &Ctx<'_>,
         allocator: AllocatorSettings,
         scope: Scope,
-    ) -> Result<(), String> {
+    ) -> Result<(), round::ShareError> {
         let taken: BTreeSet<(HostId, usize)> = match scope {
             Scope::All => BTreeSet::new(),
             Scope::Waiting | Scope::Lost => {

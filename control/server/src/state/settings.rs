@@ -70,6 +70,11 @@ pub enum LivePolicy {
     LeastAttained,
 }
 
+/// A name that no policy of live jobs has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no policy of live jobs: {all}", all = LivePolicy::ALL.map(LivePolicy::name).join(", "))]
+pub struct UnknownPolicy(String);
+
 impl LivePolicy {
     /// All.
     pub const ALL: [Self; 2] = [Self::Fifo, Self::LeastAttained];
@@ -85,12 +90,10 @@ impl LivePolicy {
     /// The policy of this name.
     ///
     /// # Errors
-    /// What is wrong with the name, and all that there are.
-    pub fn named(name: &str) -> Result<Self, String> {
+    /// There is none.
+    pub fn named(name: &str) -> Result<Self, UnknownPolicy> {
         let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
-        let shown: String = name.chars().take(63).collect();
-        let all = || Self::ALL.map(Self::name).join(", ");
-        found.ok_or_else(|| format!("`{shown}` is no policy of live jobs: {}", all()))
+        found.ok_or_else(|| UnknownPolicy(name.chars().take(63).collect()))
     }
 }
 

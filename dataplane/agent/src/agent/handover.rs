@@ -12,6 +12,17 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
 
+/// Why an agent cannot go on here, for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum InheritError {
+    /// It has an attachment that came without its session.
+    #[error("an attachment without a session")]
+    NoSession,
+    /// A communicator's recipe cannot be read.
+    #[error(transparent)]
+    Recipe(#[from] prost::DecodeError),
+}
+
 /// The agent's part.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AgentImage {
@@ -130,11 +141,11 @@ impl Agent {
         &mut self,
         image: AgentImage,
         limits: &HashMap<AttachmentId, TenantLimits>,
-    ) -> Result<(), String> {
+    ) -> Result<(), InheritError> {
         let AgentImage { attachments, communicators, next_request, tenants, errors, recent } = image;
         (self.next_request, self.tenants, self.errors, self.recent) = (next_request, tenants, errors, recent);
         for AttachedImage { attachment, tenant, thread, joined, next_handle } in attachments {
-            let limits = limits.get(&attachment).ok_or("an attachment without a session")?.clone();
+            let limits = limits.get(&attachment).ok_or(InheritError::NoSession)?.clone();
             self.engines.place_on(&tenant, thread);
             let joined = joined
                 .into_iter()
@@ -153,8 +164,7 @@ impl Agent {
             self.attachments.insert(attachment, attached);
         }
         for (id, image) in communicators {
-            let recipe = v1::Recipe::decode(image.recipe.as_slice());
-            let recipe = recipe.map_err(|error| error.to_string())?;
+            let recipe = v1::Recipe::decode(image.recipe.as_slice())?;
             let member = |(attachment, rank, handle)| LocalMember {
                 attachment,
                 rank,

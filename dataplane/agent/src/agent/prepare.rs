@@ -118,7 +118,7 @@ impl Agent {
         let staging = expanded.staging.bytes(self.are_mapped(&members));
         let needs = needs(&formation.plan, &formation.peers, staging);
         let granted = limits.as_ref().map(|limits| limits.links(needs)).transpose();
-        let refused = granted.as_ref().err().cloned();
+        let refused = granted.as_ref().err().map(ToString::to_string);
         if let Some(refused) = &refused {
             self.refuse_members(&mut members, refused);
         }
@@ -186,7 +186,7 @@ impl Agent {
             let staging_bytes = staging.saturating_sub(granted.needs().staging_bytes);
             match limits.links(LinkNeeds { staging_bytes, ..more }) {
                 Ok(more) => granted.add(more),
-                Err(refused) => return self.prepare_failed(communicator, epoch, refused),
+                Err(refused) => return self.prepare_failed(communicator, epoch, refused.to_string()),
             }
         }
         // What was refused is not held, and control does not count it.

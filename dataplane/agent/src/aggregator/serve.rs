@@ -17,6 +17,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
+/// Why a communicator is not served. The text goes to control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ServeError {
+    /// The aggregator has no place for it, or it makes no sense.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    /// Nobody is there to serve it.
+    #[error("the aggregator's thread has ended")]
+    Ended,
+}
+
 /// Commands that wait.
 const COMMANDS: usize = 256;
 /// How often it is looked at who has fallen still, and after how long that is said of a communicator.
@@ -31,7 +42,7 @@ const MAX_TENANTS: usize = 64;
 
 /// What the thread is asked.
 enum Command {
-    Grant(Box<TenantGrant>, oneshot::Sender<Result<(), String>>),
+    Grant(Box<TenantGrant>, oneshot::Sender<Result<(), ServeError>>),
     Revoke(GrantId),
     Read(oneshot::Sender<Reading>),
 }
@@ -256,11 +267,11 @@ impl Server {
     /// Serves a communicator.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// Why not.
     pub(super) fn grant(
         &mut self,
         TenantGrant { mut grant, parent, tenant }: TenantGrant,
-    ) -> Result<(), String> {
+    ) -> Result<(), ServeError> {
         grant.share.tenant = match self.tenants.get(&tenant) {
             Some(number) => *number,
             None => self.next_tenant,
@@ -281,7 +292,7 @@ impl Server {
             {
                 Ok(())
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -362,10 +373,10 @@ impl Commands {
         self.signals.ring();
     }
 
-    async fn grant(&self, told: TenantGrant) -> Result<(), String> {
+    async fn grant(&self, told: TenantGrant) -> Result<(), ServeError> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Grant(Box::new(told), answer)).await;
-        answered.await.unwrap_or_else(|_| Err("the aggregator's thread has ended".to_owned()))
+        answered.await.unwrap_or(Err(ServeError::Ended))
     }
 
     async fn revoke(&self, communicator: GrantId) {
@@ -399,7 +410,7 @@ impl Thread {
         self.commands.clone()
     }
 
-    pub(super) async fn grant(&self, told: TenantGrant) -> Result<(), String> {
+    pub(super) async fn grant(&self, told: TenantGrant) -> Result<(), ServeError> {
         self.commands.grant(told).await
     }
 

@@ -14,6 +14,38 @@ use tokio::task::JoinHandle;
 /// How long sessions and the session with control may take to come to rest; tenants' operations go on meanwhile.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Why a hand-over is called off. The text goes to the successor and to the operator.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandingError {
+    /// Something of this agent cannot be handed over now.
+    #[error(transparent)]
+    Obstacle(#[from] Obstacle),
+    /// None is configured.
+    #[error("there is no place for successors")]
+    NoPlace,
+    /// They cannot be had for another process.
+    #[error("sockets cannot be handed over: {0}")]
+    Sockets(std::io::Error),
+    /// Something went on for too long.
+    #[error("{0} did not come to rest within {FREEZE_TIMEOUT:?}")]
+    TooSlow(&'static str),
+    /// Not all threads of the engine are there.
+    #[error("a thread of the engine has ended")]
+    EngineEnded,
+    /// Control has not answered all joins.
+    #[error("control's session cannot be handed over: joins are open")]
+    JoinsOpen,
+    /// The engine cannot stand still, or cannot be described.
+    #[error(transparent)]
+    Engine(#[from] harmonaize_engine::HandOverError),
+    /// The successor does not take it.
+    #[error(transparent)]
+    Peer(#[from] HandOverError),
+    /// Whatever talks to the successor has panicked.
+    #[error(transparent)]
+    Task(#[from] tokio::task::JoinError),
+}
+
 /// A hand-over, or that there is none.
 pub(super) struct Handing {
     place: Option<Place>,
@@ -132,13 +164,13 @@ impl Handing {
     }
 
     /// Has the successor start, with all sockets.
-    fn start(&self, peer: Peer, agents: OwnedFd, tenants: &mut Tenants) -> Result<Stage, String> {
-        let place = self.place.as_ref().ok_or("there is no place for successors")?;
+    fn start(&self, peer: Peer, agents: OwnedFd, tenants: &mut Tenants) -> Result<Stage, HandingError> {
+        let place = self.place.as_ref().ok_or(HandingError::NoPlace)?;
         let own = place.descriptor();
         let listeners = own.and_then(|own| Ok(([agents, own], tenants.server().listeners()?)));
         let (ours, listeners) = listeners.map_err(|error| {
             peer.refuse(&error.to_string());
-            format!("sockets cannot be handed over: {error}")
+            HandingError::Sockets(error)
         })?;
         let (paths, sockets): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
         let sockets: Vec<OwnedFd> = ours.into_iter().chain(sockets).collect();
@@ -150,8 +182,8 @@ impl Handing {
     pub(super) fn handed(
         &mut self,
         thread: usize,
-        image: Result<Box<EngineImage>, String>,
-    ) -> Result<(), String> {
+        image: Result<Box<EngineImage>, harmonaize_engine::HandOverError>,
+    ) -> Result<(), HandingError> {
         let Stage::Engines { images, .. } = &mut self.stage else { return Ok(()) };
         let image = image?;
         if let Some(place) = images.get_mut(thread) {
@@ -170,7 +202,7 @@ impl Handing {
         (connected, idle): (bool, bool),
     ) {
         if let Err(why) = self.advance(agent, tenants, pause, (connected, idle)).await {
-            self.call_off(agent, tenants, pause, &why);
+            self.call_off(agent, tenants, pause, &why.to_string());
         }
     }
 
@@ -202,20 +234,19 @@ impl Handing {
         tenants: &mut Tenants,
         pause: &Pause,
         (connected, idle): (bool, bool),
-    ) -> Result<(), String> {
-        let text = |error: HandOverError| error.to_string();
-        let in_time = |deadline: Instant, what: &str| match Instant::now() < deadline {
+    ) -> Result<(), HandingError> {
+        let in_time = |deadline: Instant, what: &'static str| match Instant::now() < deadline {
             true => Ok(()),
-            false => Err(format!("{what} did not come to rest within {FREEZE_TIMEOUT:?}")),
+            false => Err(HandingError::TooSlow(what)),
         };
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
         self.stage = match stage {
             Stage::Greeting(hearing, agents) if hearing.is_finished() => {
-                let peer = hearing.await.map_err(|error| error.to_string())?.map_err(text)?;
+                let peer = hearing.await??;
                 let asked = self.ask(agent, connected);
                 let deadline = Instant::now() + LINKS;
                 self.stage = Stage::Links { peer, agents, deadline };
-                return asked.map_err(|obstacle| obstacle.to_string());
+                return Ok(asked?);
             }
             Stage::Links { peer, agents, deadline } => {
                 let late = if self.over_rdma { agent.over_rdma() } else { 0 };
@@ -223,12 +254,12 @@ impl Handing {
                     self.stage = Stage::Links { peer, agents, deadline };
                     let in_time = Instant::now() < deadline;
                     let obstacle = Obstacle::Late { communicators: late };
-                    return if in_time { Ok(()) } else { Err(obstacle.to_string()) };
+                    return if in_time { Ok(()) } else { Err(obstacle.into()) };
                 }
                 self.start(peer, agents, tenants)?
             }
             Stage::Starting(starting) if starting.is_finished() => {
-                let peer = starting.await.map_err(|error| error.to_string())?.map_err(text)?;
+                let peer = starting.await??;
                 tenants.server().freeze(true);
                 Stage::Sessions { peer, deadline: Instant::now() + FREEZE_TIMEOUT, sessions: Vec::new() }
             }
@@ -248,7 +279,7 @@ impl Handing {
                 }
                 let since = Instant::now();
                 let threads = agent.command_all(|thread| Command::HandOver { thread });
-                let threads = threads.ok_or("a thread of the engine has ended")?;
+                let threads = threads.ok_or(HandingError::EngineEnded)?;
                 let images = (0..threads).map(|_| None).collect();
                 Stage::Engines { peer, since, sessions, images }
             }
@@ -258,7 +289,7 @@ impl Handing {
                 let ledger = pause.image().await;
                 let Some(ledger) = ledger else {
                     self.stage = Stage::Engines { peer, since, sessions, images };
-                    return Err("control's session cannot be handed over: joins are open".into());
+                    return Err(HandingError::JoinsOpen);
                 };
                 let parts = (tenants.added(), agent.image(), ledger);
                 let images = images.into_iter().flatten().collect();
@@ -268,8 +299,10 @@ impl Handing {
                 )
             }
             Stage::Giving(giving, since) if giving.is_finished() => {
-                let given =
-                    giving.await.map_err(|error| error.to_string()).and_then(|given| given.map_err(text));
+                let given = giving
+                    .await
+                    .map_err(HandingError::Task)
+                    .and_then(|given| given.map_err(HandingError::Peer));
                 match given {
                     Ok(pid) => {
                         tracing::info!(pid, stood = ?since.elapsed(), "the successor is the agent from now on");

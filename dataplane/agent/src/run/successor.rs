@@ -113,7 +113,7 @@ impl Predecessor {
         for _ in 0..engines.count() {
             match notices.recv().await {
                 Some(Notice::TakenOver { epochs: taken, .. }) => {
-                    epochs.extend(taken.map_err(|error| anyhow!(error))?);
+                    epochs.extend(taken.map_err(|error| anyhow!("{error}"))?);
                 }
                 other => bail!("the engine said {other:?} while it took over"),
             }

@@ -20,7 +20,7 @@ fn the_agents_operator_has_the_last_word() {
     let own = within(&bounds, &tenant("own", 2000)).unwrap();
     let refusal = |bounds: Option<&ControlTenants>, told: v1::AddedTenant| {
         let [(_, rules)] = admitted(std::slice::from_ref(&own), bounds, &[told]).try_into().unwrap();
-        rules.unwrap_err()
+        rules.unwrap_err().to_string()
     };
     let quota = |quota: v1::TenantQuota| v1::AddedTenant { quota: Some(quota), ..tenant("b", 2000) };
     assert!(refusal(None, tenant("b", 2000)).contains("no [control_tenants]"));

@@ -586,7 +586,8 @@ impl AttachedSession {
 
     /// Counts a join, which control hears of, too.
     fn paced_join(&self) -> Result<(), JoinRefused> {
-        self.tenant.admit_join(Instant::now()).or_else(|text| refused(JoinRefusal::Quota, text))?;
+        let joined = self.tenant.admit_join(Instant::now());
+        joined.or_else(|often| refused(JoinRefusal::Quota, often.describe("join", "joins")))?;
         self.paced().or_else(|error| match error {
             RequestError::TooOften { retry_after } => refused(
                 JoinRefusal::Quota,

@@ -36,6 +36,20 @@ fn sandbox_hint(error: &std::io::Error) -> &'static str {
     }
 }
 
+/// Why a session of another process does not go on here, for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum InheritError {
+    /// Its tenant is not among the configuration's.
+    #[error("tenant {0} is not served by this configuration")]
+    NotServed(String),
+    /// It came without descriptors.
+    #[error("a session without its connection")]
+    NoConnection,
+    /// Its descriptor is no connection.
+    #[error(transparent)]
+    Connection(#[from] std::io::Error),
+}
+
 /// Why tenants could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -348,9 +362,9 @@ impl SessionServer {
     ///
     /// # Errors
     /// If its tenant is not served here, or its descriptors are no connection; for the operator.
-    pub fn inherit(&self, session: FrozenSession) -> Result<Inherited, String> {
+    pub fn inherit(&self, session: FrozenSession) -> Result<Inherited, InheritError> {
         let FrozenSession { mut image, descriptors } = session;
-        let missing = || format!("tenant {} is not served by this configuration", image.tenant);
+        let missing = || InheritError::NotServed(image.tenant.clone());
         let tenant = &self.served.get(&image.tenant).ok_or_else(missing)?.tenant;
         image.attachment.skip();
         let (connection, grant) = tenant.inherit(image.size);
@@ -359,8 +373,8 @@ impl SessionServer {
         let (memory, mut leases) = AttachedMemory::inherit(Arc::clone(tenant), image.next, regions);
         leases.push((0, Box::new(Arc::clone(&grant))));
         let mut descriptors = descriptors.into_iter();
-        let stream = descriptors.next().ok_or("a session without its connection")?;
-        let stream = UnixStream::from_std(stream.into()).map_err(|error| error.to_string())?;
+        let stream = descriptors.next().ok_or(InheritError::NoConnection)?;
+        let stream = UnixStream::from_std(stream.into())?;
         let connection = Connection::new(Arc::clone(tenant), Stream::Unix(stream), connection);
         let requests = self.requests.clone();
         let session = connection.resume(image, descriptors.collect(), (memory, grant), requests);

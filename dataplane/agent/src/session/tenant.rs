@@ -3,7 +3,7 @@
 use super::TenantRules;
 use super::handover::Freeze;
 use super::log_limit::LogLimit;
-use super::rates::Rates;
+use super::rates::{Rates, TooOften};
 use super::rdma::Rdma;
 use super::request_quota::RequestQuota;
 use crate::counters::{Counted, Counters};
@@ -23,6 +23,44 @@ const LEAVING: Duration = Duration::from_secs(1);
 /// Descriptors of an attachment at most. It has its session, three for its memory, rings and doorbell, one of memory on its way to it,
 /// and four that came and belong to no request yet.
 pub(crate) const ATTACHMENT_DESCRIPTORS: u32 = 9;
+
+/// A tenant has not so much left of its quota. The text goes to the tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    /// Descriptors of the agent.
+    #[error(
+        "{more} descriptors of the agent are needed; {left} are left of the {most} that this tenant may have here; {remedy}, or have \
+         the provider raise `descriptors`"
+    )]
+    Descriptors {
+        /// How many are needed.
+        more: u32,
+        /// How many are left.
+        left: u32,
+        /// How many the tenant may have.
+        most: u32,
+        /// What the tenant can do.
+        remedy: &'static str,
+    },
+    /// Memory of the agent, in bytes.
+    #[error(
+        "{bytes} bytes of the agent's memory are needed, {landing_bytes} for links to other hosts and {staging_bytes} for what \
+         operations keep between their steps; {left} are left of the {most} that this tenant may have here; leave communicators, \
+         or have the provider raise `landing`"
+    )]
+    Memory {
+        /// How much is needed.
+        bytes: u64,
+        /// Of it for links.
+        landing_bytes: u64,
+        /// Of it for staging.
+        staging_bytes: u64,
+        /// How much is left.
+        left: u64,
+        /// How much the tenant may have.
+        most: u64,
+    },
+}
 
 /// What a tenant's attachments hold together.
 #[derive(Debug, Default)]
@@ -170,12 +208,9 @@ impl Tenant {
         &self.counters
     }
 
-    /// Takes note of a join; why it is refused, if the tenant joins too often.
-    pub(super) fn admit_join(&self, now: Instant) -> Result<(), String> {
-        self.rates().join(now, &self.rules().quota).map_err(|too_often| {
-            self.counters.add(Counted::JoinRefused);
-            too_often.describe("join", "joins")
-        })
+    /// Takes note of a join. Fails if the tenant joins too often.
+    pub(super) fn admit_join(&self, now: Instant) -> Result<(), TooOften> {
+        self.rates().join(now, &self.rules().quota).inspect_err(|_| self.counters.add(Counted::JoinRefused))
     }
 
     /// Counts a question for control. Fails if it is one too many of all that the tenant asks here, and is not to be passed
@@ -294,8 +329,8 @@ impl Tenant {
             return Err(Refused { kind: RefusalKind::Entries, text });
         }
         let descriptors = ATTACHMENT_DESCRIPTORS;
-        if let Err(text) = self.room_for_descriptors(&held, descriptors, "detach processes") {
-            return Err(Refused { kind: RefusalKind::Attachments, text });
+        if let Err(full) = self.room_for_descriptors(&held, descriptors, "detach processes") {
+            return Err(Refused { kind: RefusalKind::Attachments, text: full.to_string() });
         }
         let part =
             Usage { attachments: 1, arena_bytes, operations: entries, descriptors, ..Usage::default() };
@@ -307,17 +342,14 @@ impl Tenant {
     }
 
     /// Whether so many more descriptors are within the quota.
-    fn room_for_descriptors(&self, held: &Usage, more: u32, remedy: &str) -> Result<(), String> {
+    fn room_for_descriptors(&self, held: &Usage, more: u32, remedy: &'static str) -> Result<(), NoRoom> {
         let most = self.rules().quota.descriptors;
         let left = most.saturating_sub(held.descriptors);
         if more <= left {
             return Ok(());
         }
         self.counters.add(Counted::DescriptorsRefused);
-        Err(format!(
-            "{more} descriptors of the agent are needed; {left} are left of the {most} that this tenant may have here; {remedy}, or have \
-             the provider raise `descriptors`"
-        ))
+        Err(NoRoom::Descriptors { more, left, most, remedy })
     }
 
     /// Room for a region of this size beside an arena, or why there is none.
@@ -445,7 +477,7 @@ impl TenantLimits {
     ///
     /// # Errors
     /// Where so much is not left: limit, what is left, and the remedy, for the tenant.
-    pub fn links(&self, needs: LinkNeeds) -> Result<LinkGrant, String> {
+    pub fn links(&self, needs: LinkNeeds) -> Result<LinkGrant, NoRoom> {
         let LinkNeeds { descriptors, landing_bytes, staging_bytes } = needs;
         let mut held = self.0.usage();
         self.0.room_for_descriptors(&held, descriptors, "leave communicators")?;
@@ -454,11 +486,7 @@ impl TenantLimits {
         let bytes = landing_bytes.saturating_add(staging_bytes);
         if bytes > left {
             self.0.counters.add(Counted::LandingRefused);
-            return Err(format!(
-                "{bytes} bytes of the agent's memory are needed, {landing_bytes} for links to other hosts and {staging_bytes} for what \
-                 operations keep between their steps; {left} are left of the {most} that this tenant may have here; leave communicators, \
-                 or have the provider raise `landing`"
-            ));
+            return Err(NoRoom::Memory { bytes, landing_bytes, staging_bytes, left, most });
         }
         held.descriptors += descriptors;
         held.landing_bytes += landing_bytes;
@@ -529,7 +557,7 @@ mod tests {
         let descriptors = u64::from(2 * ATTACHMENT_DESCRIPTORS);
         let of_processes = ProcessUsage { tensor_bytes: 2 << 20, ring_entries: 96, descriptors };
         assert_eq!(limits.process_usage(), of_processes, "those of links are told beside it");
-        let text = limits.links(paths_of(4)).unwrap_err();
+        let text = limits.links(paths_of(4)).unwrap_err().to_string();
         assert_contains(
             &text,
             &["4 descriptors", "3 are left", "25", "leave communicators", "`descriptors`"],
@@ -590,7 +618,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!((0..1000).filter(|_| limits.0.admit_join(now).is_ok()).count(), 600);
         assert_eq!(counters.get(Counted::JoinRefused), 400);
-        let text = limits.0.admit_join(now).unwrap_err();
+        let text = limits.0.admit_join(now).unwrap_err().describe("join", "joins");
         assert_contains(&text, &["join too often", "5 a second", "600 at once", "`joins`"]);
     }
 }

@@ -13,6 +13,7 @@ use harmonaize_transport::TrafficClass;
 use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaPort};
 use harmonaize_transport::tcp::Dscp;
 use std::cell::RefCell;
+use std::num::TryFromIntError;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -52,6 +53,20 @@ pub(crate) struct Session {
     pub(crate) abandoned: bool,
 }
 
+/// Why there is no way to an aggregator.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PathError {
+    /// A packet cannot hold the sum of a chunk.
+    #[error("a chunk that is too long")]
+    Chunk,
+    /// More hosts than packets can name.
+    #[error(transparent)]
+    Hosts(#[from] TryFromIntError),
+    /// The kernel refused.
+    #[error("no endpoint for the aggregator: {0}")]
+    Endpoint(#[from] std::io::Error),
+}
+
 /// How a host encodes.
 #[derive(Debug)]
 pub(crate) struct Coder {
@@ -69,7 +84,7 @@ impl AggregatorPath {
         me: Participant,
         mapped: bool,
         (wake, port): (&OwnedFd, Option<&RdmaPort>),
-    ) -> Result<Option<Box<Self>>, String> {
+    ) -> Result<Option<Box<Self>>, PathError> {
         let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
         let hosts = plan.plan.group().participants();
         let form = rules.format;
@@ -84,7 +99,7 @@ impl AggregatorPath {
         }
         let chunk = aggregator.chunk_elements as usize;
         // Sums are longer than parts, and ranges no longer.
-        let payload = form.sum_bytes(chunk).ok_or("a chunk that is too long")?;
+        let payload = form.sum_bytes(chunk).ok_or(PathError::Chunk)?;
         let (codes, sum) = match form {
             PayloadFormat::Tensor { .. } => (Codes::default(), 0),
             PayloadFormat::Shared { bits, .. } => {
@@ -104,7 +119,7 @@ impl AggregatorPath {
             window: aggregator.window,
             segments: usize::from(plan.channels),
             codes,
-            hosts: u16::try_from(hosts).map_err(|error| error.to_string())?,
+            hosts: u16::try_from(hosts)?,
             timeout: SILENCE_TIMEOUT,
             min_retry: RETRY_BOUNDS[0],
             max_retry: RETRY_BOUNDS[1],
@@ -113,9 +128,8 @@ impl AggregatorPath {
         let bytes = (HEADER_BYTES + payload).next_multiple_of(64).min(MAX_DATAGRAM);
         let config_of_datagrams =
             DatagramConfig { bytes, batch: BATCH, gso_segments: GSO_SEGMENTS, ..DatagramConfig::default() };
-        let no_endpoint = |error: std::io::Error| format!("no endpoint for the aggregator: {error}");
-        let (datagrams, address) = endpoint(aggregator, port, config_of_datagrams).map_err(no_endpoint)?;
-        datagrams.wake_fd().and_then(|fd| watch(wake, fd)).map_err(no_endpoint)?;
+        let (datagrams, address) = endpoint(aggregator, port, config_of_datagrams)?;
+        datagrams.wake_fd().and_then(|fd| watch(wake, fd))?;
         let worker = Worker::new(config);
         Ok(Some(Box::new(Self {
             epoch: plan.epoch,

@@ -5,6 +5,7 @@ use crate::attachment::Attachment;
 use crate::command::{Aggregator, AttachmentId, Command, Formation, MAX_PATIENCE, Notice, Peer, Status};
 use crate::communicator_state::{Links, status_of};
 use crate::containment::{PanicScope, Task, contain, describe, guarded};
+use crate::error::PrepareError;
 use crate::formation::{close_links, form, mapped, open_links, open_path, unsupported};
 use crate::table::Key;
 use crate::wake::watch_end;
@@ -133,7 +134,7 @@ impl Engine {
             .collect();
         let handles = formation.locals.clone();
         let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
-            Err("the agent is going down, or has this communicator already".to_owned())
+            Err(PrepareError::Closed)
         } else {
             let mut links = Links::new(epoch, formation.plan.plan.group().participants());
             let transport = self.transport.as_mut();
@@ -147,7 +148,7 @@ impl Engine {
                     PanicScope::Communicator,
                     format!("communicator {:016x} {reason} as it formed", communicator.0),
                 );
-                Err(reason)
+                Err(PrepareError::Panicked(reason))
             });
             if formed.is_err() {
                 close_links(self.transport.as_mut(), &links, None);
@@ -159,7 +160,7 @@ impl Engine {
             let alone = member.epochs.iter().all(crate::communicator_state::Links::complete);
             self.sharing.admit(member.tenant);
             let (tenant, weight) = (member.tenant, member.weight);
-            let key = self.communicators.insert(member).ok_or("too many communicators")?;
+            let key = self.communicators.insert(member).ok_or(PrepareError::Full)?;
             self.turns.enter(tenant, weight, key);
             self.by_communicator.insert(communicator, key);
             self.enter_links(key, epoch, &links);
@@ -201,7 +202,7 @@ impl Engine {
     ) {
         let epoch = plan.epoch;
         let Some(key) = self.by_communicator.get(&communicator).copied() else {
-            return self.refuse_change(communicator, epoch, "no such communicator".into());
+            return self.refuse_change(communicator, epoch, PrepareError::NoCommunicator);
         };
         let mut links = Links::new(epoch, plan.plan.group().participants());
         let changed = self.contain((key, Task::Command), |engine| {
@@ -233,7 +234,7 @@ impl Engine {
         let goes_on = peers.iter().filter(|peer| peer.introduction.is_none());
         let carried: Vec<Participant> = goes_on.map(|peer| peer.participant).collect();
         if let Err(error) = member.core.handle_plan_change(plan.clone(), &carried) {
-            return self.refuse_change(communicator, epoch, error.to_string());
+            return self.refuse_change(communicator, epoch, error.into());
         }
         let before = member.links(member.core.link_epoch());
         let me = member.core.me();
@@ -263,7 +264,7 @@ impl Engine {
         }
     }
 
-    fn refuse_change(&mut self, communicator: CommunicatorId, epoch: Epoch, reason: String) {
+    fn refuse_change(&mut self, communicator: CommunicatorId, epoch: Epoch, reason: PrepareError) {
         (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
     }
 
@@ -314,7 +315,7 @@ impl Engine {
             member.core.handle_link_down(epoch, peer);
             return;
         }
-        let reason = std::mem::take(&mut member.detail);
+        let reason = PrepareError::LinkDown(std::mem::take(&mut member.detail));
         if member.epochs.len() == 1 {
             (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
             self.forget_communicator(key, Code::Dissolved);

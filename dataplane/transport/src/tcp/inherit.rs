@@ -7,7 +7,7 @@ use super::path::Path;
 use super::poll::Token;
 use super::records::Records;
 use super::{Config, TcpTransport, tune};
-use crate::{Introduction, LinkId, TrafficClass};
+use crate::{Introduction, LinkHandOverError, LinkId, TrafficClass};
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
 use std::net::SocketAddr;
@@ -68,14 +68,13 @@ impl TcpTransport {
             .all(|link| link.up && link.ending.is_none() && link.paths().all(|(_, path)| path.rests()))
     }
 
-    pub(super) fn image(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+    pub(super) fn image(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), LinkHandOverError> {
         let (mut links, mut descriptors) = (Vec::new(), Vec::new());
         for (id, link) in &self.links {
             let mut paths = Vec::new();
             for slot in &link.slots {
-                let Slot::Ready(path) = slot else { return Err("a link is not up".into()) };
-                let descriptor = path.socket().as_fd().try_clone_to_owned();
-                descriptors.push(descriptor.map_err(|error| error.to_string())?);
+                let Slot::Ready(path) = slot else { return Err(LinkHandOverError::NotUp) };
+                descriptors.push(path.socket().as_fd().try_clone_to_owned()?);
                 paths.push(path.image());
             }
             let Introduction { name, secret, peer, initiate, source_ports, over_tcp: _ } =
@@ -84,48 +83,50 @@ impl TcpTransport {
             let id = *id;
             links.push(LinkImage { id, name, secret, peer, initiate, source_ports, rate, class, paths });
         }
-        let links = postcard::to_allocvec(&links).map_err(|error| error.to_string())?;
-        Ok((links, descriptors))
+        Ok((postcard::to_allocvec(&links)?, descriptors))
     }
 
-    pub(super) fn inherit(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
-        let links: Vec<LinkImage> = postcard::from_bytes(links).map_err(|error| error.to_string())?;
+    pub(super) fn inherit(
+        &mut self,
+        links: &[u8],
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), LinkHandOverError> {
+        let links: Vec<LinkImage> = postcard::from_bytes(links)?;
         let mut descriptors = descriptors.into_iter();
         let now = Instant::now();
         self.frozen = true;
         for LinkImage { id, name, secret, peer, initiate, source_ports, rate, class, paths } in links {
             let over_tcp = true;
             let introduction = Introduction { name, secret, peer, initiate, source_ports, over_tcp };
-            let expected = self.acceptor.expect(&introduction, self.config.protection, &self.arrivals);
-            let expected = expected.map_err(|error| error.to_string())?;
+            let expected = self.acceptor.expect(&introduction, self.config.protection, &self.arrivals)?;
             expected.set_up();
             let mut link = Link::new(introduction, expected, now, self.config.connect_timeout);
             (link.up, link.rate, link.class) = (true, rate, class);
             for (number, image) in (0..).zip(paths) {
-                let socket = Socket::from(descriptors.next().ok_or("a link's connection is missing")?);
+                let socket = Socket::from(descriptors.next().ok_or(LinkHandOverError::NoConnection)?);
                 let other = self.host_congestion.other(&socket);
-                tune(&socket, &self.config).map_err(|error| error.to_string())?;
+                tune(&socket, &self.config)?;
                 // What control chose stays, which the image does not say.
                 if other.is_some() && self.host_congestion.apply(&socket, other, &peer) {
                     link.congestion = other;
                 }
-                self.poll.add(&socket, Token::Path(id, number)).map_err(|error| error.to_string())?;
+                self.poll.add(&socket, Token::Path(id, number))?;
                 let records = image.records.as_ref().map(|records| {
                     Records::resume(self.config.protection, initiate, &secret, records)
-                        .ok_or("a link's keys cannot be made")
+                        .ok_or(LinkHandOverError::NoKeys)
                 });
                 let records = records.transpose()?;
                 let Config { queue_frames, read_buffer, .. } = self.config;
                 let mut path = Path::new(socket, queue_frames, read_buffer, records, self.sender.is_some());
-                path.resume(&image.plain).ok_or("more was read ahead than there is room for")?;
+                path.resume(&image.plain).ok_or(LinkHandOverError::ReadAhead)?;
                 path.begin(now);
                 path.freeze(true);
                 self.acceptor.beat(&path.pulse);
-                let slot = link.slots.get_mut(usize::from(number)).ok_or("a link has too many paths")?;
+                let slot = link.slots.get_mut(usize::from(number)).ok_or(LinkHandOverError::TooManyPaths)?;
                 *slot = Slot::Ready(Box::new(path));
             }
             if !link.is_complete() {
-                return Err("a link has too few paths".into());
+                return Err(LinkHandOverError::TooFewPaths);
             }
             self.next_link = self.next_link.max(id.0 + 1);
             self.names.insert(name, id);

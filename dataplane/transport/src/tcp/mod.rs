@@ -40,8 +40,8 @@ mod shares;
 mod sys;
 
 use crate::{
-    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, TrafficClass,
-    Transport, Uplink,
+    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, MAX_PATHS, Owner, Ring,
+    SendError, TrafficClass, Transport, Uplink,
 };
 
 pub use acceptor::Acceptor;
@@ -629,15 +629,15 @@ impl Transport for TcpTransport {
         self.set_frozen(frozen);
     }
 
-    fn is_frozen(&mut self) -> Result<bool, String> {
+    fn is_frozen(&mut self) -> Result<bool, LinkHandOverError> {
         Ok(self.rests())
     }
 
-    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), LinkHandOverError> {
         self.image()
     }
 
-    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), LinkHandOverError> {
         self.inherit(links, descriptors)
     }
 

@@ -23,8 +23,8 @@ mod wake;
 
 use crate::tcp::{self, Acceptor, TcpTransport};
 use crate::{
-    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, TrafficClass,
-    Transport,
+    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, MAX_PATHS, Owner, Ring,
+    SendError, TrafficClass, Transport,
 };
 use exchange::{Control, RemoteMemory, RingEnd};
 use harmonaize_abi::{CongestionControl, Tag};
@@ -107,6 +107,17 @@ pub enum SetupError {
     /// More than a link can spread over.
     #[error("{0} devices are more than 16")]
     TooManyDevices(usize),
+}
+
+/// Why the completion queues of a link cannot wake a sleeper.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    /// A queue has nothing to wait for.
+    #[error(transparent)]
+    Queue(#[from] VerbsError),
+    /// It cannot be waited for.
+    #[error(transparent)]
+    Poll(#[from] io::Error),
 }
 
 /// What happened on a TCP link beneath.
@@ -380,11 +391,11 @@ impl VerbsTransport {
     }
 
     /// Adds the completion queues of a link's paths to what one sleeps on.
-    fn watch(&self, at: usize) -> Result<(), String> {
+    fn watch(&self, at: usize) -> Result<(), WatchError> {
         let Some(link) = self.links.get(at) else { return Ok(()) };
         for (number, path) in (0_u16..).zip(&link.paths) {
-            let fd = path.completions().wake_fd().map_err(|error| error.to_string())?;
-            self.wake.add(fd, Token::Path(link.id, number)).map_err(|error| error.to_string())?;
+            let fd = path.completions().wake_fd()?;
+            self.wake.add(fd, Token::Path(link.id, number))?;
         }
         Ok(())
     }
@@ -628,20 +639,18 @@ impl Transport for VerbsTransport {
         self.inner.freeze(frozen);
     }
 
-    fn is_frozen(&mut self) -> Result<bool, String> {
+    fn is_frozen(&mut self) -> Result<bool, LinkHandOverError> {
         match self.links.len() {
             0 => self.inner.is_frozen(),
-            links => {
-                Err(format!("{links} links go over RDMA, and queue pairs end with their process; try again"))
-            }
+            links => Err(LinkHandOverError::QueuePairs(links)),
         }
     }
 
-    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), LinkHandOverError> {
         self.inner.hand_over()
     }
 
-    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), LinkHandOverError> {
         self.inner.take_over(links, descriptors)
     }
 

@@ -555,15 +555,20 @@ impl Path {
     }
 }
 
+/// The two ends have addresses of two networks.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the GID here is {ours}, the peer's {theirs}: set `gid_index` of [verbs] to entries of one network at both ends"
+)]
+struct OtherNetwork {
+    ours: Gid,
+    theirs: Gid,
+}
+
 /// Ends of which one has an IPv4 address and the other another kind would never hear of each other.
-fn one_network(ours: Gid, theirs: Gid) -> Result<(), String> {
+fn one_network(ours: Gid, theirs: Gid) -> Result<(), OtherNetwork> {
     let ipv4 = |gid: Gid| gid.ip().is_some_and(|ip| ip.is_ipv4());
-    if ipv4(ours) == ipv4(theirs) {
-        return Ok(());
-    }
-    Err(format!(
-        "the GID here is {ours}, the peer's {theirs}: set `gid_index` of [verbs] to entries of one network at both ends"
-    ))
+    if ipv4(ours) == ipv4(theirs) { Ok(()) } else { Err(OtherNetwork { ours, theirs }) }
 }
 
 /// Receive requests for a mailbox of so many slots. They are a quarter more than messages that may come, so that they need to

@@ -307,7 +307,7 @@ fn bursts_beyond_a_fast_buffer_blame_nobody() {
     assert!(alarms <= 1, "{alarms} false alarms in 10 s");
 }
 
-/// Prints the rows of the table in docs/performance/telemetry.md. Nothing is held.
+/// Prints the rows of the table in docs/performance/README.md. Nothing is held.
 #[test]
 #[ignore = "takes minutes"]
 fn delays_by_rate_and_queue_are_printed() {

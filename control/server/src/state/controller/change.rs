@@ -1,6 +1,7 @@
 //! Epochs: prepared by all, then in use by all, or given up.
 
 use super::Controller;
+use crate::state::breach::Breach;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::job::decisions::Trigger;
@@ -116,7 +117,7 @@ impl Controller {
         from: SessionId,
         (id, epoch): (CommunicatorId, Epoch),
         links: Option<v1::LinkUsage>,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         if let (Some(member), Some(links)) = (communicator.members.get_mut(index), links) {
@@ -216,7 +217,7 @@ impl Controller {
         now: Duration,
         from: SessionId,
         failed: &v1::PrepareFailed,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let id = CommunicatorId(failed.communicator);
         let Some((communicator, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let epoch = communicator.pending_epoch();

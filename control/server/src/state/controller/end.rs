@@ -1,6 +1,7 @@
 //! Communicators that end, and what their end takes along.
 
 use super::Controller;
+use crate::state::breach::Breach;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::{Communicator, EndCause, dissolved};
 use crate::state::job::decisions::Trigger;
@@ -23,7 +24,7 @@ impl Controller {
         now: Duration,
         from: SessionId,
         failed: v1::Failed,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let id = CommunicatorId(failed.communicator);
         let Some((communicator, _)) = ctx!(self, now).part(from, id)? else {
             // It was known to have ended, but not why.

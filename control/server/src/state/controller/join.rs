@@ -1,6 +1,7 @@
 //! Ranks that join, leave or close.
 
 use super::Controller;
+use crate::state::breach::Breach;
 use crate::state::ctx::ctx;
 use crate::state::output::{Fact, SessionId};
 use crate::state::world::agents::{OpenJoin, ProcessUsage};
@@ -9,14 +10,9 @@ use harmonaize_api::v1;
 use std::time::Duration;
 
 impl Controller {
-    pub(crate) fn join(
-        &mut self,
-        now: Duration,
-        from: SessionId,
-        mut join: v1::Join,
-    ) -> Result<(), &'static str> {
+    pub(crate) fn join(&mut self, now: Duration, from: SessionId, mut join: v1::Join) -> Result<(), Breach> {
         if self.sessions.get(&from).is_some_and(|session| session.joins.contains_key(&join.request)) {
-            return Err("a join with the number of an open one");
+            return Err(Breach::JoinTwice);
         }
         // Of tenants without such a limit nothing is noted: their names are as many as a session likes.
         if self.settings.terms(&join.tenant).bound_processes()
@@ -56,12 +52,7 @@ impl Controller {
         Ok(())
     }
 
-    pub(crate) fn leave(
-        &mut self,
-        now: Duration,
-        from: SessionId,
-        leave: &v1::Leave,
-    ) -> Result<(), &'static str> {
+    pub(crate) fn leave(&mut self, now: Duration, from: SessionId, leave: &v1::Leave) -> Result<(), Breach> {
         if leave.communicator == 0 {
             let join = self.sessions.get_mut(&from).and_then(|session| session.joins.remove(&leave.request));
             if let Some(join) = join {
@@ -75,7 +66,7 @@ impl Controller {
         let member = self.communicators.get_mut(&id).and_then(|known| known.members.get_mut(index));
         let Some(member) = member else { return Ok(()) };
         if !member.ranks.contains(&leave.rank) {
-            return Err("a rank of others left");
+            return Err(Breach::OtherLeave);
         }
         member.departed.insert(leave.rank);
         self.splits.lost(&mut self.outbox, id, &[leave.rank]);
@@ -89,7 +80,7 @@ impl Controller {
         now: Duration,
         from: SessionId,
         id: CommunicatorId,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let known = self.communicators.get_mut(&id);
         if let Some(member) = known.and_then(|known| known.members.get_mut(index)) {

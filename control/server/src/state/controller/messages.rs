@@ -1,6 +1,7 @@
 //! Messages of agents and aggregators: which part takes each.
 
 use super::Controller;
+use crate::state::breach::Breach;
 use crate::state::ctx::ctx;
 use crate::state::job::coding::set_budget;
 use crate::state::job::decisions::Trigger;
@@ -19,12 +20,12 @@ impl Controller {
     pub fn message(&mut self, now: Duration, from: SessionId, message: v1::FromAgent) {
         use from_agent::Message;
         let Some(message) = message.message else {
-            return self.breach(now, from, "a message without content");
+            return self.breach(now, from, Breach::Empty);
         };
         let taken = match message {
             message if self.aggregators.is_aggregator(from) => self.aggregator_message(now, from, message),
             Message::Hello(hello) if !self.sessions.contains_key(&from) => self.hello(now, from, &hello),
-            _ if !self.sessions.contains_key(&from) => Err("a message before Hello"),
+            _ if !self.sessions.contains_key(&from) => Err(Breach::BeforeHello),
             message => self.agent_message(now, from, message),
         };
         self.settle(now);
@@ -40,7 +41,7 @@ impl Controller {
         now: Duration,
         from: SessionId,
         message: from_agent::Message,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let refused = self.aggregators.message(&ctx!(self, now), &mut self.outbox, from, message)?;
         let Some(refused) = refused else { return Ok(()) };
         if let Some(known) = refused.of.and_then(|of| self.communicators.get_mut(&of)) {
@@ -60,7 +61,7 @@ impl Controller {
         now: Duration,
         from: SessionId,
         message: from_agent::Message,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         use from_agent::Message;
         if let Some((tenant, what, answer)) = for_a_tenant(&message)
             && let Some(session) = self.sessions.get(&from)
@@ -86,7 +87,7 @@ impl Controller {
                     self.outbox.want_plan(Trigger::HandOver);
                 }
             }
-            Message::Hello(_) => return Err("a second Hello"),
+            Message::Hello(_) => return Err(Breach::SecondHello),
             Message::Join(join) => return self.join(now, from, join),
             Message::Leave(leave) => return self.leave(now, from, &leave),
             Message::Prepared(prepared) => {
@@ -139,13 +140,13 @@ impl Controller {
             }
             Message::ReleaseSlot(done) => return self.turns.turn_done(ctx, &mut self.outbox, from, done),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
-                return Err("a host's agent that speaks as an aggregator");
+                return Err(Breach::AsAggregator);
             }
         }
         Ok(())
     }
 }
 
-fn epoch_of(number: u64) -> Result<Epoch, &'static str> {
-    Epoch::from_wire(number).map_err(|_| "an epoch that control never gives")
+fn epoch_of(number: u64) -> Result<Epoch, Breach> {
+    Epoch::from_wire(number).map_err(|_| Breach::Epoch)
 }

@@ -2,6 +2,7 @@
 //! on with them, or learns them again.
 
 use super::Controller;
+use crate::state::breach::Breach;
 use crate::state::ctx::{Ctx, ctx};
 use crate::state::job::codec::{CodecState, choice_of};
 use crate::state::job::communicator::{Communicator, EndCause, Member, disowned, dissolved};
@@ -34,12 +35,12 @@ impl Controller {
         from: SessionId,
         host: HostId,
         hello: &v1::Hello,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let mut named = BTreeSet::new();
         for recipe in hello.running.iter().chain(&hello.ended) {
             check(recipe)?;
             if !named.insert(CommunicatorId(recipe.communicator)) {
-                return Err("a communicator that is named twice in Hello");
+                return Err(Breach::NamedTwice);
             }
         }
         for recipe in &hello.running {
@@ -65,19 +66,19 @@ impl Controller {
         from: SessionId,
         host: HostId,
         recipe: &v1::Recipe,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let (id, me) = (CommunicatorId(recipe.communicator), recipe.me as usize);
-        let part = recipe.participants.get(me).ok_or("a participant that is not there")?;
+        let part = recipe.participants.get(me).ok_or(Breach::NoParticipant)?;
         let name = self.settings.host_name(host);
         if part.host != name || recipe.local_ranks.iter().any(|local| !part.ranks.contains(&local.rank)) {
-            return Err("an ended communicator of others in Hello");
+            return Err(Breach::EndedOfOthers);
         }
         let here = recipe.local_ranks.iter().map(|local| local.rank);
         if let Some(known) = self.communicators.get_mut(&id) {
             // Others have not heard of it.
             let member = known.members.get_mut(me).filter(|member| member.host == host);
             let member = member.filter(|member| member.session.is_none() && member.ranks == part.ranks);
-            let member = member.ok_or("an ended communicator of others in Hello")?;
+            let member = member.ok_or(Breach::EndedOfOthers)?;
             let here: BTreeSet<u32> = here.collect();
             (member.session, member.lease) = (Some(from), None);
             member.departed = part.ranks.iter().copied().filter(|rank| !here.contains(rank)).collect();
@@ -114,7 +115,7 @@ impl Controller {
         from: SessionId,
         host: HostId,
         recipe: &v1::Recipe,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let (id, me) = (CommunicatorId(recipe.communicator), recipe.me as usize);
         let ours = id.0 >> 32 == u64::from(self.boot);
         let adopted = !self.communicators.contains_key(&id);
@@ -134,7 +135,7 @@ impl Controller {
             return Ok(());
         };
         if members.get(me).is_none_or(|member| member.host != host) {
-            return Err("a communicator of others in Hello");
+            return Err(Breach::OtherInHello);
         }
         if adopted {
             let ctx = &ctx!(self, now);
@@ -151,13 +152,13 @@ impl Controller {
         }
         let Some(known) = self.communicators.get_mut(&id) else { return Ok(()) };
         if ours && epoch_of(recipe) >= known.next_epoch {
-            return Err("an epoch that control never gave in Hello");
+            return Err(Breach::NeverGiven);
         }
         let Some(member) = known.members.get_mut(me) else {
-            return Err("a participant that is not there");
+            return Err(Breach::NoParticipant);
         };
         if member.session.is_some() {
-            return Err("a communicator of others in Hello");
+            return Err(Breach::OtherInHello);
         }
         (member.session, member.lease) = (Some(from), None);
         member.requests = recipe.local_ranks.iter().map(|local| (local.rank, local.request)).collect();
@@ -371,7 +372,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>) -> Communicator {
 }
 
 /// Whether a recipe hangs together: each rank once, each host once, an order of all participants.
-fn check(recipe: &v1::Recipe) -> Result<(), &'static str> {
+fn check(recipe: &v1::Recipe) -> Result<(), Breach> {
     let count = recipe.participants.len();
     let mut order = recipe.order.clone();
     order.sort_unstable();
@@ -380,7 +381,7 @@ fn check(recipe: &v1::Recipe) -> Result<(), &'static str> {
         || recipe.me as usize >= count
         || !order.into_iter().eq(0..count as u32)
     {
-        return Err("a running communicator without sense in Hello");
+        return Err(Breach::Senseless);
     }
     let hosts: BTreeSet<&str> = recipe.participants.iter().map(|part| part.host.as_str()).collect();
     let mut ranks: Vec<u32> =
@@ -388,7 +389,7 @@ fn check(recipe: &v1::Recipe) -> Result<(), &'static str> {
     ranks.sort_unstable();
     let empty = recipe.participants.iter().any(|part| part.ranks.is_empty());
     if hosts.len() != count || empty || !ranks.iter().copied().eq(0..ranks.len() as u32) {
-        return Err("a running communicator with senseless participants in Hello");
+        return Err(Breach::SenselessParticipants);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Agents' sessions: how they open, and what their end takes along: joins, and never data.
 
 use super::Controller;
+use crate::state::breach::Breach;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::output::{Fact, SessionId};
@@ -17,12 +18,7 @@ const BUILD_BYTES: usize = 128;
 
 impl Controller {
     /// An agent or aggregator opens a session. An error is a breach of protocol.
-    pub(crate) fn hello(
-        &mut self,
-        now: Duration,
-        from: SessionId,
-        hello: &v1::Hello,
-    ) -> Result<(), &'static str> {
+    pub(crate) fn hello(&mut self, now: Duration, from: SessionId, hello: &v1::Hello) -> Result<(), Breach> {
         let version = hello.protocol_version;
         if version != PROTOCOL_VERSION {
             let text = format!(
@@ -46,8 +42,8 @@ impl Controller {
         let addresses = self.settings.topology.hosts().get(host.0).map_or(&[][..], |host| &host.addresses);
         let listen = match own_address(&hello.listen, addresses) {
             Ok(listen) => listen,
-            Err(text) => {
-                self.outbox.refuse(from, RefusedKind::Protocol, text.to_owned());
+            Err(error) => {
+                self.outbox.refuse(from, RefusedKind::Protocol, error.to_string());
                 return Ok(());
             }
         };
@@ -127,7 +123,7 @@ impl Controller {
     }
 
     /// Ends a session whose agent broke the protocol.
-    pub(crate) fn breach(&mut self, now: Duration, session: SessionId, what: &str) {
+    pub(crate) fn breach(&mut self, now: Duration, session: SessionId, what: Breach) {
         self.outbox.refuse(session, RefusedKind::Protocol, format!("breach of protocol: {what}"));
         self.session_ended(now, session);
     }

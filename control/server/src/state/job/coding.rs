@@ -4,6 +4,7 @@
 //! The choice is made anew for every epoch, and whenever control plans: where it is another than that of the
 //! epoch in use, a new epoch follows that goes on with all links.
 
+use crate::state::breach::Breach;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::codec::{CodecState, budget};
@@ -128,13 +129,13 @@ pub(crate) fn set_budget(
     effects: &mut Effects,
     from: SessionId,
     message: &v1::SetBudget,
-) -> Result<(), &'static str> {
-    let Ok(budget) = budget(message.budget.as_ref()) else { return Err("a budget that makes no sense") };
+) -> Result<(), Breach> {
+    let Ok(budget) = budget(message.budget.as_ref()) else { return Err(Breach::Budget) };
     let id = CommunicatorId(message.communicator);
     let Some(known) = communicators.get_mut(&id) else { return Ok(()) };
-    let member = known.member_of(from).ok_or("a message about a communicator of others")?;
+    let member = known.member_of(from).ok_or(Breach::OtherCommunicator)?;
     if !member.ranks.contains(&message.rank) {
-        return Err("a budget for a rank of others");
+        return Err(Breach::OtherBudget);
     }
     if known.coding.want(message.rank, known.ranks, &budget) {
         effects.budgets.push((id, budget));

@@ -2,13 +2,38 @@
 
 use crate::state::settings::LivePolicy;
 use harmonaize_allocator::{
-    Allocation, Candidate, Epoch, Facts, Fifo, Inventory, Job, Kind, KindId, LeastAttained, Model, Noise,
-    Placement, Policy, Profile, Ranges, Round, StepTime,
+    Allocation, AllocationError, Candidate, Epoch, Facts, Fifo, Inventory, InventoryError, Job, Kind, KindId,
+    LeastAttained, Model, ModelError, Noise, Placement, Policy, PolicyError, Profile, ProfileError, Ranges,
+    Round, StepTime,
 };
 use harmonaize_api::v1::AllocationReason;
 use harmonaize_planner::HostId;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::TryFromIntError;
 use std::time::Duration;
+
+/// Why a policy cannot decide. The text goes to operators.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ShareError {
+    /// More hosts than are counted.
+    #[error(transparent)]
+    Hosts(#[from] TryFromIntError),
+    /// The hosts make no inventory.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// The jobs make no profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The jobs make no model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The policy fails.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The policy gives what is not there.
+    #[error(transparent)]
+    Allocation(#[from] AllocationError),
+}
 
 /// A job that a round decides about.
 #[derive(Clone, Debug)]
@@ -51,7 +76,7 @@ impl Share {
 ///
 /// # Errors
 /// Why the policy cannot decide.
-pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Result<Vec<Share>, String> {
+pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Result<Vec<Share>, ShareError> {
     let named = policy.name();
     let mut shares: Vec<Share> = wishes
         .iter()
@@ -148,13 +173,13 @@ fn decide(
     now: Duration,
     pool: &[HostId],
     wishes: &[&Wish],
-) -> Result<Vec<Option<Allocation>>, String> {
+) -> Result<Vec<Option<Allocation>>, ShareError> {
     if pool.is_empty() {
         return Ok(Vec::new());
     }
-    let hosts = u32::try_from(pool.len()).map_err(|error| error.to_string())?;
+    let hosts = u32::try_from(pool.len())?;
     let kind = Kind { name: "hosts".to_owned(), hosts, accelerators: 1, job_hosts: hosts };
-    let inventory = Inventory::new(vec![kind]).map_err(|error| error.to_string())?;
+    let inventory = Inventory::new(vec![kind])?;
     let model = any_model(wishes.iter().map(|wish| wish.workers.0))?;
     let jobs: Vec<Job> = wishes
         .iter()
@@ -203,13 +228,13 @@ fn decide(
         LivePolicy::Fifo => Fifo.allocate(&round),
         LivePolicy::LeastAttained => LeastAttained.allocate(&round),
     };
-    let given = given.map_err(|error| error.to_string())?;
-    harmonaize_allocator::check(&inventory, &given).map_err(|error| error.to_string())?;
+    let given = given?;
+    harmonaize_allocator::check(&inventory, &given)?;
     Ok(given)
 }
 
 /// A model whose steps take as long with any of these numbers of workers.
-fn any_model(workers: impl Iterator<Item = u32>) -> Result<Model, String> {
+fn any_model(workers: impl Iterator<Item = u32>) -> Result<Model, ShareError> {
     let counts: BTreeSet<u32> = workers.chain([1]).collect();
     let placement = |count: u32| Placement {
         shape: vec![1; count as usize],
@@ -217,11 +242,10 @@ fn any_model(workers: impl Iterator<Item = u32>) -> Result<Model, String> {
         time: StepTime { step: 1.0, exchange: 0.0 },
     };
     let profile = Profile::new(counts.into_iter().map(placement).collect(), Vec::new(), None);
-    let profile = profile.map_err(|error| error.to_string())?;
     let epoch = Epoch { progress: 1.0, noise: Noise { square: 1.0, variance: 1.0 } };
     let records = BTreeMap::from([(1, vec![epoch]), (u32::MAX, vec![epoch])]);
     let facts = Facts { name: "any".to_owned(), epochs: 1, restart: 0.0, restart_guess: 0.0, slowdown: 1.0 };
-    Model::new(facts, records, vec![Some(profile)]).map_err(|error| error.to_string())
+    Ok(Model::new(facts, records, vec![Some(profile?)])?)
 }
 
 /// Hosts that are taken, and how many jobs may use each.

@@ -6,7 +6,7 @@ use super::{JobKey, Jobs, MOST_JOBS, Scope, most_workers, over_limit, round};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::SessionId;
-use crate::state::settings::{AllocatorSettings, LivePolicy, Settings};
+use crate::state::settings::{AllocatorSettings, LivePolicy, Settings, UnknownPolicy};
 use crate::state::world::handovers::HandOvers;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::session::{RunnerError, RunnerReport, WorkerState};
@@ -25,8 +25,8 @@ pub enum WhatIfError {
     #[error("nothing is assumed: name a job, a host or a policy")]
     Nothing,
     /// There is no such policy.
-    #[error("{0}")]
-    Policy(String),
+    #[error(transparent)]
+    Policy(#[from] UnknownPolicy),
     /// The topology has no such host.
     #[error("the topology has no host `{0}`")]
     Host(String),
@@ -116,7 +116,7 @@ impl WhatIf {
         }
         let policy = match policy.as_str() {
             "" => allocator.policy,
-            name => LivePolicy::named(name).map_err(WhatIfError::Policy)?,
+            name => LivePolicy::named(name)?,
         };
         let (without, with) = (hosts(ctx, without_hosts)?, hosts(ctx, with_hosts)?);
         if let Some(both) = without.intersection(&with).next() {
@@ -322,7 +322,8 @@ fn next_round(ctx: &Ctx<'_>, allocator: AllocatorSettings, mut jobs: Jobs) -> Re
         // Nobody is told anything.
         jobs.decide(&ctx, &mut Effects::default(), allocator, scope);
     }
-    jobs.set_targets(&Ctx { now: at, ..*ctx }, allocator, Scope::All).map_err(WhatIfError::Undecided)?;
+    let targets = jobs.set_targets(&Ctx { now: at, ..*ctx }, allocator, Scope::All);
+    targets.map_err(|error| WhatIfError::Undecided(error.to_string()))?;
     Ok(Outcome { jobs, at })
 }
 

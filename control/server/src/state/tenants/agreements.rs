@@ -227,7 +227,7 @@ impl Agreements {
             return Some(Err("a proposal for it is being written down; propose again after it".into()));
         }
         if let Err(refused) = self.proposed.take(ctx.now, &request.tenant, id, "proposals") {
-            return Some(Err(refused.into()));
+            return Some(Err(refused.to_string().into()));
         }
         if propose.continue_on_loss {
             let why = "communicators do not go on by themselves without ranks that are lost; their processes regroup";

@@ -18,6 +18,27 @@ fn slowdown(level: CongestionLevel) -> f64 {
     }
 }
 
+/// Ranks can make no batch of the range. The text goes to the tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no batch of {} to {} samples: {ranks} ranks with 1 to {passes} micro-batches of {} to {} samples make {} to {}",
+    samples.0,
+    samples.1,
+    micro.0,
+    micro.1,
+    u64::from(*ranks) * u64::from(micro.0),
+    u128::from(*ranks) * u128::from(micro.1) * u128::from(*passes)
+)]
+pub(crate) struct NoBatch {
+    /// The fewest and the most of a batch.
+    samples: (u32, u32),
+    /// The fewest and the most of a micro-batch.
+    micro: (u32, u32),
+    ranks: u32,
+    /// The most micro-batches of a rank.
+    passes: u32,
+}
+
 /// Chooses for so many ranks: micro-batches, `passes` at most, and their batch. The knobs make sense.
 ///
 /// # Errors
@@ -27,7 +48,7 @@ pub(crate) fn choose_batch(
     passes: u32,
     ranks: u32,
     level: CongestionLevel,
-) -> Result<(u32, BatchChoice), String> {
+) -> Result<(u32, BatchChoice), NoBatch> {
     let BatchKnobs { samples: (least, most), micro: (local_least, local_most), initial, .. } = *knobs;
     let model = StepModel {
         compute_base: knobs.pass.as_secs_f64(),
@@ -58,14 +79,7 @@ pub(crate) fn choose_batch(
         let choice = BatchChoice { micro: local.samples, learning_rate };
         learning_rate.is_finite().then_some((local.accumulated + 1, choice))
     });
-    chosen.ok_or_else(|| {
-        format!(
-            "no batch of {least} to {most} samples: {ranks} ranks with 1 to {passes} micro-batches of {local_least} to {local_most} samples \
-             make {} to {}",
-            u64::from(ranks) * u64::from(local_least),
-            u128::from(ranks) * u128::from(local_most) * u128::from(passes),
-        )
-    })
+    chosen.ok_or(NoBatch { samples: knobs.samples, micro: knobs.micro, ranks, passes })
 }
 
 #[cfg(test)]
@@ -132,7 +146,7 @@ mod tests {
             let (passes, choice) = choose((100, most), 3, 3).unwrap();
             assert!(passes <= 3 && (100..=most).contains(&(3 * passes * choice.micro)), "{most}: {choice:?}");
         }
-        let why = choose((1000, 2000), 2, 4).unwrap_err();
+        let why = choose((1000, 2000), 2, 4).unwrap_err().to_string();
         assert!(why.contains("1000 to 2000") && why.contains("make 4 to 512"), "{why}");
         assert!(choose((100, 100), 1, 3).is_err());
         // Two micro-batches of 13 samples would be too many, and five of 5 are not.

@@ -1,6 +1,7 @@
 //! What tenants are told while their communicators run. Facts go into the tenant's feed of `disclose`, and
 //! what that makes of them goes to whoever waits for it.
 
+use crate::state::breach::Breach;
 use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, Note};
 use crate::state::job::communicator::Communicator;
@@ -96,10 +97,10 @@ impl Events {
         effects: &mut Effects,
         session: SessionId,
         request: v1::ReadEvents,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let v1::ReadEvents { request, tenant, from, wait_ns } = request;
         if self.readers.waits(session, request) {
-            return Err("a number of ReadEvents twice");
+            return Err(Breach::ReadTwice);
         }
         if !ctx.settings.tenants.contains(&tenant) {
             send(effects, session, refused(request, "the provider does not know this tenant"));
@@ -165,7 +166,8 @@ impl Events {
             return Ok((choice, None));
         };
         let (_, most) = knobs.accumulate;
-        let (accumulate, batch) = choose_batch(batch, most, communicator.ranks, state.slowdown)?;
+        let chosen = choose_batch(batch, most, communicator.ranks, state.slowdown);
+        let (accumulate, batch) = chosen.map_err(|error| error.to_string())?;
         let reason = match (choice.checkpoint, state.slowdown) {
             (true, _) => choice.reason,
             (false, CongestionLevel::None) => ChoiceReason::Usual,

@@ -111,7 +111,7 @@ impl AllHints {
 
     fn take_hints(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, asked: &v1::Hint) -> Result<(), Refusal> {
         let id = ctx.named(&asked.tenant, &asked.communicator)?;
-        self.limits.take(ctx.now, &asked.tenant, id, "hints")?;
+        self.limits.take(ctx.now, &asked.tenant, id, "hints").map_err(|error| error.to_string())?;
         let said = asked.hints.clone().unwrap_or_default();
         let hints = said.to_abi().ok_or("hints of a collective that the provider does not know")?;
         hints.check().map_err(|error| error.to_string())?;

@@ -11,6 +11,19 @@ const MOST: (u32, u32) = (8, 128);
 /// See [`MOST`].
 const PER: Duration = Duration::from_secs(60);
 
+/// A tenant asks too often. The text goes to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "too many {what}: {one} for a communicator and {all} of a tenant are possible in {PER:?}; the next in {seconds} s",
+    one = MOST.0,
+    all = MOST.1
+)]
+pub(crate) struct TooMany {
+    what: &'static str,
+    /// How long until the next is possible, rounded up.
+    seconds: u64,
+}
+
 /// What tenants asked for lately.
 #[derive(Debug, Default)]
 pub(crate) struct TenantLimits {
@@ -35,8 +48,8 @@ impl TenantLimits {
         now: Duration,
         tenant: &str,
         id: CommunicatorId,
-        what: &str,
-    ) -> Result<(), String> {
+        what: &'static str,
+    ) -> Result<(), TooMany> {
         let quota = |burst: u32| Quota { interval: PER / burst, burst };
         let (of_one, of_all) = (quota(MOST.0), quota(MOST.1));
         let RequestRate { all, each } = self.tenants.entry(tenant.to_owned()).or_default();
@@ -45,10 +58,7 @@ impl TenantLimits {
         let next = one.next(of_one).max(all.next(of_all));
         if next > now {
             let seconds = next.saturating_sub(now).as_secs() + 1;
-            let (most, most_of_all) = MOST;
-            return Err(format!(
-                "too many {what}: {most} for a communicator and {most_of_all} of a tenant are possible in {PER:?}; the next in {seconds} s"
-            ));
+            return Err(TooMany { what, seconds });
         }
         one.charge(now, of_one);
         all.charge(now, of_all);
@@ -78,7 +88,8 @@ mod tests {
             "one is earned in an eighth of the time"
         );
         assert_eq!(taken(&mut limits, now + PER * 2, CommunicatorId(0)), 8);
-        let refused = limits.take(now + PER * 2, "a", CommunicatorId(0), "hints");
+        let refused =
+            limits.take(now + PER * 2, "a", CommunicatorId(0), "hints").map_err(|error| error.to_string());
         assert!(refused.is_err_and(|why| why.contains("too many hints") && why.ends_with("the next in 8 s")));
         limits.forget("a");
         assert_eq!(taken(&mut limits, now + PER * 2, CommunicatorId(0)), 8);

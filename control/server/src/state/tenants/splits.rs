@@ -2,6 +2,7 @@
 //! are of goes on. Control receives one request a rank, and answers all at once. Each color's communicator
 //! forms, or nobody's does.
 
+use crate::state::breach::Breach;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
@@ -58,14 +59,14 @@ impl Splits {
         from: SessionId,
         (join, asked): (v1::Join, v1::Split),
         had: (usize, InSum),
-    ) -> Result<Vec<Group>, &'static str> {
+    ) -> Result<Vec<Group>, Breach> {
         let (id, rank, request) = (CommunicatorId(asked.communicator), asked.rank, join.request);
         let Some((parent, index)) = ctx.part(from, id)? else {
             effects.refuse_join(from, request, JoinRefusedKind::Over, &JoinFailure::SplitOver);
             return Ok(Vec::new());
         };
         if !parent.members.get(index).is_some_and(|member| member.ranks.contains(&rank)) {
-            return Err("a rank of others splits");
+            return Err(Breach::OtherSplit);
         }
         let set = self.sets.get(&id);
         if set.is_some_and(|set| set.ranks.contains_key(&rank)) {

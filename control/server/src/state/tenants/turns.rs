@@ -12,6 +12,7 @@
 //! does who would wait less by sharing, and operations go on without where control is slow or gone. Nothing
 //! of it is stored.
 
+use crate::state::breach::Breach;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
@@ -427,7 +428,7 @@ impl AllTurns {
         effects: &mut Effects,
         from: SessionId,
         request: v1::RequestSlot,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let v1::RequestSlot { communicator, slot: turn } = request;
         let communicator = CommunicatorId(communicator);
         if !self.admit_request(ctx, effects, from, communicator) {
@@ -464,7 +465,7 @@ impl AllTurns {
         effects: &mut Effects,
         from: SessionId,
         done: v1::ReleaseSlot,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Breach> {
         let communicator = CommunicatorId(done.communicator);
         if !self.admit_request(ctx, effects, from, communicator) {
             return Ok(());

@@ -123,21 +123,32 @@ impl Abilities {
     }
 }
 
+/// Why an address to be reached at is not taken. The text goes to the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AddressError {
+    /// It is no machine's.
+    #[error("`listen` must be an address that others can reach, \"ip:port\"")]
+    Unreachable,
+    /// The topology has others for the machine.
+    #[error("`listen` is none of the addresses that the topology has for it")]
+    NotListed,
+}
+
 /// Returns the address at which an agent or aggregator is to be reached, as it reports it. Others are sent there. It is one machine's,
 /// and one of those that the topology has for it, if any.
 ///
 /// # Errors
 /// Why it is not taken.
-pub(crate) fn own_address(text: &str, addresses: &[IpAddr]) -> Result<SocketAddr, &'static str> {
+pub(crate) fn own_address(text: &str, addresses: &[IpAddr]) -> Result<SocketAddr, AddressError> {
     let of_a_machine = |at: &SocketAddr| {
         let ip = at.ip().to_canonical();
         at.port() != 0 && !ip.is_unspecified() && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST
     };
     let address = text.parse::<SocketAddr>().ok().filter(of_a_machine);
-    let address = address.ok_or("`listen` must be an address that others can reach, \"ip:port\"")?;
+    let address = address.ok_or(AddressError::Unreachable)?;
     let own = |listed: &IpAddr| listed.to_canonical() == address.ip().to_canonical();
     if !addresses.is_empty() && !addresses.iter().any(own) {
-        return Err("`listen` is none of the addresses that the topology has for it");
+        return Err(AddressError::NotListed);
     }
     Ok(address)
 }

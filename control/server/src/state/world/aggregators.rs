@@ -6,6 +6,7 @@
 //! segments may be under way still. A session that ends takes no grant along: the aggregator may serve on,
 //! and where it does not, hosts sum for themselves.
 
+use crate::state::breach::Breach;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::datagrams;
@@ -143,8 +144,8 @@ impl Aggregators {
         let known = ctx.settings.topology.aggregators().get(id.0);
         let address = match own_address(&hello.listen, known.map_or(&[][..], |known| &known.addresses)) {
             Ok(address) => address,
-            Err(text) => {
-                effects.refuse(from, RefusedKind::Protocol, text.to_owned());
+            Err(error) => {
+                effects.refuse(from, RefusedKind::Protocol, error.to_string());
                 return None;
             }
         };
@@ -236,7 +237,7 @@ impl Aggregators {
         effects: &mut Effects,
         from: SessionId,
         message: from_agent::Message,
-    ) -> Result<Option<GrantRefusal>, &'static str> {
+    ) -> Result<Option<GrantRefusal>, Breach> {
         let Some(id) = self.sessions.get(&from).copied() else { return Ok(None) };
         match message {
             from_agent::Message::AggregationGranted(answer) => {
@@ -270,7 +271,7 @@ impl Aggregators {
                     there.report = Some(report);
                 }
             }
-            _ => return Err("a message of hosts' agents from an aggregator"),
+            _ => return Err(Breach::AsAgent),
         }
         Ok(None)
     }

@@ -8,6 +8,7 @@ use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
+use check::ReportFault;
 use harmonaize_abi::{CommunicatorId, Nanos, Rank, StragglerCause};
 use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_disclose::Fact;
@@ -146,7 +147,8 @@ impl Telemetry {
             return None;
         }
         let checked = check::report(&report, heard.sequence);
-        if let Err(why) = checked.and_then(|()| belongs(ctx, from, &report)) {
+        if let Err(fault) = checked.and_then(|()| belongs(ctx, from, &report)) {
+            let why = fault.to_string();
             let heard = self.hosts.get_mut(&host)?;
             heard.refused += 1;
             heard.refusal.clone_from(&why);
@@ -244,7 +246,7 @@ impl Telemetry {
 }
 
 /// Whether it tells of the agent's own part alone. What control knows nothing of (any more) is no fault.
-fn belongs(ctx: &Ctx<'_>, from: SessionId, report: &v1::TelemetryReport) -> Result<(), String> {
+fn belongs(ctx: &Ctx<'_>, from: SessionId, report: &v1::TelemetryReport) -> Result<(), ReportFault> {
     for operation in report.operations.iter().chain(&report.open) {
         let Some(known) = ctx.communicators.get(&CommunicatorId(operation.communicator)) else { continue };
         check::part(operation, from, &known.members)?;
@@ -253,7 +255,7 @@ fn belongs(ctx: &Ctx<'_>, from: SessionId, report: &v1::TelemetryReport) -> Resu
         let Some(known) = ctx.communicators.get(&CommunicatorId(one.communicator)) else { continue };
         let own = known.member_of(from).is_some_and(|member| member.ranks.contains(&one.rank));
         if !own {
-            return Err(format!("a finding on rank {}, which is not the agent's", one.rank));
+            return Err(ReportFault::FindingRank(one.rank));
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, LearnedPort};
 use crate::state::job::decisions::Noticed;
 use crate::state::output::SessionId;
-use crate::state::world::telemetry::check;
+use crate::state::world::telemetry::check::{self, ReportFault};
 use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel, Nanos};
 use harmonaize_api::v1;
 use harmonaize_planner::{CongestionReport, Connection, HostId, Path, Rate};
@@ -20,6 +20,35 @@ pub(crate) const MOST_A_SECOND: u32 = 100;
 /// The most reports that wait until the path of their connection is known, and for how long.
 const MOST_UNPLACED: usize = 256;
 const UNPLACED_FOR: Duration = Duration::from_secs(3);
+
+/// What is wrong with a congestion report. The text goes to operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum PlaceFault {
+    /// It has no congestion.
+    #[error("a congestion report without congestion")]
+    Empty,
+    /// Its congestion is badly made.
+    #[error(transparent)]
+    Congestion(#[from] ReportFault),
+    /// It is of the other direction.
+    #[error("a congestion report on what comes in")]
+    Ingress,
+    /// There is no such port.
+    #[error("port {0}")]
+    NoPort(u32),
+    /// The agent has no part in the communicator.
+    #[error("a congestion report on a communicator of others")]
+    OtherCommunicator,
+    /// The communicator has no such peer.
+    #[error("a congestion report on the connection to participant {0}")]
+    Peer(u32),
+    /// The communicator had no such epoch.
+    #[error("a congestion report on epoch {0}, which never was")]
+    Epoch(u64),
+    /// The port is none of a connection between the two.
+    #[error("a congestion report on port {0}, which no connection to that participant has")]
+    Port(u16),
+}
 
 impl LinkState {
     /// An agent's report. It has an effect only if it is about a connection of the agent's own, and comes no
@@ -40,11 +69,11 @@ impl LinkState {
         }
         match self.place(ctx, effects, from, host, message) {
             Ok(()) => self.reports.reporters.entry(host).or_default().taken += 1,
-            Err(why) => {
+            Err(fault) => {
                 let reporter = self.reports.reporters.entry(host).or_default();
                 reporter.refused += 1;
                 let count = reporter.refused;
-                effects.unusual(ctx, host, count, &why);
+                effects.unusual(ctx, host, count, &fault.to_string());
             }
         }
     }
@@ -58,30 +87,28 @@ impl LinkState {
         from: SessionId,
         host: HostId,
         message: v1::CongestionReport,
-    ) -> Result<(), String> {
+    ) -> Result<(), PlaceFault> {
         let Some(found) = &message.congestion else {
-            return Err("a congestion report without congestion".to_owned());
+            return Err(PlaceFault::Empty);
         };
         check::congestion(found)?;
         if found.ingress {
-            return Err("a congestion report on what comes in".to_owned());
+            return Err(PlaceFault::Ingress);
         }
-        let port = u16::try_from(message.source_port).map_err(|_| format!("port {}", message.source_port))?;
+        let port = u16::try_from(message.source_port).map_err(|_| PlaceFault::NoPort(message.source_port))?;
         let Some(known) = ctx.communicators.get(&CommunicatorId(message.communicator)) else { return Ok(()) };
-        let me = known.index_of(from).ok_or("a congestion report on a communicator of others")?;
+        let me = known.index_of(from).ok_or(PlaceFault::OtherCommunicator)?;
         let peer = known.members.get(message.peer as usize).map(|member| member.host);
         let Some(peer) = peer.filter(|_| message.peer as usize != me) else {
-            return Err(format!("a congestion report on the connection to participant {}", message.peer));
+            return Err(PlaceFault::Peer(message.peer));
         };
         if message.epoch == 0 || message.epoch >= u64::from(known.next_epoch) {
-            return Err(format!("a congestion report on epoch {}, which never was", message.epoch));
+            return Err(PlaceFault::Epoch(message.epoch));
         }
         let pair = pair_of(host, peer);
         if self.ports.traced(pair, port).is_none() && !self.adopt_port(ctx, effects, &message, me, pair, port)
         {
-            return Err(format!(
-                "a congestion report on port {port}, which no connection to that participant has"
-            ));
+            return Err(PlaceFault::Port(port));
         }
         match self.path_of(host, peer, port).cloned() {
             Some(path) => {
