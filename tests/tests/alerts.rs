@@ -243,7 +243,7 @@ fn an_agent_a_certificate_and_the_disk_come_to_their_ends() {
 }
 
 /// Bytes that control may still map: less than the 2 MiB of another thread's stack.
-const SPARE: u64 = 1 << 20;
+const HEADROOM: u64 = 1 << 20;
 
 #[test]
 fn control_panics_where_the_machine_gives_it_no_thread() {
@@ -253,7 +253,7 @@ fn control_panics_where_the_machine_gives_it_no_thread() {
     let id = deployment.control().unwrap().id();
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let mapped = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
-    let most = (mapped.unwrap().parse::<u64>().unwrap() << 10) + SPARE;
+    let most = (mapped.unwrap().parse::<u64>().unwrap() << 10) + HEADROOM;
 
     // Dry runs are planned on a thread of their own. Control has had none yet, and tokio panics where it cannot have the first.
     let pid = Pid::from_raw(id.try_into().unwrap());

@@ -273,7 +273,7 @@ impl Peer {
     ///
     /// # Errors
     /// Why there will be no hand-over.
-    pub fn hear(&self, own: &Greeting, obstacle: Option<Obstacle>) -> Result<(), HandOverError> {
+    pub fn greeted(&self, own: &Greeting, obstacle: Option<Obstacle>) -> Result<(), HandOverError> {
         let (greeting, _): (Greeting, _) = self.receive(PATIENCE)?;
         let obstacle = obstacle.map(|obstacle| obstacle.to_string());
         if let Some(refused) = obstacle.or_else(|| own.refuse(&greeting)) {

@@ -35,30 +35,30 @@ enum TenantRefused {
         least: u32,
     },
     /// A quota above the bound of this name.
-    #[error("{asked} {key} are more than {most}, `{key}` of [control_tenants] at this agent")]
+    #[error("{requested} {key} are more than {most}, `{key}` of [control_tenants] at this agent")]
     Count {
         /// The key of both.
         key: &'static str,
         /// The quota.
-        asked: u32,
+        requested: u32,
         /// The bound.
         most: u32,
     },
     /// More memory than the bound.
-    #[error("{asked} of memory is more than {most}, `arena` of [control_tenants] at this agent")]
+    #[error("{requested} of memory is more than {most}, `arena` of [control_tenants] at this agent")]
     Arena {
         /// The quota.
-        asked: Bytes,
+        requested: Bytes,
         /// The bound.
         most: Bytes,
     },
     /// A longer time-out than the bound.
     #[error(
-        "a time-out of {asked:?} is longer than {most:?}, `operation_timeout` of [control_tenants] at this agent"
+        "a time-out of {requested:?} is longer than {most:?}, `operation_timeout` of [control_tenants] at this agent"
     )]
     Timeout {
         /// The quota.
-        asked: Duration,
+        requested: Duration,
         /// The bound.
         most: Duration,
     },
@@ -261,16 +261,16 @@ fn within(bounds: &ControlTenants, tenant: &v1::AddedTenant) -> Result<TenantRul
         ("communicators", asked.communicators, most.communicators),
     ] {
         if asked > most {
-            return Err(TenantRefused::Count { key, asked, most });
+            return Err(TenantRefused::Count { key, requested: asked, most });
         }
     }
     if asked.arena_bytes > most.arena_bytes {
         let (asked, most) = (Bytes(asked.arena_bytes), Bytes(most.arena_bytes));
-        return Err(TenantRefused::Arena { asked, most });
+        return Err(TenantRefused::Arena { requested: asked, most });
     }
     if asked.operation_timeout_ns > timeout {
         let (asked, most) = (Duration::from_nanos(asked.operation_timeout_ns), most.operation_timeout);
-        return Err(TenantRefused::Timeout { asked, most });
+        return Err(TenantRefused::Timeout { requested: asked, most });
     }
     let or = |asked: u32, most: u32| if asked == 0 { most } else { asked };
     let quota = Quota {

@@ -40,7 +40,7 @@ struct Place {
 }
 
 impl Place {
-    fn left(&self) -> usize {
+    fn start(&self) -> usize {
         self.middle.saturating_sub(self.width / 2)
     }
 
@@ -125,7 +125,7 @@ fn places(leaves: &[Switch], spines: &[Switch], host_height: usize) -> BTreeMap<
 fn line(places: &BTreeMap<usize, Place>, link: &Link, style: &str) -> Markup {
     let [Some(a), Some(b)] = link.ends.map(|end| places.get(&end)) else { return html! {} };
     let (upper, lower) = if a.top < b.top { (a, b) } else { (b, a) };
-    let from = lower.middle.clamp(upper.left(), upper.left() + upper.width);
+    let from = lower.middle.clamp(upper.start(), upper.start() + upper.width);
     html! { line x1=(from) y1=(upper.top + upper.height) x2=(lower.middle) y2=(lower.top) style=(style) {} }
 }
 
@@ -133,12 +133,12 @@ fn line(places: &BTreeMap<usize, Place>, link: &Link, style: &str) -> Markup {
 fn frame(place: &Place, stroke: &str) -> Markup {
     let style = format!("fill:var(--paper);{stroke}");
     html! {
-        rect x=(place.left()) y=(place.top) width=(place.width) height=(place.height) rx="4" style=(style) {}
+        rect x=(place.start()) y=(place.top) width=(place.width) height=(place.height) rx="4" style=(style) {}
     }
 }
 
 fn drawn(place: &Place, name: &str, host: &Host) -> Markup {
-    let left = place.left() + GAP;
+    let left = place.start() + GAP;
     let first = 1 + usize::from(!host.agent);
     html! {
         (frame(place, if host.agent { PLAIN } else { UNMANAGED }))

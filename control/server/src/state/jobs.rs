@@ -16,7 +16,7 @@ use crate::state::settings::{AllocatorSettings, LivePolicy, Settings};
 use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::world::operator::Operator;
-use failures::KeptFailures;
+use failures::StoredFailures;
 use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
@@ -61,7 +61,7 @@ pub(crate) struct Jobs {
     /// Those that may be stranded: see [`Jobs::stranded`].
     stranded: BTreeSet<JobKey>,
     /// What is stored of them.
-    kept: KeptFailures,
+    stored: StoredFailures,
     /// Nothing is due before.
     due: Option<Duration>,
 }
@@ -75,23 +75,23 @@ impl Jobs {
         records: BTreeMap<JobKey, Stored>,
     ) {
         let until = settings.allocator.map_or(Duration::ZERO, |_| settings.lease.saturating_add(SILENCE));
-        self.kept.restore(operator, records, until);
+        self.stored.restore(operator, records, until);
         if settings.allocator.is_none() {
-            self.kept.expire(Duration::ZERO);
+            self.stored.expire(Duration::ZERO);
         }
-        self.due = self.kept.next_timeout();
+        self.due = self.stored.next_timeout();
     }
 
     /// Has what has changed of jobs stored.
     pub(crate) fn store(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
         let jobs = &self.jobs;
-        self.kept.store(ctx.operator, effects, |key| jobs.get(key).map(|job| job.failures));
+        self.stored.store(ctx.operator, effects, |key| jobs.get(key).map(|job| job.failures));
     }
 
     /// Some of this could not be stored.
     pub(crate) fn store_again(&mut self, now: Duration, changes: &[Change]) {
-        self.kept.store_again(now, changes);
-        if let Some(at) = self.kept.next_timeout() {
+        self.stored.store_again(now, changes);
+        if let Some(at) = self.stored.next_timeout() {
             note(&mut self.due, at);
         }
     }
@@ -236,7 +236,7 @@ impl Jobs {
     ) {
         self.settled |= self.jobs.is_empty() && now >= allocator.round;
         let mut job = Job::new(self.count, now, workers, elastic);
-        job.failures = self.kept.take(&key);
+        job.failures = self.stored.take(&key);
         self.jobs.insert(key, job);
         self.count += 1;
     }
@@ -284,9 +284,9 @@ impl Jobs {
 
     /// A tenant is no more.
     pub(crate) fn forget_tenant(&mut self, effects: &mut Effects, tenant: &str) {
-        self.kept.forget_tenant(tenant);
+        self.stored.forget_tenant(tenant);
         for (key, job) in self.jobs.extract_if(.., |(owner, _), _| owner == tenant) {
-            self.kept.changed(key);
+            self.stored.changed(key);
             for question in job.runners.values().filter_map(|runner| runner.question) {
                 let text = "the provider does not know this tenant".to_owned();
                 send(effects, question.session, question.request, Err(text));
@@ -329,9 +329,9 @@ impl Jobs {
         if self.due.is_none_or(|at| at > ctx.now) {
             return;
         }
-        self.kept.expire(ctx.now);
+        self.stored.expire(ctx.now);
         let Some(allocator) = ctx.settings.allocator else {
-            self.due = self.kept.next_timeout();
+            self.due = self.stored.next_timeout();
             return;
         };
         for job in self.jobs.values_mut() {
@@ -366,14 +366,14 @@ impl Jobs {
             [ignored, question, gone_at(ctx, *key, runner)]
         });
         let wakes = self.jobs.values().map(|job| job.wakes(ctx.now));
-        let own = [self.round, self.extra_round, self.lost_round, self.kept.next_timeout()];
+        let own = [self.round, self.extra_round, self.lost_round, self.stored.next_timeout()];
         dues.chain(wakes).chain(own).flatten().min()
     }
 
     /// Runners may be gone: jobs go on without them, and what is empty is forgotten.
     fn after_loss(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings) {
         let gone = self.jobs.extract_if(.., |_, job| job.runners.is_empty());
-        gone.for_each(|(key, _)| self.kept.changed(key));
+        gone.for_each(|(key, _)| self.stored.changed(key));
         self.advance_all(ctx, effects, allocator);
     }
 
@@ -391,7 +391,7 @@ impl Jobs {
             let failures = job.failures;
             let mut step = job.advance(ctx.now, allocator.notice, settled);
             if job.failures != failures {
-                self.kept.changed(key.clone());
+                self.stored.changed(key.clone());
             }
             if let Some(at) = job.wakes(ctx.now) {
                 note(&mut self.due, at);
@@ -484,7 +484,7 @@ impl Jobs {
         }
         if job.runners.is_empty() {
             self.jobs.remove(key);
-            self.kept.changed(key.clone());
+            self.stored.changed(key.clone());
         }
     }
 

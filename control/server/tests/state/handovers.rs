@@ -83,13 +83,13 @@ fn reused(recipes: &[v1::Recipe]) -> BTreeSet<(u32, u32)> {
 }
 
 /// Whether control plans or not.
-fn both_ways() -> [Settings; 2] {
+fn in_both_directions() -> [Settings; 2] {
     [true, false].map(|replan| Settings { replan, ..settings(4) })
 }
 
 #[test]
 fn links_of_an_agent_that_hands_over_go_over_tcp_and_back_with_its_successor() {
-    for settings in both_ways() {
+    for settings in in_both_directions() {
         let mut job = Job::new(settings);
         job.ask(1, SECOND * 60);
         let (recipes, why) = job.changes();
@@ -113,7 +113,7 @@ fn links_of_an_agent_that_hands_over_go_over_tcp_and_back_with_its_successor() {
 
 #[test]
 fn a_hand_over_that_is_called_off_gives_links_back() {
-    for settings in both_ways() {
+    for settings in in_both_directions() {
         let mut job = Job::new(settings);
         job.ask(0, SECOND * 60);
         assert_eq!(job.changes().1, Reason::OverTcp);
@@ -167,7 +167,7 @@ fn a_communicator_that_forms_meanwhile_begins_over_tcp() {
 
 #[test]
 fn nothing_changes_where_an_agent_is_of_an_older_release() {
-    for settings in both_ways() {
+    for settings in in_both_directions() {
         let mut world = World::new(settings, 7);
         let mut sessions = world.connect((0..2).map(|host| over_rdma(host, vec![])));
         sessions.push(world.agent(2));

@@ -56,7 +56,7 @@ pub(super) struct Handing {
     /// Whether control could do that when it was last there.
     control_can: bool,
     /// Whether it was asked to.
-    asked: bool,
+    requested: bool,
     standing: mpsc::UnboundedReceiver<FrozenSession>,
     stage: Stage,
 }
@@ -104,14 +104,14 @@ impl Handing {
         standing: mpsc::UnboundedReceiver<FrozenSession>,
     ) -> Self {
         let (place, stage) = (None, Stage::Idle);
-        Self { place, own, obstacle, over_rdma, control_can: false, asked: false, standing, stage }
+        Self { place, own, obstacle, over_rdma, control_can: false, requested: false, standing, stage }
     }
 
     /// There is a session with control, which forgot with the one before what it was asked for. `control_can` is whether it can have
     /// links go over TCP alone.
     pub(super) fn connected(&mut self, agent: &mut Agent, control_can: bool) {
         self.control_can = control_can;
-        if self.asked && control_can {
+        if self.requested && control_can {
             agent.ask_over_tcp(OVER_TCP);
         }
     }
@@ -145,7 +145,7 @@ impl Handing {
         };
         tracing::info!(pid = peer.pid, "a successor asks for this agent's place");
         let (own, obstacle) = (self.own.clone(), self.obstacle);
-        let hearing = tokio::task::spawn_blocking(move || peer.hear(&own, obstacle).map(|()| peer));
+        let hearing = tokio::task::spawn_blocking(move || peer.greeted(&own, obstacle).map(|()| peer));
         self.stage = Stage::Greeting(hearing, agents);
     }
 
@@ -155,8 +155,8 @@ impl Handing {
         if !self.over_rdma {
             return Ok(());
         }
-        self.asked = connected && self.control_can;
-        if self.asked {
+        self.requested = connected && self.control_can;
+        if self.requested {
             tracing::info!("control is asked to have links go over TCP, which the successor can be handed");
             agent.ask_over_tcp(OVER_TCP);
         }
@@ -220,7 +220,7 @@ impl Handing {
             Stage::Giving(..) => drop(agent.command_all(|_| Command::Resume)),
             Stage::Idle | Stage::Greeting(..) | Stage::Starting(_) => {}
         }
-        if std::mem::take(&mut self.asked) {
+        if std::mem::take(&mut self.requested) {
             agent.ask_over_tcp(Duration::ZERO);
         }
         pause.set(false);

@@ -29,14 +29,14 @@ pub(crate) const ATTACHMENT_DESCRIPTORS: u32 = 9;
 pub enum NoRoom {
     /// Descriptors of the agent.
     #[error(
-        "{more} descriptors of the agent are needed; {left} are left of the {most} that this tenant may have here; {remedy}, or have \
+        "{more} descriptors of the agent are needed; {free} are left of the {most} that this tenant may have here; {remedy}, or have \
          the provider raise `descriptors`"
     )]
     Descriptors {
         /// How many are needed.
         more: u32,
         /// How many are left.
-        left: u32,
+        free: u32,
         /// How many the tenant may have.
         most: u32,
         /// What the tenant can do.
@@ -45,7 +45,7 @@ pub enum NoRoom {
     /// Memory of the agent, in bytes.
     #[error(
         "{bytes} bytes of the agent's memory are needed, {landing_bytes} for links to other hosts and {staging_bytes} for what \
-         operations keep between their steps; {left} are left of the {most} that this tenant may have here; leave communicators, \
+         operations keep between their steps; {free} are left of the {most} that this tenant may have here; leave communicators, \
          or have the provider raise `landing`"
     )]
     Memory {
@@ -56,7 +56,7 @@ pub enum NoRoom {
         /// Of it for staging.
         staging_bytes: u64,
         /// How much is left.
-        left: u64,
+        free: u64,
         /// How much the tenant may have.
         most: u64,
     },
@@ -349,7 +349,7 @@ impl Tenant {
             return Ok(());
         }
         self.counters.add(Counted::DescriptorsRefused);
-        Err(NoRoom::Descriptors { more, left, most, remedy })
+        Err(NoRoom::Descriptors { more, free: left, most, remedy })
     }
 
     /// Room for a region of this size beside an arena, or why there is none.
@@ -486,7 +486,7 @@ impl TenantLimits {
         let bytes = landing_bytes.saturating_add(staging_bytes);
         if bytes > left {
             self.0.counters.add(Counted::LandingRefused);
-            return Err(NoRoom::Memory { bytes, landing_bytes, staging_bytes, left, most });
+            return Err(NoRoom::Memory { bytes, landing_bytes, staging_bytes, free: left, most });
         }
         held.descriptors += descriptors;
         held.landing_bytes += landing_bytes;

@@ -94,7 +94,7 @@ fn marks_cover_the_operation() {
 
 /// Of messages over RDMA some are timed, whose bytes the device has carried out.
 #[test]
-fn completions_are_told_over_rdma() {
+fn completions_are_marked_over_rdma() {
     let mut world = World::new(crate::verbs_allocations::transports(), &[vec![0], vec![1]], SMALL);
     for _ in 0..2 {
         (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 6_000, 1, 0, 16 << 20, 0)));

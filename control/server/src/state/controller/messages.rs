@@ -82,7 +82,7 @@ impl Controller {
             Message::LinksOverTcp(told) => {
                 if let Some(session) = self.sessions.get(&from)
                     && session.abilities.links_over_tcp
-                    && self.handovers.told(now, session.host, Duration::from_nanos(told.for_ns))
+                    && self.handovers.requested(now, session.host, Duration::from_nanos(told.for_ns))
                 {
                     self.outbox.want_plan(Trigger::HandOver);
                 }

@@ -101,7 +101,7 @@ impl Failures {
 
 /// What the store has of jobs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct KeptFailures {
+pub(super) struct StoredFailures {
     /// Those of an earlier start, of jobs whose runners have not come back.
     earlier: BTreeMap<Key, Failures>,
     /// Until when they may.
@@ -115,7 +115,7 @@ pub(super) struct KeptFailures {
     again_at: Option<Duration>,
 }
 
-impl KeptFailures {
+impl StoredFailures {
     /// Takes up what an earlier start left, of jobs that may come back `until` then.
     pub(super) fn restore(&mut self, operator: &Operator, records: BTreeMap<Key, Stored>, until: Duration) {
         self.stored = records.keys().cloned().collect();
@@ -140,7 +140,7 @@ impl KeptFailures {
         self.unsaved.extend(gone.map(|(key, _)| key));
     }
 
-    /// Returns when [`KeptFailures::expire`] has something to do.
+    /// Returns when [`StoredFailures::expire`] has something to do.
     pub(super) fn next_timeout(&self) -> Option<Duration> {
         self.until.into_iter().chain(self.again_at).min()
     }

@@ -88,22 +88,22 @@ impl Queries<'_> {
     /// The last operation of each communicator by ranks. Agents' clocks are laid together by when operations end.
     pub fn last_operations(&self) -> Vec<LastOperation> {
         let all = self.telemetry.communicators.iter();
-        all.filter_map(|(id, merging)| self.last_operation(*id, merging.kept()?)).collect()
+        all.filter_map(|(id, merging)| self.last_operation(*id, merging.retained()?)).collect()
     }
 
-    fn last_operation(&self, id: CommunicatorId, kept: &WholeOperation) -> Option<LastOperation> {
+    fn last_operation(&self, id: CommunicatorId, whole: &WholeOperation) -> Option<LastOperation> {
         let known = self.ctx.communicators.get(&id)?;
-        let first = kept.ranks.iter().filter_map(|one| one.start).min()?;
+        let first = whole.ranks.iter().filter_map(|one| one.start).min()?;
         let since = |at: Nanos| at.0.saturating_sub(first.0);
-        let shown = last_callers(&kept.ranks).into_iter().map(|(start, one)| RankTime {
+        let shown = last_callers(&whole.ranks).into_iter().map(|(start, one)| RankTime {
             rank: one.rank,
             host: host_of(known, one.rank, self.ctx.settings),
             called_ns: since(start),
             ended_ns: one.end.map(since),
         });
         let ranks: Vec<RankTime> = shown.collect();
-        let others = kept.ranks.len().saturating_sub(ranks.len());
-        Some(LastOperation { communicator: id, number: kept.number, bytes: kept.bytes, ranks, others })
+        let others = whole.ranks.len().saturating_sub(ranks.len());
+        Some(LastOperation { communicator: id, number: whole.number, bytes: whole.bytes, ranks, others })
     }
 
     /// How things stand on all hosts. `realtime` is CLOCK_REALTIME now.

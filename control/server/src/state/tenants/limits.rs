@@ -18,7 +18,7 @@ const PER: Duration = Duration::from_secs(60);
     one = MOST.0,
     all = MOST.1
 )]
-pub(crate) struct TooMany {
+pub(crate) struct OverLimit {
     what: &'static str,
     /// How long until the next is possible, rounded up.
     seconds: u64,
@@ -49,7 +49,7 @@ impl TenantLimits {
         tenant: &str,
         id: CommunicatorId,
         what: &'static str,
-    ) -> Result<(), TooMany> {
+    ) -> Result<(), OverLimit> {
         let quota = |burst: u32| Quota { interval: PER / burst, burst };
         let (of_one, of_all) = (quota(MOST.0), quota(MOST.1));
         let RequestRate { all, each } = self.tenants.entry(tenant.to_owned()).or_default();
@@ -58,7 +58,7 @@ impl TenantLimits {
         let next = one.next(of_one).max(all.next(of_all));
         if next > now {
             let seconds = next.saturating_sub(now).as_secs() + 1;
-            return Err(TooMany { what, seconds });
+            return Err(OverLimit { what, seconds });
         }
         one.charge(now, of_one);
         all.charge(now, of_all);

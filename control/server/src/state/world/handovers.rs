@@ -14,7 +14,7 @@ pub(crate) struct HandOvers(BTreeMap<HostId, Duration>);
 
 impl HandOvers {
     /// A host's agent wants this for so long from now on; no time: no longer. Whether that changes anything.
-    pub(crate) fn told(&mut self, now: Duration, host: HostId, time: Duration) -> bool {
+    pub(crate) fn requested(&mut self, now: Duration, host: HostId, time: Duration) -> bool {
         if time.is_zero() {
             return self.0.remove(&host).is_some();
         }

@@ -16,7 +16,7 @@ const MOST_OPEN: usize = 64;
 const MOST_RECENT: usize = 64;
 
 /// How long an operation is kept for who looks at it, before a later one takes its place.
-const KEPT: Duration = Duration::from_secs(5);
+const RETAINED: Duration = Duration::from_secs(5);
 
 /// An operation that every participant has reported whole, by the first one's clock.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct Merging {
     operations: u64,
     recent: VecDeque<u64>,
     detector: straggler::Detector,
-    kept: Option<WholeOperation>,
+    retained: Option<WholeOperation>,
     /// By participant: how far its clock is ahead of the first one's, judged by when operations end.
     ahead: BTreeMap<usize, i64>,
     /// Those that hold.
@@ -57,7 +57,7 @@ impl Merging {
             operations: 0,
             recent: VecDeque::new(),
             detector: straggler::Detector::default(),
-            kept: None,
+            retained: None,
             ahead: BTreeMap::new(),
             found: Vec::new(),
         }
@@ -93,8 +93,8 @@ impl Merging {
     }
 
     /// The last operation that was reported whole, or one that came at most 5 s before it.
-    pub(crate) fn kept(&self) -> Option<&WholeOperation> {
-        self.kept.as_ref()
+    pub(crate) fn retained(&self) -> Option<&WholeOperation> {
+        self.retained.as_ref()
     }
 
     /// Takes in one agent's report of an operation, which was checked. Returns findings that are new or
@@ -145,9 +145,9 @@ impl Merging {
         }
         self.recent.push_back(lasted);
         let judged = observed.as_ref().map_or_else(Vec::new, |observed| self.judge(observed));
-        let due = self.kept.as_ref().is_none_or(|kept| now.saturating_sub(kept.at) >= KEPT);
+        let due = self.retained.as_ref().is_none_or(|kept| now.saturating_sub(kept.at) >= RETAINED);
         if let Some(Observed { ranks, .. }) = observed.filter(|_| due) {
-            self.kept = Some(WholeOperation { at: now, number, bytes, ranks });
+            self.retained = Some(WholeOperation { at: now, number, bytes, ranks });
         }
         (judged, took.map(|took| (bytes, took)))
     }
