@@ -153,6 +153,39 @@ proptest! {
     }
 }
 
+/// A broadcast's chunk is opened by whoever comes first, with or without bytes; the root's may be too many for a unit.
+#[test]
+fn more_bytes_for_all_than_a_unit_has_end_the_session() {
+    let mut aggregator = Aggregator::new(7, Pool::new(16, 16));
+    aggregator.grant(grant()).unwrap();
+    let mut send = |kind, worker: u16, elements: usize| {
+        // The note of bytes for all.
+        let note = if kind == Kind::Begin { 0 } else { 2 };
+        let (communicator, session, incarnation) = (COMMUNICATOR, 1, 7);
+        let [sequence, chunk, had] = [0; 3];
+        let [count, window] = [0; 2];
+        let header = Header {
+            kind,
+            worker,
+            count,
+            communicator,
+            session,
+            incarnation,
+            sequence,
+            chunk,
+            had,
+            window,
+            note,
+        };
+        let bytes = packet(&header, &key(worker), &vec![1; 4 * elements]);
+        aggregator.receive(Duration::ZERO, &bytes, &mut |_: Recipient, _: &[u8]| {});
+        aggregator.pool().free()
+    };
+    assert_eq!(send(Kind::Begin, 0, 0), 16);
+    assert!(send(Kind::Contribution, 0, 0) < 16, "the chunk is open");
+    assert_eq!(send(Kind::Contribution, 1, 5), 16, "the session is lost");
+}
+
 /// The range of all blocks.
 const RANGE: f32 = 3000.0;
 
