@@ -167,6 +167,11 @@ async fn senseless_requests_are_refused_with_a_text() {
             assert!(code == 400 && said.contains(text), "{verb} {body}: {code} {said}");
         }
     }
+    let many = json!({ "Pod": {}, "NodeNames": vec!["h0"; 16_384] });
+    assert_eq!(call(extender, "filter", &many).await["NodeNames"].as_array().unwrap().len(), 16_384);
+    let more = json!({ "Pod": {}, "NodeNames": vec!["h0"; 16_385] }).to_string();
+    let (code, said) = ask(extender, "POST /filter", JSON, more.as_bytes()).await;
+    assert!(code == 400 && said.contains("at most 16384"), "{code} {said}");
     let deep = vec![b'['; 100_000];
     assert_eq!(ask(extender, "POST /filter", JSON, &deep).await.0, 400);
     let large = vec![b' '; (4 << 20) + 1];
