@@ -54,6 +54,7 @@ type Turn = OwnedSemaphorePermit;
 /// What requests are answered from.
 struct Extender {
     commands: Commands,
+    access: Arc<Current>,
     turns: Arc<Semaphore>,
     placements: Mutex<Placements>,
     begun: Instant,
@@ -69,7 +70,7 @@ pub(crate) async fn serve(
         .route("/filter", post(filter))
         .route("/prioritize", post(prioritize))
         .fallback(async || (StatusCode::NOT_FOUND, "the extender has /filter and /prioritize\n"))
-        .with_state(Arc::new(Extender::new(commands)))
+        .with_state(Arc::new(Extender::new(commands, Arc::clone(&access))))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(access, guard));
     crate::http::serve(connections, router).await;
@@ -152,9 +153,9 @@ fn refuse(code: StatusCode, text: &str) -> Refused {
 }
 
 impl Extender {
-    fn new(commands: Commands) -> Self {
+    fn new(commands: Commands, access: Arc<Current>) -> Self {
         let turns = Arc::new(Semaphore::new(TURNS));
-        Self { commands, turns, placements: Mutex::default(), begun: Instant::now() }
+        Self { commands, access, turns, placements: Mutex::default(), begun: Instant::now() }
     }
 
     /// Reads a request's body. Returns what it says, its nodes, and the turn that it has until its answer is read.
@@ -207,7 +208,7 @@ impl Extender {
         names: Vec<String>,
         turn: Turn,
     ) -> Result<(FilterResult, Turn), Refused> {
-        let worker = match args.pod.metadata.worker() {
+        let worker = match args.pod.metadata.worker(&self.access.get().namespaces) {
             Ok(Some(worker)) => worker,
             Ok(None) => return Ok((FilterResult { node_names: names, ..FilterResult::default() }, turn)),
             // The tenant reads it among the pod's events.
@@ -235,7 +236,7 @@ impl Extender {
         turn: Turn,
     ) -> Result<(Vec<HostPriority>, Turn), Refused> {
         let metadata = &args.pod.metadata;
-        let Ok(Some(mut worker)) = metadata.worker() else {
+        let Ok(Some(mut worker)) = metadata.worker(&self.access.get().namespaces) else {
             return Ok((prioritized(names, &BTreeMap::new()), turn));
         };
         let (tenant, job) = (worker.tenant.clone(), worker.job.clone());
@@ -301,6 +302,7 @@ fn prioritized(names: Vec<String>, scores: &BTreeMap<String, u8>) -> Vec<HostPri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Access;
     use crate::leader::Leader;
     use axum::body::to_bytes;
 
@@ -309,6 +311,10 @@ mod tests {
         let args = r#"{"Pod":{"metadata":{"labels":{"harmonaize.dev/job":"j"}}},"NodeNames":["h0"]}"#;
         let request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
         request.body(Body::from(args)).unwrap()
+    }
+
+    fn extender(commands: Commands) -> Arc<Extender> {
+        Arc::new(Extender::new(commands, Arc::new(Current::new(Access::insecure_loopback()))))
     }
 
     async fn parts(response: Response) -> (StatusCode, String) {
@@ -321,7 +327,7 @@ mod tests {
     async fn a_control_that_follows_names_the_leader() {
         let (leads, commands) = Commands::new();
         leads.send_replace(Leader::Elsewhere(Some("10.0.0.2:7000".to_owned())));
-        let extender = Arc::new(Extender::new(commands));
+        let extender = extender(commands);
         let filtered = parts(filter(State(Arc::clone(&extender)), question()).await).await;
         for (code, text) in [filtered, parts(prioritize(State(extender), question()).await).await] {
             assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
@@ -334,7 +340,7 @@ mod tests {
         let (leads, commands) = Commands::new();
         let (queue, asked) = mpsc::channel(16);
         leads.send_replace(Leader::Here(queue));
-        let extender = Arc::new(Extender::new(commands));
+        let extender = extender(commands);
         let (code, text) = parts(filter(State(Arc::clone(&extender)), question()).await).await;
         assert_eq!(
             (code, text.as_str()),

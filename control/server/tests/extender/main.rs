@@ -25,7 +25,8 @@ const HEAD: &str = "listen = \"127.0.0.1:0\"\npage = \"127.0.0.1:0\"\nmetrics = 
 /// A control without certificates, and where it listens: for agents, and for schedulers.
 async fn start() -> (SocketAddr, SocketAddr) {
     let more = "scheduler_extender = \"127.0.0.1:0\"\ninsecure_loopback = true\nsession_timeout = \"120s\"\n";
-    let tenants = "tenant = [{ name = \"a\" }, { name = \"b\", hosts = [\"h1\"] }]\n";
+    let tenants = "tenant = [{ name = \"a\" }, { name = \"b\", hosts = [\"h1\"] }]\n\
+                   scheduler_namespaces = { research = [\"a\"], team-b = [\"b\"] }\n";
     let topology = Topology::parse(&FABRIC.topology()).unwrap();
     let server = Server::bind(Config::parse(&format!("{HEAD}{more}{tenants}"), topology).unwrap());
     let server = server.await.unwrap();
@@ -134,18 +135,22 @@ async fn pods_of_no_job_keep_all_their_nodes() {
 async fn nodes_fail_with_a_reason_that_the_pod_shows() {
     let (control, extender) = start().await;
     let _agents = agents(control, 0..2).await;
-    let failed = async |labels: Value| {
-        let metadata = json!({ "namespace": "nobody", "labels": labels });
+    let failed = async |namespace: &str, labels: Value| {
+        let metadata = json!({ "namespace": namespace, "labels": labels });
         let args = json!({ "Pod": { "metadata": metadata }, "NodeNames": ["h0", "h1"] });
         let scores = call(extender, "prioritize", &args).await;
         assert_eq!(scores[0]["Score"], 0, "{scores}");
         call(extender, "filter", &args).await["FailedNodes"].clone()
     };
-    let by_namespace = failed(json!({ "harmonaize.dev/job": "j" })).await;
+    let by_namespace = failed("nobody", json!({ "harmonaize.dev/job": "j" })).await;
     assert!(by_namespace["h0"].as_str().unwrap().contains("no such tenant"), "{by_namespace}");
-    let elsewhere = failed(json!({ "harmonaize.dev/job": "j", "harmonaize.dev/tenant": "b" })).await;
+    let labels = json!({ "harmonaize.dev/job": "j", "harmonaize.dev/tenant": "b" });
+    let elsewhere = failed("team-b", labels.clone()).await;
     assert_eq!(elsewhere, json!({ "h0": "the tenant may not be on this host" }));
-    let none = failed(json!({ "harmonaize.dev/job": "j", "harmonaize.dev/workers": "none" })).await;
+    // Who makes pods in a namespace is no other tenant by a label.
+    let other = failed("a", labels).await;
+    assert!(other["h1"].as_str().unwrap().contains("namespace has no pods of tenant `b`"), "{other}");
+    let none = failed("nobody", json!({ "harmonaize.dev/job": "j", "harmonaize.dev/workers": "none" })).await;
     assert!(none["h1"].as_str().unwrap().contains("`none` is no number of workers"), "{none}");
 }
 
