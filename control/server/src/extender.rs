@@ -218,14 +218,13 @@ impl Extender {
                 return Ok((failed, turn));
             }
         };
-        self.query(turn, move |state, now| {
-            let queries = state.queries(now);
-            filtered(names.into_iter().map(|name| {
-                let why = queries.fits(&worker.tenant, &name).err().map(|unfit| unfit.to_string());
-                (name, why)
-            }))
-        })
-        .await
+        let look = move |state: &mut Controller, now: Duration| {
+            let fits = state.queries(now).fits(&worker.tenant, &names);
+            (names, fits)
+        };
+        let ((names, fits), turn) = self.query(turn, look).await?;
+        let why = fits.into_iter().map(|fit| fit.err().map(|unfit| unfit.to_string()));
+        Ok((filtered(names.into_iter().zip(why)), turn))
     }
 
     /// Scores nodes for the next worker of the pod's job. Others' pods leave all nodes alike.

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 fn scores(world: &World, job: &str, assumed: &[&str]) -> BTreeMap<String, u8> {
     let assumed = assumed.iter().map(|host| (*host).to_owned()).collect();
     let worker = NextWorker { tenant: "a".to_owned(), job: job.to_owned(), workers: 3, assumed };
-    let hosts: Vec<String> = (0..9).map(|host| format!("h{host}")).collect();
+    let hosts: Vec<String> = (0..9).chain(0..2).map(|host| format!("h{host}")).collect();
     let before = format!("{:?}", world.state);
     let candidates = world.state.queries(world.now).candidates(&worker, &hosts);
     assert_eq!(format!("{:?}", world.state), before);
@@ -34,6 +34,10 @@ fn hosts_that_cannot_serve_are_told_apart() {
     let drain = Instruction::Withdraw { targets, kind, from, until, reason: String::new() };
     let changes = world.state.consider(world.now, &drain).unwrap();
     world.state.apply_stored(world.now, &changes);
+    let fits = |tenant: &str, hosts: &[&str]| {
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        world.state.queries(world.now).fits(tenant, &hosts)
+    };
     for (tenant, host, expected) in [
         ("a", "h1", Ok(HostId(1))),
         ("b", "h1", Ok(HostId(1))),
@@ -45,8 +49,11 @@ fn hosts_that_cannot_serve_are_told_apart() {
         ("a", "", Err(Unfit::NoHost)),
         ("c", "h1", Err(Unfit::NoTenant)),
     ] {
-        assert_eq!(world.state.queries(world.now).fits(tenant, host), expected, "{tenant} {host}");
+        assert_eq!(fits(tenant, &[host]), [expected], "{tenant} {host}");
     }
+    // The order is that of the names, of which one may come twice.
+    let [one, none] = [Ok(HostId(1)), Err(Unfit::NoHost)];
+    assert_eq!(fits("a", &["h1", "x", "h1"]), [one, none, one]);
     assert_eq!(scores(&world, "train", &[]).into_keys().collect::<Vec<_>>(), ["h1"]);
 }
 

@@ -51,21 +51,23 @@ pub struct Candidates {
     conditions: Conditions,
     others: BTreeMap<DirectedLink, u32>,
     placed: BTreeSet<HostId>,
+    /// As they were named, so that one may be there twice.
     hosts: Vec<HostId>,
     workers: usize,
     operation: Bytes,
 }
 
 impl Queries<'_> {
-    /// Whether a tenant's worker can be on a host.
-    ///
-    /// # Errors
-    /// Why it cannot.
-    pub fn fits(&self, tenant: &str, host: &str) -> Result<HostId, Unfit> {
+    /// Whether a tenant's worker can be on each of these hosts, in their order. The errors say why it cannot.
+    pub fn fits(&self, tenant: &str, hosts: &[String]) -> Vec<Result<HostId, Unfit>> {
+        let is_known = self.ctx.settings.tenants.iter().any(|known| known == tenant);
+        let fits = |host: &String| if is_known { self.fits_on(tenant, host) } else { Err(Unfit::NoTenant) };
+        hosts.iter().map(fits).collect()
+    }
+
+    /// The same for a tenant that is there, and one host.
+    fn fits_on(&self, tenant: &str, host: &str) -> Result<HostId, Unfit> {
         let ctx = &self.ctx;
-        if !ctx.settings.tenants.iter().any(|known| known == tenant) {
-            return Err(Unfit::NoTenant);
-        }
         let id = ctx.settings.topology.host(host).ok_or(Unfit::NoHost)?;
         if ctx.is_elsewhere(tenant, host) {
             return Err(Unfit::Elsewhere);
@@ -98,14 +100,14 @@ impl Queries<'_> {
         placed.extend(assumed.iter().filter_map(|host| topology.host(host)));
         let operation =
             own.iter().filter_map(|(id, _)| ctx.iterations.get(id)).map(|known| known.bytes()).max();
-        let fit: BTreeSet<HostId> = hosts.iter().filter_map(|host| self.fits(tenant, host).ok()).collect();
+        let fit = self.fits(tenant, hosts).into_iter().flatten().collect();
         let view = self.view();
         Candidates {
             topology: topology.clone(),
             conditions: view.conditions(),
             others: others(&view, |known| !is_own(known)),
             placed,
-            hosts: fit.into_iter().collect(),
+            hosts: fit,
             workers: *workers,
             operation: Bytes(operation.filter(|bytes| *bytes > 0).unwrap_or(OPERATION)),
         }
@@ -137,12 +139,14 @@ fn others(view: &View<'_>, counts: impl Fn(&Communicator) -> bool) -> BTreeMap<D
 impl Candidates {
     /// Scores the hosts by their names, from 0 to 10. In a fabric of thousands of hosts that all differ it takes seconds.
     pub fn scores(&self) -> BTreeMap<&str, u8> {
+        let each: BTreeSet<HostId> = self.hosts.iter().copied().collect();
+        let each: Vec<HostId> = each.into_iter().collect();
         let scores = HostScores {
             topology: &self.topology,
             conditions: &self.conditions,
             others: &self.others,
             placed: &self.placed,
-            candidates: &self.hosts,
+            candidates: &each,
             workers: self.workers,
             operation: self.operation,
         };
