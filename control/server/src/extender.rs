@@ -10,7 +10,7 @@ use crate::access::Current;
 use crate::actor::Command;
 use crate::http::{admit, refusal};
 use crate::leader::Commands;
-use crate::state::{Candidates, Controller, NextWorker};
+use crate::state::{Candidates, Controller, NextWorker, Unfit};
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{StatusCode, header};
@@ -223,6 +223,9 @@ impl Extender {
             (names, fits)
         };
         let ((names, fits), turn) = self.query(turn, look).await?;
+        if fits.contains(&Err(Unfit::NotYet)) {
+            return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &Unfit::NotYet.to_string()));
+        }
         let why = fits.into_iter().map(|fit| fit.err().map(|unfit| unfit.to_string()));
         Ok((filtered(names.into_iter().zip(why)), turn))
     }
@@ -262,7 +265,10 @@ impl Extender {
             let candidates = state.queries(now).candidates(&worker, &names);
             (names, candidates)
         };
-        let ((names, candidates), turn): ((Vec<String>, Candidates), Turn) = self.query(turn, look).await?;
+        let ((names, candidates), turn): ((Vec<String>, Result<Candidates, Unfit>), Turn) =
+            self.query(turn, look).await?;
+        let not_yet = |unfit: Unfit| refuse(StatusCode::SERVICE_UNAVAILABLE, &unfit.to_string());
+        let candidates = candidates.map_err(not_yet)?;
         let computed = tokio::task::spawn_blocking(move || {
             let scores = candidates.scores().into_iter();
             let scores: BTreeMap<String, u8> = scores.map(|(host, score)| (host.to_owned(), score)).collect();

@@ -22,13 +22,18 @@ const FABRIC: LeafSpine = LeafSpine { racks: 2, hosts: 4, spines: 2 };
 
 const HEAD: &str = "listen = \"127.0.0.1:0\"\npage = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\n";
 
-/// A control without certificates, and where it listens: for agents, and for schedulers.
+/// A control that takes agents to come back for hardly any time.
 async fn start() -> (SocketAddr, SocketAddr) {
+    start_with("allocator = { policy = \"fifo\", round = \"1us\" }\n").await
+}
+
+/// A control without certificates, and where it listens: for agents, and for schedulers.
+async fn start_with(keys: &str) -> (SocketAddr, SocketAddr) {
     let more = "scheduler_extender = \"127.0.0.1:0\"\ninsecure_loopback = true\nsession_timeout = \"120s\"\n";
     let tenants = "tenant = [{ name = \"a\" }, { name = \"b\", hosts = [\"h1\"] }]\n\
                    scheduler_namespaces = { research = [\"a\"], team-b = [\"b\"] }\n";
     let topology = Topology::parse(&FABRIC.topology()).unwrap();
-    let server = Server::bind(Config::parse(&format!("{HEAD}{more}{tenants}"), topology).unwrap());
+    let server = Server::bind(Config::parse(&format!("{HEAD}{more}{keys}{tenants}"), topology).unwrap());
     let server = server.await.unwrap();
     let addresses = (server.local_address(), server.extender_address().unwrap());
     tokio::spawn(server.run(std::future::pending()));
@@ -152,6 +157,19 @@ async fn nodes_fail_with_a_reason_that_the_pod_shows() {
     assert!(other["h1"].as_str().unwrap().contains("namespace has no pods of tenant `b`"), "{other}");
     let none = failed("nobody", json!({ "harmonaize.dev/job": "j", "harmonaize.dev/workers": "none" })).await;
     assert!(none["h1"].as_str().unwrap().contains("`none` is no number of workers"), "{none}");
+}
+
+#[tokio::test]
+async fn a_control_that_has_just_begun_to_lead_fails_no_node() {
+    let (control, extender) = start_with("").await;
+    let _agents = agents(control, 0..2).await;
+    for verb in ["filter", "prioritize"] {
+        let served = args(0, &["h0", "h1", "nowhere"]);
+        assert_ne!(call(extender, verb, &served).await, Value::Null);
+        let body = args(0, &["h0", "h6"]).to_string();
+        let (code, said) = ask(extender, &format!("POST /{verb}"), JSON, body.as_bytes()).await;
+        assert!(code == 503 && said.contains("just begun to lead"), "{verb}: {code} {said}");
+    }
 }
 
 #[tokio::test]

@@ -42,6 +42,9 @@ pub enum Unfit {
     /// Nobody serves the worker there.
     #[error("the host's agent is not connected")]
     NoAgent,
+    /// Nobody does, and control has led for so short a time that an agent may come back.
+    #[error("control has just begun to lead, and agents are still to come back; try again")]
+    NotYet,
 }
 
 /// Everything that scores are made from: taken from the state at once, computed where nobody waits for it.
@@ -76,14 +79,18 @@ impl Queries<'_> {
             return Err(Unfit::Drained);
         }
         if !ctx.hosts.contains_key(&id) {
-            return Err(Unfit::NoAgent);
+            let soon = ctx.now < ctx.settings.return_time();
+            return Err(if soon { Unfit::NotYet } else { Unfit::NoAgent });
         }
         Ok(id)
     }
 
     /// Returns what the scores of these hosts are made from. Hosts that do not [fit](Self::fits) are left out. The job has the hosts of its
     /// runners, of its communicators of the same name, and those that the scheduler knows.
-    pub fn candidates(&self, worker: &NextWorker, hosts: &[String]) -> Candidates {
+    ///
+    /// # Errors
+    /// [`Unfit::NotYet`], where one of the hosts may fit soon.
+    pub fn candidates(&self, worker: &NextWorker, hosts: &[String]) -> Result<Candidates, Unfit> {
         let ctx = &self.ctx;
         let NextWorker { tenant, job, workers, assumed } = worker;
         let is_own = |known: &Communicator| known.tenant == *tenant && known.name == *job;
@@ -100,17 +107,20 @@ impl Queries<'_> {
         placed.extend(assumed.iter().filter_map(|host| topology.host(host)));
         let operation =
             own.iter().filter_map(|(id, _)| ctx.iterations.get(id)).map(|known| known.bytes()).max();
-        let fit = self.fits(tenant, hosts).into_iter().flatten().collect();
+        let fit = self.fits(tenant, hosts);
+        if fit.contains(&Err(Unfit::NotYet)) {
+            return Err(Unfit::NotYet);
+        }
         let view = self.view();
-        Candidates {
+        Ok(Candidates {
             topology: topology.clone(),
             conditions: view.conditions(),
             others: others(&view, |known| !is_own(known)),
             placed,
-            hosts: fit,
+            hosts: fit.into_iter().flatten().collect(),
             workers: *workers,
             operation: Bytes(operation.filter(|bytes| *bytes > 0).unwrap_or(OPERATION)),
-        }
+        })
     }
 }
 
