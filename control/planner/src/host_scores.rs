@@ -46,8 +46,8 @@ pub struct HostScores<'a> {
 /// Hosts that are alike, and what is predicted if one of them gets the next worker.
 struct Timed<'a> {
     place: Place<'a>,
-    /// Hosts of the group that was predicted.
-    size: usize,
+    /// Hosts of the job that they reach, and hosts of the group that was predicted.
+    size: (usize, usize),
     seconds: f64,
     hosts: Vec<HostId>,
 }
@@ -85,13 +85,14 @@ impl<'a> HostScores<'a> {
             .into_iter()
             .map(|((place, ..), hosts)| {
                 let first = hosts.first();
-                let (size, seconds) =
-                    first.and_then(|host| self.time(&mut ways, &pool, *host)).unwrap_or((0, f64::INFINITY));
+                let (size, seconds) = first
+                    .and_then(|host| self.time(&mut ways, &pool, *host))
+                    .unwrap_or(((0, 0), f64::INFINITY));
                 Timed { place, size, seconds, hosts }
             })
             .collect();
         // From hosts with fewer the others cannot be reached.
-        let size = times.iter().map(|kind| kind.size).max().unwrap_or(0);
+        let size = times.iter().map(|kind| kind.size).max().unwrap_or_default();
         let best = times.iter().filter(|kind| kind.size == size).map(|kind| kind.seconds);
         let best = best.fold(f64::INFINITY, f64::min);
         let is_best = |kind: &&Timed<'a>| kind.size == size && kind.seconds <= best * SAME;
@@ -144,21 +145,23 @@ impl<'a> HostScores<'a> {
         left.fold(0, u64::saturating_add)
     }
 
-    /// The predicted time of an operation in seconds where the next worker gets this host, and between how many hosts; none where nothing
-    /// reaches it. `pool`: hosts that could be in the job, and what each has left.
+    /// The predicted time of an operation in seconds where the next worker gets this host, and its [size](Timed::size); none where nothing
+    /// reaches it. Of the job's hosts those that it does not reach are left out. `pool`: hosts that could be in the job, and what each has left.
     fn time(
         &self,
         ways: &mut PathFinder<'_>,
         pool: &[(Reverse<u64>, HostId)],
         host: HostId,
-    ) -> Option<(usize, f64)> {
+    ) -> Option<((usize, usize), f64)> {
         if self.free(host) == 0 {
             return None;
         }
-        let mut group: Vec<HostId> = self.placed.iter().take(MAX_GROUP - 1).copied().collect();
-        for known in &group {
-            ways.crossings(*known, host)?;
+        let reached = self.placed.iter().copied().filter(|known| ways.crossings(*known, host).is_some());
+        let mut group: Vec<HostId> = reached.take(MAX_GROUP - 1).collect();
+        if group.is_empty() && !self.placed.is_empty() {
+            return None;
         }
+        let reached = group.len();
         if !group.contains(&host) {
             group.push(host);
         }
@@ -173,7 +176,7 @@ impl<'a> HostScores<'a> {
         nearby.sort_unstable();
         let lacking = size.saturating_sub(group.len());
         group.extend(nearby.into_iter().take(lacking).map(|(_, _, other)| other));
-        Some((group.len(), self.predict(&group)))
+        Some(((reached, group.len()), self.predict(&group)))
     }
 
     /// The least predicted time of an AllReduce in a group, in seconds.
@@ -306,6 +309,21 @@ mod tests {
         play.conditions.restrict(LinkId(0), LinkUse::Failed);
         let scores = play.scores(&[5], &ALL, 4);
         assert_eq!((scores[0], scores[7]), (Some(0), Some(10)), "{scores:?}");
+    }
+
+    #[test]
+    fn a_host_of_the_job_that_nothing_reaches_costs_no_other_its_score() {
+        let mut play = Play::new("8Gbit/s");
+        play.conditions.restrict(play.link_of(6), LinkUse::Failed);
+        let scores = play.scores(&[5, 6], &ALL, 4);
+        assert_eq!((scores[6], scores[7]), (Some(0), Some(10)), "{scores:?}");
+        assert!(scores[0].is_some_and(|score| (1..10).contains(&score)), "{scores:?}");
+        // Without the uplink of the first rack, whoever reaches more of the job's hosts gets the worker.
+        play.conditions.restrict(LinkId(0), LinkUse::Failed);
+        let scores = play.scores(&[0, 4, 5], &ALL, 4);
+        assert_eq!((scores[1], scores[7]), (Some(0), Some(10)), "{scores:?}");
+        // All that the job has is beyond it.
+        assert_eq!(play.scores(&[6], &ALL, 4), [Some(0); 8]);
     }
 
     #[test]
