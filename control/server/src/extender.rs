@@ -45,10 +45,16 @@ const PART: usize = 64 << 10;
 /// How long a request may take to come and to be answered, and as long again its answer to be read. By default the scheduler waits 5 s.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How long after a request came hosts are scored by predictions. Further ones are scored by their place alone.
+const SCORING: Duration = Duration::from_secs(2);
+
+/// Pods for which nodes are scored at a time. A scheduler asks for one after another.
+const SCORED: usize = 2;
+
 /// Requests that are read and answered at a time; others wait.
 const TURNS: usize = 4;
 
-/// The right to hold a request, what the state finds, and the answer. It ends where the last of them does.
+/// The right to hold a request, what the state finds, and the answer. It ends where the last of them does. Scores have turns of their own.
 type Turn = OwnedSemaphorePermit;
 
 /// What requests are answered from.
@@ -56,6 +62,8 @@ struct Extender {
     commands: Commands,
     access: Arc<Current>,
     turns: Arc<Semaphore>,
+    /// For scores, so that other pods' questions do not wait for them.
+    scored: Arc<Semaphore>,
     placements: Mutex<Placements>,
     begun: Instant,
 }
@@ -98,9 +106,10 @@ async fn filter(State(extender): State<Arc<Extender>>, request: Request) -> Resp
 }
 
 async fn prioritize(State(extender): State<Arc<Extender>>, request: Request) -> Response {
+    let until = Instant::now() + SCORING;
     let answered = async {
         let (args, names, turn) = extender.read(request).await?;
-        extender.prioritize(&args, names, turn).await
+        extender.prioritize(&args, names, turn, until).await
     };
     respond(answered).await
 }
@@ -154,8 +163,8 @@ fn refuse(code: StatusCode, text: &str) -> Refused {
 
 impl Extender {
     fn new(commands: Commands, access: Arc<Current>) -> Self {
-        let turns = Arc::new(Semaphore::new(TURNS));
-        Self { commands, access, turns, placements: Mutex::default(), begun: Instant::now() }
+        let [turns, scored] = [TURNS, SCORED].map(|most| Arc::new(Semaphore::new(most)));
+        Self { commands, access, turns, scored, placements: Mutex::default(), begun: Instant::now() }
     }
 
     /// Reads a request's body. Returns what it says, its nodes, and the turn that it has until its answer is read.
@@ -236,6 +245,7 @@ impl Extender {
         args: &Args,
         names: Vec<String>,
         turn: Turn,
+        until: Instant,
     ) -> Result<(Vec<HostPriority>, Turn), Refused> {
         let metadata = &args.pod.metadata;
         let Ok(Some(mut worker)) = metadata.worker(&self.access.get().namespaces) else {
@@ -244,7 +254,7 @@ impl Extender {
         let (tenant, job) = (worker.tenant.clone(), worker.job.clone());
         let key = (tenant.as_str(), job.as_str());
         worker.assumed = self.placements().others(self.begun.elapsed(), key, &metadata.uid);
-        let (names, scores, turn) = self.scores(worker, names, turn).await?;
+        let (names, scores, turn) = self.scores(worker, names, turn, until).await?;
         // Of the best ones the first by name.
         let some = scores.iter().rev().filter(|(_, score)| **score > 0);
         if let Some((host, _)) = some.max_by_key(|(_, score)| **score) {
@@ -253,14 +263,18 @@ impl Extender {
         Ok((prioritized(names, &scores), turn))
     }
 
-    /// The scores of those nodes that fit, and all names again. They are computed where nobody waits, and with that
-    /// the turn ends where the scheduler has left before.
+    /// The scores of those nodes that fit, all names again, and a turn for them instead of the request's. They are computed where nobody
+    /// waits, and where the scheduler has left before, the turn ends with that.
     async fn scores(
         &self,
         worker: NextWorker,
         names: Vec<String>,
         turn: Turn,
+        until: Instant,
     ) -> Result<(Vec<String>, BTreeMap<String, u8>, Turn), Refused> {
+        let busy =
+            |_| refuse(StatusCode::SERVICE_UNAVAILABLE, "nodes are being scored for others; try again");
+        let scored = Arc::clone(&self.scored).try_acquire_owned().map_err(busy)?;
         let look = move |state: &mut Controller, now: Duration| {
             let candidates = state.queries(now).candidates(&worker, &names);
             (names, candidates)
@@ -269,15 +283,16 @@ impl Extender {
             self.query(turn, look).await?;
         let not_yet = |unfit: Unfit| refuse(StatusCode::SERVICE_UNAVAILABLE, &unfit.to_string());
         let candidates = candidates.map_err(not_yet)?;
+        drop(turn);
         let computed = tokio::task::spawn_blocking(move || {
-            let scores = candidates.scores().into_iter();
+            let scores = candidates.scores(|| Instant::now() >= until).into_iter();
             let scores: BTreeMap<String, u8> = scores.map(|(host, score)| (host.to_owned(), score)).collect();
-            (scores, turn)
+            (scores, scored)
         });
         let failed =
             |error: tokio::task::JoinError| refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
-        let (scores, turn) = computed.await.map_err(failed)?;
-        Ok((names, scores, turn))
+        let (scores, scored) = computed.await.map_err(failed)?;
+        Ok((names, scores, scored))
     }
 
     fn placements(&self) -> std::sync::MutexGuard<'_, Placements> {
@@ -355,6 +370,25 @@ mod tests {
         assert_eq!(extender.turns.available_permits(), TURNS - 1);
         drop(asked);
         assert_eq!(extender.turns.available_permits(), TURNS);
+    }
+
+    #[tokio::test]
+    async fn more_scores_than_can_be_made_are_refused_at_once() {
+        let (_leads, commands) = Commands::new();
+        let extender = extender(commands);
+        let all = Arc::clone(&extender.scored).acquire_many_owned(SCORED as u32).await.unwrap();
+        let (code, text) = parts(prioritize(State(Arc::clone(&extender)), question()).await).await;
+        let expected = "nodes are being scored for others; try again\n";
+        assert_eq!((code, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, expected));
+        // What fits is asked nevertheless.
+        let (code, text) = parts(filter(State(Arc::clone(&extender)), question()).await).await;
+        assert_eq!(
+            (code, text.as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "no control is known to lead now\n")
+        );
+        drop(all);
+        let (_, text) = parts(prioritize(State(extender), question()).await).await;
+        assert_eq!(text, "no control is known to lead now\n");
     }
 
     /// An answer of several parts, and the turns of which it has one.

@@ -20,7 +20,7 @@ fn scores(world: &World, job: &str, assumed: &[&str]) -> BTreeMap<String, u8> {
     let before = format!("{:?}", world.state);
     let candidates = world.state.queries(world.now + RETURN).candidates(&worker, &hosts).unwrap();
     assert_eq!(format!("{:?}", world.state), before);
-    candidates.scores().into_iter().map(|(host, score)| (host.to_owned(), score)).collect()
+    candidates.scores(|| false).into_iter().map(|(host, score)| (host.to_owned(), score)).collect()
 }
 
 /// Hosts with the full score.

@@ -147,8 +147,9 @@ fn others(view: &View<'_>, counts: impl Fn(&Communicator) -> bool) -> BTreeMap<D
 }
 
 impl Candidates {
-    /// Scores the hosts by their names, from 0 to 10. In a fabric of thousands of hosts that all differ it takes seconds.
-    pub fn scores(&self) -> BTreeMap<&str, u8> {
+    /// Scores the hosts by their names, from 0 to 10. In a fabric of thousands of hosts that all differ it takes seconds. Once it is
+    /// `late`, hosts are scored by their place alone.
+    pub fn scores(&self, late: impl FnMut() -> bool) -> BTreeMap<&str, u8> {
         let each: BTreeSet<HostId> = self.hosts.iter().copied().collect();
         let each: Vec<HostId> = each.into_iter().collect();
         let scores = HostScores {
@@ -161,6 +162,6 @@ impl Candidates {
             operation: self.operation,
         };
         let name = |host: HostId| self.topology.hosts().get(host.0).map(|host| host.name.as_str());
-        scores.scores().into_iter().filter_map(|(host, score)| Some((name(host)?, score))).collect()
+        scores.scores(late).into_iter().filter_map(|(host, score)| Some((name(host)?, score))).collect()
     }
 }
