@@ -157,7 +157,8 @@ impl<'a> HostScores<'a> {
     }
 
     /// The predicted time of an operation in seconds where the next worker gets this host, and its [size](Timed::size); none where nothing
-    /// reaches it. Of the job's hosts those that it does not reach are left out. `pool`: hosts that could be in the job, and what each has left.
+    /// reaches it. Of the job's hosts those that it does not reach are left out. `pool`: hosts that could be in the job, and what each
+    /// has left.
     fn time(
         &self,
         ways: &mut PathFinder<'_>,
