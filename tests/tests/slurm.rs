@@ -87,7 +87,7 @@ impl Slurm {
         let mut command = Command::new(deployment.binaries().path("harmonaize").unwrap());
         command.env("HARMONAIZE_CONTROL", deployment.operators_address().to_string());
         command.arg("--tls").arg(deployment.operator());
-        self.run(command.args(["slurm", "nodes", "--workers", "2", "--partition", "all", "--tenant", "a"]))
+        self.run(command.args(["slurm", "nodes", "--workers", "2", "--tenant", "a"]))
     }
 
     /// What its programs say, for an error.
@@ -118,8 +118,9 @@ fn ranks_run_where_control_has_slurm_start_them() {
     let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
     let slurm = Slurm::start(&deployment);
     let all_idle = |_: &Deployment| {
-        let output = slurm.run(Command::new("sinfo").args(["--noheader", "--Node", "--format", "%N %T"]));
-        Ok((texts(&output).0 == "h0 idle\nh1 idle\nh2 idle\n").then_some(()))
+        let output =
+            slurm.run(Command::new("sinfo").args(["--noheader", "--Node", "--format", "%N %T %P %a"]));
+        Ok((texts(&output).0 == "h0 idle all* up\nh1 idle all* up\nh2 idle all* up\n").then_some(()))
     };
     let idle = deployment.wait_until("Slurm has no three idle nodes", all_idle);
     idle.unwrap_or_else(|error| panic!("{error:#}\n{}", slurm.logs()));

@@ -13,6 +13,7 @@ use harmonaize_api::v1::{AssumedJob, FabricHost, JobForecast, WhatIfRequest};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;
+use std::time::SystemTime;
 use tokio::process::Command;
 
 /// Examples of `slurm nodes`.
@@ -26,9 +27,6 @@ Examples:
 Nodes come from `sinfo`, and of control they are the hosts of the same names. Those of them that control does not know, that
 are drained there or that have no agent are left out, and standard error says so. Nothing changes, and nothing is kept
 free: Slurm decides when the job comes. Control needs [allocator] in its configuration.";
-
-/// The name of the job that control is asked about.
-const JOB: &str = "slurm-nodes";
 
 /// What is done for Slurm.
 #[derive(Subcommand)]
@@ -44,7 +42,7 @@ pub(crate) struct Nodes {
     /// How many nodes, or the fewest and the most.
     #[arg(long, value_name = "LEAST..MOST")]
     workers: Workers,
-    /// Nodes of this partition of Slurm; of all without.
+    /// Nodes of this partition of Slurm; of the default one without.
     #[arg(long, value_name = "PARTITION")]
     partition: Option<String>,
     /// The tenant whose job it is: where it may be, and how many ranks it may have. No limits bind without.
@@ -82,13 +80,24 @@ struct Node {
     state: String,
 }
 
+/// A line of `sinfo`: a node as one of its partitions has it.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    node: Node,
+    /// With a mark behind the default one.
+    partition: String,
+    /// Such as `up`, `down` or `drain`.
+    availability: String,
+}
+
 impl Nodes {
     /// Chooses nodes.
     ///
     /// # Errors
     /// Where Slurm or control cannot be asked, or a job would get too few nodes.
     pub(crate) async fn run(&self, control: &mut Operate) -> Result<String, Failure> {
-        let free = self.free(sinfo(self.partition.as_deref()).await?)?;
+        let lines = sinfo(self.partition.as_deref()).await?;
+        let free = self.free(up(lines, self.partition.as_deref())?)?;
         let (candidates, left_out) = usable(free, &control.fabric().await?.hosts);
         for (reason, hosts) in by_reason(&left_out) {
             let hosts: String = hostlist(&hosts).chars().map(visible).collect();
@@ -123,10 +132,16 @@ impl Nodes {
     /// The question to control: a job that may be on these hosts.
     fn request(&self, candidates: &[String]) -> WhatIfRequest {
         let Workers(workers_min, workers_max) = self.workers;
-        let (tenant, job) = (self.tenant.clone().unwrap_or_default(), JOB.to_owned());
+        let (tenant, job) = (self.tenant.clone().unwrap_or_default(), job_name(SystemTime::now()));
         let job = AssumedJob { tenant, job, workers_min, workers_max, hosts: candidates.to_vec() };
         WhatIfRequest { job: Some(job), ..WhatIfRequest::default() }
     }
+}
+
+/// The name of the job that control is asked about. Control refuses one that the tenant has, and so it is another each time.
+fn job_name(now: SystemTime) -> String {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("slurm-nodes-{}-{}", std::process::id(), since.as_nanos())
 }
 
 /// The hosts that control would give the job, all of them candidates.
@@ -144,11 +159,36 @@ fn chosen(candidates: &[String], job: Option<JobForecast>) -> Result<Vec<String>
     }
 }
 
+/// The nodes of partitions that start jobs: of those that `sinfo` was asked for, or else of the default one.
+fn up(lines: Vec<Line>, partition: Option<&str>) -> Result<BTreeSet<Node>, Failure> {
+    let (of, others): (Vec<Line>, Vec<Line>) =
+        lines.into_iter().partition(|line| partition.is_some() || line.partition.ends_with('*'));
+    let listed = |lines: &[Line], text: fn(&Line) -> String| {
+        let texts: BTreeSet<String> = lines.iter().map(text).collect();
+        texts.into_iter().collect::<Vec<_>>().join(", ")
+    };
+    if of.is_empty() && !others.is_empty() {
+        let known = listed(&others, |line| clean(&line.partition));
+        return Err(Failure::Refused(format!(
+            "Slurm has no default partition; give --partition with one of: {known}"
+        )));
+    }
+    let (up, down): (Vec<Line>, Vec<Line>) = of.into_iter().partition(|line| line.availability == "up");
+    if up.is_empty() && !down.is_empty() {
+        let known = listed(&down, |line| {
+            let name = line.partition.trim_end_matches('*');
+            format!("{} is {}", clean(name), clean(&line.availability))
+        });
+        return Err(Failure::Refused(format!("no job starts in this partition of Slurm: {known}")));
+    }
+    Ok(up.into_iter().map(|line| line.node).collect())
+}
+
 /// Asks Slurm for its nodes.
-async fn sinfo(partition: Option<&str>) -> Result<BTreeSet<Node>, Failure> {
+async fn sinfo(partition: Option<&str>) -> Result<Vec<Line>, Failure> {
     let mut command = Command::new("sinfo");
     // Its JSON differs between versions of Slurm, and comes without the filter of partitions.
-    command.args(["--noheader", "--Node", "--format", "%N %T"]);
+    command.args(["--noheader", "--Node", "--format", "%N %T %P %a"]);
     command.args(partition.map(|name| format!("--partition={name}"))).stdin(Stdio::null());
     let output = command.output().await.map_err(|error| {
         Failure::Refused(format!(
@@ -160,20 +200,24 @@ async fn sinfo(partition: Option<&str>) -> Result<BTreeSet<Node>, Failure> {
         let text: String = text.trim().chars().map(visible).take(600).collect();
         return Err(Failure::Refused(format!("sinfo failed ({}): {text}", output.status)));
     }
-    nodes(&String::from_utf8_lossy(&output.stdout))
+    lines(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// Reads what `sinfo` prints: a node and its state a line. A node of several partitions has several lines.
-fn nodes(text: &str) -> Result<BTreeSet<Node>, Failure> {
+/// Reads what `sinfo` prints. A node of several partitions has several lines.
+fn lines(text: &str) -> Result<Vec<Line>, Failure> {
     let lines = text.lines().filter(|line| !line.trim().is_empty());
-    let node = |line: &str| {
-        let mut words = line.split_whitespace();
-        match (words.next(), words.next(), words.next()) {
-            (Some(name), Some(state), None) => Ok(Node { name: name.to_owned(), state: state.to_owned() }),
-            _ => Err(Failure::Refused(format!("sinfo prints `{}`, not a node and its state", clean(line)))),
+    let line = |line: &str| match line.split_whitespace().collect::<Vec<_>>().as_slice() {
+        [name, state, partition, availability] => Ok(Line {
+            node: Node { name: (*name).to_owned(), state: (*state).to_owned() },
+            partition: (*partition).to_owned(),
+            availability: (*availability).to_owned(),
+        }),
+        _ => {
+            let text = format!("sinfo prints `{}`, not a node, its state and its partition", clean(line));
+            Err(Failure::Refused(text))
         }
     };
-    lines.map(node).collect()
+    lines.map(line).collect()
 }
 
 /// Free nodes that a job can have, and the others with why not.
@@ -256,27 +300,29 @@ fn hostlist(names: &[String]) -> String {
 mod tests {
     use super::*;
 
-    /// What `sinfo --noheader --Node --format "%N %T"` of Slurm 22.05 prints, of nodes in one partition or two.
+    /// What `sinfo --noheader --Node --format "%N %T %P %a"` of Slurm 22.05 prints, of nodes in one partition or two.
     const SINFO: &str = "\
-h0 mixed
-h0 mixed
-h1 idle
-h1 idle
-h2 idle*
-h3 drained
-h4 allocated
-h9 unknown*
+h0 mixed all* up
+h0 mixed gpu up
+h1 idle all* up
+h1 idle old down
+h2 idle* all* up
+h3 drained all* up
+h4 allocated all* up
+h5 idle gpu up
+h6 idle old down
+h9 unknown* all* up
 ";
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct Arguments {
         #[command(flatten)]
         nodes: Nodes,
     }
 
     fn asked(arguments: &[&str]) -> Nodes {
         let all = ["nodes", "--workers"].iter().chain(arguments);
-        <Line as clap::Parser>::try_parse_from(all).unwrap().nodes
+        <Arguments as clap::Parser>::try_parse_from(all).unwrap().nodes
     }
 
     fn names(names: &[&str]) -> Vec<String> {
@@ -292,24 +338,61 @@ h9 unknown*
 
     #[test]
     fn free_nodes_are_those_without_a_mark() {
-        let free = |arguments: &[&str]| asked(arguments).free(nodes(SINFO).unwrap()).unwrap();
+        let nodes = || up(lines(SINFO).unwrap(), None).unwrap();
+        let free = |arguments: &[&str]| asked(arguments).free(nodes()).unwrap();
         assert_eq!(free(&["2"]), ["h0", "h1"]);
         assert_eq!(free(&["2", "--idle-only"]), ["h1"]);
     }
 
     #[test]
     fn without_a_free_node_the_partition_is_named() {
-        let of = |text: &str| refusal(asked(&["2", "--partition", "gpu"]).free(nodes(text).unwrap()));
+        let nodes = |text: &str| up(lines(text).unwrap(), Some("gpu")).unwrap();
+        let of = |text: &str| refusal(asked(&["2", "--partition", "gpu"]).free(nodes(text)));
         assert_eq!(of("\n"), "sinfo lists no node of partition gpu; is the partition right?");
-        assert_eq!(of("h3 down*\nh4 drained\n"), "Slurm has no free node: none of 2 nodes of partition gpu");
+        assert_eq!(
+            of("h3 down* gpu up\nh4 drained gpu up\n"),
+            "Slurm has no free node: none of 2 nodes of partition gpu"
+        );
+    }
+
+    #[test]
+    fn partitions_are_not_mixed() {
+        let of = |text: &str, partition| up(lines(text).unwrap(), partition);
+        let names = |partition| -> Vec<String> {
+            of(SINFO, partition).unwrap().into_iter().map(|node| node.name).collect()
+        };
+        assert_eq!(names(None), ["h0", "h1", "h2", "h3", "h4", "h9"]);
+        // Here `sinfo` has left others out itself; nodes of one that is down do not count.
+        assert_eq!(names(Some("all,gpu,old")), ["h0", "h1", "h2", "h3", "h4", "h5", "h9"]);
+        assert_eq!(
+            refusal(of("h0 idle gpu up\nh1 idle gpu up\nh1 idle cpu up\n", None)),
+            "Slurm has no default partition; give --partition with one of: cpu, gpu"
+        );
+        assert_eq!(
+            refusal(of("h0 idle all* drain\nh1 idle all* drain\nh2 idle gpu up\n", None)),
+            "no job starts in this partition of Slurm: all is drain"
+        );
+        assert_eq!(of("", None).unwrap(), BTreeSet::new());
+    }
+
+    #[test]
+    fn no_job_has_the_name_that_is_asked_about() {
+        let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_nanos(1_796_000_000_123_456_789);
+        let name = job_name(now);
+        assert!(name.len() <= 63 && name.ends_with("-1796000000123456789"), "{name}");
+        assert_ne!(name, job_name(now + std::time::Duration::from_nanos(1)));
     }
 
     #[test]
     fn what_is_no_node_and_state_is_refused() {
-        for wrong in
-            ["h0", "h0 idle gpu", "NODELIST STATE\nslurm_load_node: Unable to contact\u{1b} controller"]
-        {
-            let text = refusal(nodes(wrong));
+        for wrong in [
+            "h0",
+            "h0 idle",
+            "h0 idle gpu",
+            "h0 idle gpu up 1",
+            "NODELIST STATE\nslurm_load_node: Unable to contact\u{1b} controller",
+        ] {
+            let text = refusal(lines(wrong));
             assert!(text.starts_with("sinfo prints `") && !text.contains('\u{1b}'), "{text}");
         }
     }

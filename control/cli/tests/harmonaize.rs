@@ -666,8 +666,9 @@ async fn slurm_nodes(
 
 #[tokio::test]
 async fn free_nodes_of_slurm_become_a_list_for_it() {
-    const SINFO: &str =
-        "printf 'h0 idle\\nh0 idle\\nh1 mixed\\nh2 allocated\\nh7 idle\\nh8 idle\\nh9 down*\\n'";
+    const SINFO: &str = "\
+         printf '%s all* up\\n' 'h0 idle' 'h1 mixed' 'h2 allocated' 'h7 idle' 'h8 idle' 'h9 down*'; \
+         test $# = 5 || printf '%s\\n' 'h0 idle gpu up' 'h6 idle gpu up' 'h5 idle old down'";
     let control = serve_with("allocator = { policy = \"fifo\" }\n").await;
     run_fake_agent(control, "h0", 0).await;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
@@ -677,9 +678,9 @@ async fn free_nodes_of_slurm_become_a_list_for_it() {
     let unknown = "harmonaize: left out, not in control's topology: h[7-8]\n";
     let away = format!("harmonaize: left out, no agent is connected: h1\n{unknown}");
     let ((code, out, err), asked) =
-        slurm_nodes(control, SINFO, &["--workers", "1..4", "--partition", "gpu"]).await;
+        slurm_nodes(control, SINFO, &["--workers", "1..4", "--partition", "all"]).await;
     assert_eq!((code, out.as_str(), err.as_str()), (0, "h0\n", away.as_str()));
-    assert_eq!(asked, "--noheader --Node --format %N %T --partition=gpu\n");
+    assert_eq!(asked, "--noheader --Node --format %N %T %P %a --partition=all\n");
     let ((code, out, err), _) = slurm_nodes(control, SINFO, &["--workers", "2"]).await;
     assert_eq!((code, out.as_str()), (1, ""));
     assert!(
@@ -719,7 +720,9 @@ async fn why_slurm_gives_no_node_is_said() {
             "sinfo failed (exit status: 1): slurm_load",
         ),
         ("true", "sinfo lists no node; is the partition right?"),
-        ("echo h0 allocated", "Slurm has no free node: none of 1 node\n"),
+        ("echo h0 allocated 'all*' up", "Slurm has no free node: none of 1 node\n"),
+        ("echo h0 idle gpu up", "Slurm has no default partition; give --partition with one of: gpu\n"),
+        ("echo h0 idle 'all*' down", "no job starts in this partition of Slurm: all is down\n"),
         ("echo PARTITION AVAIL TIMELIMIT", "sinfo prints `PARTITION AVAIL TIMELIMIT`, not a node"),
     ] {
         let ((code, out, err), _) = slurm_nodes(control, sinfo, &["--workers", "1"]).await;

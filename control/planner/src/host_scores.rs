@@ -46,9 +46,11 @@ pub struct HostScores<'a> {
 /// Hosts that are alike, and what is predicted if one of them gets the next worker.
 struct Timed<'a> {
     place: Place<'a>,
-    /// Hosts of the group that was predicted.
-    size: usize,
+    /// Hosts of the job that they reach, and hosts of the group that was predicted.
+    size: (usize, usize),
     seconds: f64,
+    /// Whether there was no time to predict it, though something may reach it.
+    late: bool,
     hosts: Vec<HostId>,
 }
 
@@ -70,11 +72,18 @@ impl<'a> HostScores<'a> {
     /// Scores each candidate from 0 to [`MAX_HOST_SCORE`]. A host that nothing reaches has 0. A host with twice the best one's time has
     /// half the score. Of the best, those next to the job's hosts have the full score, and others one less. While the job has no hosts,
     /// one place takes theirs. The same input gives the same scores. Cost: one prediction for each kind of host.
-    pub fn scores(&self) -> BTreeMap<HostId, u8> {
+    ///
+    /// `late` is asked before each prediction. Once it is, hosts are scored by their place alone, and have half of what is the most there.
+    pub fn scores(&self, mut late: impl FnMut() -> bool) -> BTreeMap<HostId, u8> {
         let mut kinds: BTreeMap<Alike<'a>, Vec<HostId>> = BTreeMap::new();
         for host in self.candidates {
             kinds.entry(self.alike(*host)).or_default().push(*host);
         }
+        let placed: BTreeSet<Place<'a>> =
+            self.placed.iter().map(|host| place_of(self.topology, *host)).collect();
+        // Where there is little time it goes to those that are likely the best.
+        let mut kinds: Vec<(Alike<'a>, Vec<HostId>)> = kinds.into_iter().collect();
+        kinds.sort_by_key(|((place, ..), _)| !placed.contains(place));
         let pool: BTreeSet<HostId> = self.placed.iter().chain(self.candidates).copied().collect();
         let mut pool: Vec<(Reverse<u64>, HostId)> =
             pool.into_iter().map(|host| (Reverse(self.free(host)), host)).collect();
@@ -84,25 +93,28 @@ impl<'a> HostScores<'a> {
         let times: Vec<Timed<'a>> = kinds
             .into_iter()
             .map(|((place, ..), hosts)| {
-                let first = hosts.first();
-                let (size, seconds) =
-                    first.and_then(|host| self.time(&mut ways, &pool, *host)).unwrap_or((0, f64::INFINITY));
-                Timed { place, size, seconds, hosts }
+                let first = hosts.first().copied();
+                let late = late();
+                let timed = first.filter(|_| !late).and_then(|host| self.time(&mut ways, &pool, host));
+                let (size, seconds) = timed.unwrap_or(((0, 0), f64::INFINITY));
+                let late = late && first.is_some_and(|host| self.free(host) > 0);
+                Timed { place, size, seconds, late, hosts }
             })
             .collect();
         // From hosts with fewer the others cannot be reached.
-        let size = times.iter().map(|kind| kind.size).max().unwrap_or(0);
+        let size = times.iter().map(|kind| kind.size).max().unwrap_or_default();
         let best = times.iter().filter(|kind| kind.size == size).map(|kind| kind.seconds);
         let best = best.fold(f64::INFINITY, f64::min);
         let is_best = |kind: &&Timed<'a>| kind.size == size && kind.seconds <= best * SAME;
         let near: BTreeSet<Place<'a>> = match self.placed.is_empty() {
-            false => self.placed.iter().map(|host| place_of(self.topology, *host)).collect(),
+            false => placed,
             true => largest_place(times.iter().filter(is_best)).into_iter().collect(),
         };
         let mut scores = BTreeMap::new();
         for kind in &times {
             let most = if near.contains(&kind.place) { MAX_HOST_SCORE } else { MAX_HOST_SCORE - 1 };
             let score = match kind.size == size && kind.seconds.is_finite() {
+                false if kind.late => most / 2,
                 false => 0,
                 true if is_best(&kind) => most,
                 true => ((best / kind.seconds * f64::from(MAX_HOST_SCORE)) as u8).min(most),
@@ -144,21 +156,24 @@ impl<'a> HostScores<'a> {
         left.fold(0, u64::saturating_add)
     }
 
-    /// The predicted time of an operation in seconds where the next worker gets this host, and between how many hosts; none where nothing
-    /// reaches it. `pool`: hosts that could be in the job, and what each has left.
+    /// The predicted time of an operation in seconds where the next worker gets this host, and its [size](Timed::size); none where nothing
+    /// reaches it. Of the job's hosts those that it does not reach are left out. `pool`: hosts that could be in the job, and what each
+    /// has left.
     fn time(
         &self,
         ways: &mut PathFinder<'_>,
         pool: &[(Reverse<u64>, HostId)],
         host: HostId,
-    ) -> Option<(usize, f64)> {
+    ) -> Option<((usize, usize), f64)> {
         if self.free(host) == 0 {
             return None;
         }
-        let mut group: Vec<HostId> = self.placed.iter().take(MAX_GROUP - 1).copied().collect();
-        for known in &group {
-            ways.crossings(*known, host)?;
+        let reached = self.placed.iter().copied().filter(|known| ways.crossings(*known, host).is_some());
+        let mut group: Vec<HostId> = reached.take(MAX_GROUP - 1).collect();
+        if group.is_empty() && !self.placed.is_empty() {
+            return None;
         }
+        let reached = group.len();
         if !group.contains(&host) {
             group.push(host);
         }
@@ -173,7 +188,7 @@ impl<'a> HostScores<'a> {
         nearby.sort_unstable();
         let lacking = size.saturating_sub(group.len());
         group.extend(nearby.into_iter().take(lacking).map(|(_, _, other)| other));
-        Some((group.len(), self.predict(&group)))
+        Some(((reached, group.len()), self.predict(&group)))
     }
 
     /// The least predicted time of an AllReduce in a group, in seconds.
@@ -223,6 +238,17 @@ mod tests {
 
         /// The scores of hosts from 0 to 7; none of those that are no candidates.
         fn scores(&self, placed: &[usize], candidates: &[usize], workers: usize) -> Vec<Option<u8>> {
+            self.scores_of(placed, candidates, workers, usize::MAX)
+        }
+
+        /// The same with time for so many predictions.
+        fn scores_of(
+            &self,
+            placed: &[usize],
+            candidates: &[usize],
+            workers: usize,
+            mut predictions: usize,
+        ) -> Vec<Option<u8>> {
             let placed = placed.iter().copied().map(HostId).collect();
             let candidates: Vec<HostId> = candidates.iter().copied().map(HostId).collect();
             let scores = HostScores {
@@ -234,7 +260,11 @@ mod tests {
                 workers,
                 operation: Bytes(1 << 20),
             };
-            let scores = scores.scores();
+            let scores = scores.scores(|| {
+                let late = predictions == 0;
+                predictions = predictions.saturating_sub(1);
+                late
+            });
             assert_eq!(scores.len(), candidates.len());
             self.hosts.iter().map(|host| scores.get(host).copied()).collect()
         }
@@ -306,6 +336,34 @@ mod tests {
         play.conditions.restrict(LinkId(0), LinkUse::Failed);
         let scores = play.scores(&[5], &ALL, 4);
         assert_eq!((scores[0], scores[7]), (Some(0), Some(10)), "{scores:?}");
+    }
+
+    #[test]
+    fn a_host_of_the_job_that_nothing_reaches_costs_no_other_its_score() {
+        let mut play = Play::new("8Gbit/s");
+        play.conditions.restrict(play.link_of(6), LinkUse::Failed);
+        let scores = play.scores(&[5, 6], &ALL, 4);
+        assert_eq!((scores[6], scores[7]), (Some(0), Some(10)), "{scores:?}");
+        assert!(scores[0].is_some_and(|score| (1..10).contains(&score)), "{scores:?}");
+        // Without the uplink of the first rack, whoever reaches more of the job's hosts gets the worker.
+        play.conditions.restrict(LinkId(0), LinkUse::Failed);
+        let scores = play.scores(&[0, 4, 5], &ALL, 4);
+        assert_eq!((scores[1], scores[7]), (Some(0), Some(10)), "{scores:?}");
+        // All that the job has is beyond it.
+        assert_eq!(play.scores(&[6], &ALL, 4), [Some(0); 8]);
+    }
+
+    #[test]
+    fn without_time_a_place_alone_tells() {
+        let mut play = Play::new("8Gbit/s");
+        play.conditions.restrict(play.link_of(6), LinkUse::Failed);
+        let scores = play.scores_of(&[5], &ALL, 4, 0);
+        assert_eq!(scores, [4, 4, 4, 4, 5, 5, 0, 5].map(Some));
+        // The first prediction is of those beside the job's host.
+        let some = play.scores_of(&[5], &[0, 1, 4, 7], 4, 1);
+        assert_eq!((some[0], some[4], some[7]), (Some(4), Some(10), Some(10)), "{some:?}");
+        let none_placed = play.scores_of(&[], &ALL, 4, 0);
+        assert_eq!(none_placed, [5, 5, 5, 5, 4, 4, 0, 4].map(Some));
     }
 
     #[test]

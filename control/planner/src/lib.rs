@@ -33,8 +33,8 @@ pub use coflow::{
 pub use conditions::{Conditions, Drains, LinkUse};
 pub use estimates::{CongestionReport, Connection, Estimate, Estimates, Probe};
 pub use harmonaize_topology::{
-    Aggregator, AggregatorId, DirectedLink, Host, HostId, Link, LinkId, MAX_PATHS, Node, Path, PathFinder,
-    Switch, SwitchId, SwitchKind, Topology, TopologyError, TraceError,
+    Aggregator, AggregatorId, DirectedLink, Host, HostId, Link, LinkId, MAX_NODES, MAX_PATHS, Node, Path,
+    PathFinder, Switch, SwitchId, SwitchKind, Topology, TopologyError, TraceError,
 };
 pub use harmonaize_units::{Bytes, Nanos, Position, Rate, TextError, UnitError, parse_toml};
 pub use hose::{Guarantee, GuaranteeCapacity, HoseModel};

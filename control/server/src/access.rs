@@ -35,12 +35,20 @@ pub struct Access {
     pub operators: BTreeMap<String, Role>,
     /// Hosts on which a tenant's processes may be; every one for a tenant that is not named.
     pub hosts: BTreeMap<String, BTreeSet<String>>,
+    /// Tenants whose pods a namespace of Kubernetes may have; the one of its own name for a namespace that is not named.
+    pub namespaces: BTreeMap<String, Vec<String>>,
 }
 
 impl Access {
+    /// Nobody is named yet.
+    pub(crate) fn new(protection: Protection) -> Self {
+        let (operators, hosts, namespaces) = Default::default();
+        Self { protection, operators, hosts, namespaces }
+    }
+
     /// Anyone on this machine may do everything.
     pub fn insecure_loopback() -> Self {
-        Self { protection: Protection::InsecureLoopback, operators: BTreeMap::new(), hosts: BTreeMap::new() }
+        Self::new(Protection::InsecureLoopback)
     }
 
     /// Who calls, if a role of at least `least` is his.

@@ -54,7 +54,8 @@ pub struct Config {
 }
 
 /// Keys that may change while control runs.
-const CHANGEABLE: [&str; 4] = ["tenant", "operator", "algorithm", "congestion_control"];
+const CHANGEABLE: [&str; 5] =
+    ["tenant", "operator", "algorithm", "congestion_control", "scheduler_namespaces"];
 
 /// Where a configuration was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,6 +137,8 @@ struct File {
     metrics: Option<SocketAddr>,
     page: Option<toml::Spanned<SocketAddr>>,
     scheduler_extender: Option<toml::Spanned<SocketAddr>>,
+    #[serde(default)]
+    scheduler_namespaces: BTreeMap<String, toml::Spanned<Vec<String>>>,
     topology: PathBuf,
     store: Option<PathBuf>,
     etcd: Option<toml::Spanned<Vec<String>>>,
@@ -331,7 +334,8 @@ impl File {
         };
         let scheduler_extender =
             self.scheduler_extender.map(|address| operators_only(text, address, &protection)).transpose()?;
-        let mut access = Access { protection, operators: BTreeMap::new(), hosts: BTreeMap::new() };
+        let mut access = Access::new(protection);
+        access.namespaces = namespaces(text, self.scheduler_namespaces)?;
         for FileOperator { name, role } in self.operator {
             let (at, name) = (name.span().start, name.into_inner());
             if topology.host(&name).is_some() || topology.aggregator(&name).is_some() {
@@ -475,6 +479,28 @@ impl FileAllocator {
         let (round, notice) = (time("round", &self.round)?, time("notice", &self.notice)?);
         Ok(AllocatorSettings { policy, round, notice })
     }
+}
+
+/// Tenants of pods by their namespaces. Who they are may be decided later.
+fn namespaces(
+    text: &str,
+    file: BTreeMap<String, toml::Spanned<Vec<String>>>,
+) -> Result<BTreeMap<String, Vec<String>>, TextError> {
+    let checked = file.into_iter().map(|(namespace, tenants)| {
+        let wrong = |message: String| TextError { at: Position::of(text, tenants.span().start), message };
+        if tenants.get_ref().is_empty() {
+            return Err(wrong(format!(
+                "namespace `{namespace}` names no tenant; leave it out for the one of its own name"
+            )));
+        }
+        match tenants.get_ref().iter().find(|tenant| !is_tenant_name(tenant)) {
+            Some(tenant) => Err(wrong(format!(
+                "`{tenant}` is no tenant's name: 1 to 63 visible ASCII characters, no slash"
+            ))),
+            None => Ok((namespace, tenants.into_inner())),
+        }
+    });
+    checked.collect()
 }
 
 /// The tenant that a choice is for, which is one of the file's; none where it is for all.
@@ -712,6 +738,18 @@ name = "a"
         assert!(open.starts_with("control.toml: line 1, column 22: `insecure_loopback` is for"), "{open}");
         let secured = GOOD.replace("insecure_loopback = true", "tls = \"tls\"");
         assert!(load(&format!("scheduler_extender = \"0.0.0.0:9480\"\n{secured}")).is_ok());
+    }
+
+    #[test]
+    fn namespaces_name_their_tenants() {
+        assert_eq!(load(GOOD).unwrap().access.namespaces, BTreeMap::new());
+        let namespaces = |text: &str| load(&format!("scheduler_namespaces = {{ {text} }}\n{GOOD}"));
+        let known = namespaces("team-b = [\"b\", \"c\"]").unwrap().access.namespaces;
+        assert_eq!(known, BTreeMap::from([("team-b".to_owned(), vec!["b".to_owned(), "c".to_owned()])]));
+        let none = namespaces("team-b = []").unwrap_err();
+        assert!(none.contains("namespace `team-b` names no tenant"), "{none}");
+        let slash = namespaces("team-b = [\"b/c\"]").unwrap_err();
+        assert!(slash.contains("`b/c` is no tenant's name"), "{slash}");
     }
 
     #[test]

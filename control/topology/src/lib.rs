@@ -17,7 +17,7 @@ pub mod text;
 pub use path::{DirectedLink, MAX_PATHS, Path, PathFinder, TraceError};
 
 /// Most hosts, and most switches, that a topology may have.
-const MAX_NODES: usize = 16384;
+pub const MAX_NODES: usize = 16384;
 
 /// A host, counted from 0 in the file's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

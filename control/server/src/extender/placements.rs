@@ -1,26 +1,25 @@
 //! Where pods of jobs are about to run. A scheduler does not say which host it has chosen, and a worker's runner asks only when its pod has
 //! started. Until then the host with the best score is taken to be the one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// How long a placement is remembered. Then the pod's runner has asked, or the pod is elsewhere.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Most placements that are remembered; one more and the oldest is forgotten.
-const MOST: usize = 4096;
+/// Most placements of a tenant that are remembered, as many as a communicator has ranks; one more and its oldest is forgotten.
+const MOST: usize = 1024;
 
 /// Most bytes of what Kubernetes tells pods by.
 const MOST_UID: usize = 64;
 
-/// Where pods are taken to be about to run, the oldest first.
+/// Where pods are taken to be about to run, by tenant, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Placements(VecDeque<Placement>);
+pub(super) struct Placements(BTreeMap<String, VecDeque<Placement>>);
 
 #[derive(Debug)]
 struct Placement {
     since: Duration,
-    tenant: String,
     job: String,
     pod: String,
     host: String,
@@ -29,11 +28,14 @@ struct Placement {
 impl Placements {
     /// Hosts of a job's other pods.
     pub(super) fn others(&mut self, now: Duration, (tenant, job): (&str, &str), pod: &str) -> Vec<String> {
-        while self.0.front().is_some_and(|first| first.since.saturating_add(REMEMBERED) <= now) {
-            self.0.pop_front();
-        }
-        let own =
-            self.0.iter().filter(|known| known.tenant == tenant && known.job == job && known.pod != pod);
+        self.0.retain(|_, known| {
+            while known.front().is_some_and(|first| first.since.saturating_add(REMEMBERED) <= now) {
+                known.pop_front();
+            }
+            !known.is_empty()
+        });
+        let own = self.0.get(tenant).into_iter().flatten();
+        let own = own.filter(|known| known.job == job && known.pod != pod);
         own.map(|known| known.host.clone()).collect()
     }
 
@@ -42,12 +44,13 @@ impl Placements {
         if pod.is_empty() || pod.len() > MOST_UID {
             return;
         }
-        self.0.retain(|known| known.pod != pod);
-        if self.0.len() >= MOST {
-            self.0.pop_front();
+        let own = self.0.entry(tenant.to_owned()).or_default();
+        own.retain(|known| known.pod != pod);
+        if own.len() >= MOST {
+            own.pop_front();
         }
-        let [tenant, job, pod, host] = [tenant, job, pod, host].map(str::to_owned);
-        self.0.push_back(Placement { since: now, tenant, job, pod, host });
+        let [job, pod, host] = [job, pod, host].map(str::to_owned);
+        own.push_back(Placement { since: now, job, pod, host });
     }
 }
 
@@ -72,8 +75,9 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_too_many_is_forgotten() {
+    fn the_oldest_of_a_tenants_too_many_is_forgotten() {
         let mut known = Placements::default();
+        known.add(Duration::ZERO, ("b", "train"), "first", "h7");
         for pod in 0..=MOST {
             known.add(Duration::ZERO, JOB, &pod.to_string(), &format!("h{pod}"));
         }
@@ -81,5 +85,6 @@ mod tests {
         known.add(Duration::ZERO, JOB, &"x".repeat(MOST_UID + 1), "h0");
         let hosts = known.others(Duration::ZERO, JOB, "");
         assert_eq!((hosts.len(), hosts.first().map(String::as_str)), (MOST, Some("h1")));
+        assert_eq!(known.others(Duration::ZERO, ("b", "train"), ""), ["h7"], "another tenant's");
     }
 }

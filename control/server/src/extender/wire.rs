@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// The label with a job's name. Pods without it are none of ours.
 const JOB: &str = "harmonaize.dev/job";
 
-/// The label with a tenant's name. Without it the tenant is called as the pod's namespace is.
+/// The label with a tenant's name. Without it the tenant is the first one of the pod's namespace.
 const TENANT: &str = "harmonaize.dev/tenant";
 
 /// The label with the number of a job's workers.
@@ -49,6 +49,12 @@ pub(super) enum LabelError {
     /// The job's name.
     #[error("label {JOB}: `{0}` is no job's name: give 1 to 63 letters, digits, dashes, dots or underscores")]
     Job(String),
+    /// A tenant of other namespaces.
+    #[error(
+        "label {TENANT}: the pod's namespace has no pods of tenant `{0}`; name one that it has, or have the \
+         provider allow it in scheduler_namespaces"
+    )]
+    Tenant(String),
     /// The number of workers.
     #[error("label {WORKERS}: `{0}` is no number of workers: give 1 to {max}", max = u32::MAX)]
     Workers(String),
@@ -77,11 +83,15 @@ pub(super) struct HostPriority {
 }
 
 impl Metadata {
-    /// The worker that a pod has; none where it is of no job of ours.
+    /// The worker that a pod has; none where it is of no job of ours. Who makes a pod writes its labels, and so `namespaces` says which
+    /// tenants it may name. A namespace that is not there has the one of its own name.
     ///
     /// # Errors
-    /// What of its labels makes no sense.
-    pub(super) fn worker(&self) -> Result<Option<NextWorker>, LabelError> {
+    /// What of its labels makes no sense, or is not for it to say.
+    pub(super) fn worker(
+        &self,
+        namespaces: &BTreeMap<String, Vec<String>>,
+    ) -> Result<Option<NextWorker>, LabelError> {
         let label = |name: &str| self.labels.as_ref().and_then(|labels| labels.get(name));
         let shown = |text: &String| text.chars().take(MOST_CHARS).collect::<String>();
         let Some(job) = label(JOB) else { return Ok(None) };
@@ -95,7 +105,12 @@ impl Metadata {
                 _ => return Err(LabelError::Workers(shown(text))),
             },
         };
-        let tenant = label(TENANT).unwrap_or(&self.namespace);
+        let own = std::slice::from_ref(&self.namespace);
+        let allowed = namespaces.get(&self.namespace).map_or(own, Vec::as_slice);
+        let tenant = label(TENANT).or(allowed.first()).unwrap_or(&self.namespace);
+        if !allowed.contains(tenant) {
+            return Err(LabelError::Tenant(shown(tenant)));
+        }
         Ok(Some(NextWorker { tenant: shown(tenant), job: job.clone(), workers, assumed: Vec::new() }))
     }
 }
@@ -105,7 +120,8 @@ mod tests {
     use super::*;
 
     fn worker(metadata: &str) -> Result<Option<NextWorker>, LabelError> {
-        serde_json::from_str::<Metadata>(metadata).unwrap().worker()
+        let namespaces = BTreeMap::from([("shared".to_owned(), ["b", "c"].map(str::to_owned).to_vec())]);
+        serde_json::from_str::<Metadata>(metadata).unwrap().worker(&namespaces)
     }
 
     #[test]
@@ -120,11 +136,32 @@ mod tests {
         assert_eq!(by_namespace, Ok(Some(of("a", usize::MAX))));
         let labels =
             r#"{"harmonaize.dev/job":"train","harmonaize.dev/tenant":"b","harmonaize.dev/workers":"16"}"#;
-        let by_label = worker(&format!(r#"{{"namespace":"a","labels":{labels}}}"#));
-        assert_eq!(by_label, Ok(Some(of("b", 16))));
+        let by_label =
+            |namespace: &str| worker(&format!(r#"{{"namespace":"{namespace}","labels":{labels}}}"#));
+        assert_eq!(by_label("b"), Ok(Some(of("b", 16))));
+        assert_eq!(by_label("shared"), Ok(Some(of("b", 16))));
         for foreign in ["{}", r#"{"labels":null}"#, r#"{"labels":{"app":"web"},"name":"web-0"}"#] {
             assert_eq!(worker(foreign), Ok(None), "{foreign}");
         }
+    }
+
+    #[test]
+    fn a_namespace_has_its_own_tenants_alone() {
+        let of = |namespace: &str, label: &str| {
+            let labels = format!(r#"{{"harmonaize.dev/job":"j"{label}}}"#);
+            let worker = worker(&format!(r#"{{"namespace":"{namespace}","labels":{labels}}}"#));
+            worker.map(|worker| worker.unwrap().tenant)
+        };
+        let label = |tenant: &str| format!(r#","harmonaize.dev/tenant":"{tenant}""#);
+        let refused = |tenant: &str| Err(LabelError::Tenant(tenant.to_owned()));
+        assert_eq!(of("a", &label("a")), Ok("a".to_owned()));
+        assert_eq!(of("a", &label("b")), refused("b"));
+        assert_eq!(of("shared", &label("c")), Ok("c".to_owned()));
+        assert_eq!(of("shared", ""), Ok("b".to_owned()));
+        for other in ["a", "shared", ""] {
+            assert_eq!(of("shared", &label(other)), refused(other));
+        }
+        assert_eq!(of("a", &label(&"x".repeat(70))), refused(&"x".repeat(63)));
     }
 
     #[test]

@@ -50,6 +50,16 @@ pub struct Settings {
     pub allocator: Option<AllocatorSettings>,
 }
 
+/// How long a control that begins to lead waits at most for agents of the one before.
+const RETURN: Duration = Duration::from_secs(30);
+
+impl Settings {
+    /// How long after its start control takes an agent that is away to come back. A first round waits as long for runners.
+    pub fn return_time(&self) -> Duration {
+        self.allocator.map_or(RETURN, |allocator| allocator.round.min(RETURN))
+    }
+}
+
 /// How hosts are given to jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorSettings {

@@ -22,12 +22,18 @@ const FABRIC: LeafSpine = LeafSpine { racks: 2, hosts: 4, spines: 2 };
 
 const HEAD: &str = "listen = \"127.0.0.1:0\"\npage = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\n";
 
-/// A control without certificates, and where it listens: for agents, and for schedulers.
+/// A control that takes agents to come back for hardly any time.
 async fn start() -> (SocketAddr, SocketAddr) {
+    start_with("allocator = { policy = \"fifo\", round = \"1us\" }\n").await
+}
+
+/// A control without certificates, and where it listens: for agents, and for schedulers.
+async fn start_with(keys: &str) -> (SocketAddr, SocketAddr) {
     let more = "scheduler_extender = \"127.0.0.1:0\"\ninsecure_loopback = true\nsession_timeout = \"120s\"\n";
-    let tenants = "tenant = [{ name = \"a\" }, { name = \"b\", hosts = [\"h1\"] }]\n";
+    let tenants = "tenant = [{ name = \"a\" }, { name = \"b\", hosts = [\"h1\"] }]\n\
+                   scheduler_namespaces = { research = [\"a\"], team-b = [\"b\"] }\n";
     let topology = Topology::parse(&FABRIC.topology()).unwrap();
-    let server = Server::bind(Config::parse(&format!("{HEAD}{more}{tenants}"), topology).unwrap());
+    let server = Server::bind(Config::parse(&format!("{HEAD}{more}{keys}{tenants}"), topology).unwrap());
     let server = server.await.unwrap();
     let addresses = (server.local_address(), server.extender_address().unwrap());
     tokio::spawn(server.run(std::future::pending()));
@@ -134,19 +140,36 @@ async fn pods_of_no_job_keep_all_their_nodes() {
 async fn nodes_fail_with_a_reason_that_the_pod_shows() {
     let (control, extender) = start().await;
     let _agents = agents(control, 0..2).await;
-    let failed = async |labels: Value| {
-        let metadata = json!({ "namespace": "nobody", "labels": labels });
+    let failed = async |namespace: &str, labels: Value| {
+        let metadata = json!({ "namespace": namespace, "labels": labels });
         let args = json!({ "Pod": { "metadata": metadata }, "NodeNames": ["h0", "h1"] });
         let scores = call(extender, "prioritize", &args).await;
         assert_eq!(scores[0]["Score"], 0, "{scores}");
         call(extender, "filter", &args).await["FailedNodes"].clone()
     };
-    let by_namespace = failed(json!({ "harmonaize.dev/job": "j" })).await;
+    let by_namespace = failed("nobody", json!({ "harmonaize.dev/job": "j" })).await;
     assert!(by_namespace["h0"].as_str().unwrap().contains("no such tenant"), "{by_namespace}");
-    let elsewhere = failed(json!({ "harmonaize.dev/job": "j", "harmonaize.dev/tenant": "b" })).await;
+    let labels = json!({ "harmonaize.dev/job": "j", "harmonaize.dev/tenant": "b" });
+    let elsewhere = failed("team-b", labels.clone()).await;
     assert_eq!(elsewhere, json!({ "h0": "the tenant may not be on this host" }));
-    let none = failed(json!({ "harmonaize.dev/job": "j", "harmonaize.dev/workers": "none" })).await;
+    // Who makes pods in a namespace is no other tenant by a label.
+    let other = failed("a", labels).await;
+    assert!(other["h1"].as_str().unwrap().contains("namespace has no pods of tenant `b`"), "{other}");
+    let none = failed("nobody", json!({ "harmonaize.dev/job": "j", "harmonaize.dev/workers": "none" })).await;
     assert!(none["h1"].as_str().unwrap().contains("`none` is no number of workers"), "{none}");
+}
+
+#[tokio::test]
+async fn a_control_that_has_just_begun_to_lead_fails_no_node() {
+    let (control, extender) = start_with("").await;
+    let _agents = agents(control, 0..2).await;
+    for verb in ["filter", "prioritize"] {
+        let served = args(0, &["h0", "h1", "nowhere"]);
+        assert_ne!(call(extender, verb, &served).await, Value::Null);
+        let body = args(0, &["h0", "h6"]).to_string();
+        let (code, said) = ask(extender, &format!("POST /{verb}"), JSON, body.as_bytes()).await;
+        assert!(code == 503 && said.contains("just begun to lead"), "{verb}: {code} {said}");
+    }
 }
 
 #[tokio::test]
@@ -167,6 +190,11 @@ async fn senseless_requests_are_refused_with_a_text() {
             assert!(code == 400 && said.contains(text), "{verb} {body}: {code} {said}");
         }
     }
+    let many = json!({ "Pod": {}, "NodeNames": vec!["h0"; 16_384] });
+    assert_eq!(call(extender, "filter", &many).await["NodeNames"].as_array().unwrap().len(), 16_384);
+    let more = json!({ "Pod": {}, "NodeNames": vec!["h0"; 16_385] }).to_string();
+    let (code, said) = ask(extender, "POST /filter", JSON, more.as_bytes()).await;
+    assert!(code == 400 && said.contains("at most 16384"), "{code} {said}");
     let deep = vec![b'['; 100_000];
     assert_eq!(ask(extender, "POST /filter", JSON, &deep).await.0, 400);
     let large = vec![b' '; (4 << 20) + 1];

@@ -4,19 +4,23 @@ use super::jobs::{Play, allocating};
 use super::world::{World, settings};
 use harmonaize_abi::Nanos;
 use harmonaize_planner::HostId;
-use harmonaize_server::state::{Instruction, LivePolicy, NextWorker, Settings, Unfit};
+use harmonaize_server::state::{AllocatorSettings, Instruction, LivePolicy, NextWorker, Settings, Unfit};
 use harmonaize_store::WithdrawalKind;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Agents that are away so long after control's start do not come back.
+const RETURN: Duration = Duration::from_secs(30);
 
 /// The scores of hosts for a job of tenant `a`.
 fn scores(world: &World, job: &str, assumed: &[&str]) -> BTreeMap<String, u8> {
     let assumed = assumed.iter().map(|host| (*host).to_owned()).collect();
     let worker = NextWorker { tenant: "a".to_owned(), job: job.to_owned(), workers: 3, assumed };
-    let hosts: Vec<String> = (0..9).map(|host| format!("h{host}")).collect();
+    let hosts: Vec<String> = (0..9).chain(0..2).map(|host| format!("h{host}")).collect();
     let before = format!("{:?}", world.state);
-    let candidates = world.state.queries(world.now).candidates(&worker, &hosts);
+    let candidates = world.state.queries(world.now + RETURN).candidates(&worker, &hosts).unwrap();
     assert_eq!(format!("{:?}", world.state), before);
-    candidates.scores().into_iter().map(|(host, score)| (host.to_owned(), score)).collect()
+    candidates.scores(|| false).into_iter().map(|(host, score)| (host.to_owned(), score)).collect()
 }
 
 /// Hosts with the full score.
@@ -34,6 +38,10 @@ fn hosts_that_cannot_serve_are_told_apart() {
     let drain = Instruction::Withdraw { targets, kind, from, until, reason: String::new() };
     let changes = world.state.consider(world.now, &drain).unwrap();
     world.state.apply_stored(world.now, &changes);
+    let fits = |tenant: &str, hosts: &[&str]| {
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        world.state.queries(world.now + RETURN).fits(tenant, &hosts)
+    };
     for (tenant, host, expected) in [
         ("a", "h1", Ok(HostId(1))),
         ("b", "h1", Ok(HostId(1))),
@@ -45,9 +53,35 @@ fn hosts_that_cannot_serve_are_told_apart() {
         ("a", "", Err(Unfit::NoHost)),
         ("c", "h1", Err(Unfit::NoTenant)),
     ] {
-        assert_eq!(world.state.queries(world.now).fits(tenant, host), expected, "{tenant} {host}");
+        assert_eq!(fits(tenant, &[host]), [expected], "{tenant} {host}");
     }
+    // The order is that of the names, of which one may come twice.
+    let [one, none] = [Ok(HostId(1)), Err(Unfit::NoHost)];
+    assert_eq!(fits("a", &["h1", "x", "h1"]), [one, none, one]);
     assert_eq!(scores(&world, "train", &[]).into_keys().collect::<Vec<_>>(), ["h1"]);
+}
+
+#[test]
+fn agents_have_time_to_come_back_when_control_begins_to_lead() {
+    let mut world = World::new(settings(4), 7);
+    world.agent(1);
+    let hosts = ["h0", "h1", "x"].map(str::to_owned);
+    let worker = NextWorker { tenant: "a".to_owned(), job: "j".to_owned(), workers: 2, assumed: Vec::new() };
+    let fits = |after: Duration| {
+        let queries = world.state.queries(after);
+        (queries.fits("a", &hosts), queries.candidates(&worker, &hosts).err())
+    };
+    let of = |host: Unfit| vec![Err(host), Ok(HostId(1)), Err(Unfit::NoHost)];
+    assert_eq!(fits(RETURN - Duration::from_nanos(1)), (of(Unfit::NotYet), Some(Unfit::NotYet)));
+    assert_eq!(fits(RETURN), (of(Unfit::NoAgent), None));
+    // As short as the allocator waits for runners, and never longer.
+    let of_round = |round| {
+        let allocator =
+            allocating(LivePolicy::Fifo).allocator.map(|known| AllocatorSettings { round, ..known });
+        Settings { allocator, ..settings(2) }.return_time()
+    };
+    assert_eq!(of_round(RETURN / 10), RETURN / 10);
+    assert_eq!(of_round(RETURN * 10), RETURN);
 }
 
 #[test]

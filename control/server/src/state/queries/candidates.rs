@@ -42,6 +42,9 @@ pub enum Unfit {
     /// Nobody serves the worker there.
     #[error("the host's agent is not connected")]
     NoAgent,
+    /// Nobody does, and control has led for so short a time that an agent may come back.
+    #[error("control has just begun to lead, and agents are still to come back; try again")]
+    NotYet,
 }
 
 /// Everything that scores are made from: taken from the state at once, computed where nobody waits for it.
@@ -51,21 +54,23 @@ pub struct Candidates {
     conditions: Conditions,
     others: BTreeMap<DirectedLink, u32>,
     placed: BTreeSet<HostId>,
+    /// As they were named, so that one may be there twice.
     hosts: Vec<HostId>,
     workers: usize,
     operation: Bytes,
 }
 
 impl Queries<'_> {
-    /// Whether a tenant's worker can be on a host.
-    ///
-    /// # Errors
-    /// Why it cannot.
-    pub fn fits(&self, tenant: &str, host: &str) -> Result<HostId, Unfit> {
+    /// Whether a tenant's worker can be on each of these hosts, in their order. The errors say why it cannot.
+    pub fn fits(&self, tenant: &str, hosts: &[String]) -> Vec<Result<HostId, Unfit>> {
+        let is_known = self.ctx.settings.tenants.iter().any(|known| known == tenant);
+        let fits = |host: &String| if is_known { self.fits_on(tenant, host) } else { Err(Unfit::NoTenant) };
+        hosts.iter().map(fits).collect()
+    }
+
+    /// The same for a tenant that is there, and one host.
+    fn fits_on(&self, tenant: &str, host: &str) -> Result<HostId, Unfit> {
         let ctx = &self.ctx;
-        if !ctx.settings.tenants.iter().any(|known| known == tenant) {
-            return Err(Unfit::NoTenant);
-        }
         let id = ctx.settings.topology.host(host).ok_or(Unfit::NoHost)?;
         if ctx.is_elsewhere(tenant, host) {
             return Err(Unfit::Elsewhere);
@@ -74,14 +79,18 @@ impl Queries<'_> {
             return Err(Unfit::Drained);
         }
         if !ctx.hosts.contains_key(&id) {
-            return Err(Unfit::NoAgent);
+            let soon = ctx.now < ctx.settings.return_time();
+            return Err(if soon { Unfit::NotYet } else { Unfit::NoAgent });
         }
         Ok(id)
     }
 
     /// Returns what the scores of these hosts are made from. Hosts that do not [fit](Self::fits) are left out. The job has the hosts of its
     /// runners, of its communicators of the same name, and those that the scheduler knows.
-    pub fn candidates(&self, worker: &NextWorker, hosts: &[String]) -> Candidates {
+    ///
+    /// # Errors
+    /// [`Unfit::NotYet`], where one of the hosts may fit soon.
+    pub fn candidates(&self, worker: &NextWorker, hosts: &[String]) -> Result<Candidates, Unfit> {
         let ctx = &self.ctx;
         let NextWorker { tenant, job, workers, assumed } = worker;
         let is_own = |known: &Communicator| known.tenant == *tenant && known.name == *job;
@@ -98,17 +107,20 @@ impl Queries<'_> {
         placed.extend(assumed.iter().filter_map(|host| topology.host(host)));
         let operation =
             own.iter().filter_map(|(id, _)| ctx.iterations.get(id)).map(|known| known.bytes()).max();
-        let fit: BTreeSet<HostId> = hosts.iter().filter_map(|host| self.fits(tenant, host).ok()).collect();
+        let fit = self.fits(tenant, hosts);
+        if fit.contains(&Err(Unfit::NotYet)) {
+            return Err(Unfit::NotYet);
+        }
         let view = self.view();
-        Candidates {
+        Ok(Candidates {
             topology: topology.clone(),
             conditions: view.conditions(),
             others: others(&view, |known| !is_own(known)),
             placed,
-            hosts: fit.into_iter().collect(),
+            hosts: fit.into_iter().flatten().collect(),
             workers: *workers,
             operation: Bytes(operation.filter(|bytes| *bytes > 0).unwrap_or(OPERATION)),
-        }
+        })
     }
 }
 
@@ -135,18 +147,21 @@ fn others(view: &View<'_>, counts: impl Fn(&Communicator) -> bool) -> BTreeMap<D
 }
 
 impl Candidates {
-    /// Scores the hosts by their names, from 0 to 10. In a fabric of thousands of hosts that all differ it takes seconds.
-    pub fn scores(&self) -> BTreeMap<&str, u8> {
+    /// Scores the hosts by their names, from 0 to 10. In a fabric of thousands of hosts that all differ it takes seconds. Once it is
+    /// `late`, hosts are scored by their place alone.
+    pub fn scores(&self, late: impl FnMut() -> bool) -> BTreeMap<&str, u8> {
+        let each: BTreeSet<HostId> = self.hosts.iter().copied().collect();
+        let each: Vec<HostId> = each.into_iter().collect();
         let scores = HostScores {
             topology: &self.topology,
             conditions: &self.conditions,
             others: &self.others,
             placed: &self.placed,
-            candidates: &self.hosts,
+            candidates: &each,
             workers: self.workers,
             operation: self.operation,
         };
         let name = |host: HostId| self.topology.hosts().get(host.0).map(|host| host.name.as_str());
-        scores.scores().into_iter().filter_map(|(host, score)| Some((name(host)?, score))).collect()
+        scores.scores(late).into_iter().filter_map(|(host, score)| Some((name(host)?, score))).collect()
     }
 }
