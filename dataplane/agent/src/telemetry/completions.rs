@@ -9,7 +9,7 @@ use harmonaize_analysis::trace::{Completion, Record};
 use harmonaize_events::{FlowKey, Mark, MarkKind};
 use harmonaize_metrics::Buckets;
 use harmonaize_transport::Flow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ struct QueuePair {
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Completions {
-    /// By communicator, epoch, the other participant, and the path to it.
+    /// By communicator, epoch, the other participant, and the path to it. The epoch is the one that the link was opened in.
     pairs: HashMap<(u64, u32, u32, u32), QueuePair>,
     series: Arc<Vec<CompletionDelays>>,
 }
@@ -62,9 +62,7 @@ impl Completions {
     /// Takes in a communicator's new epoch. `interface_of` tells which interface has an address.
     pub(crate) fn formed(&mut self, formed: &EpochLinks, interface_of: impl Fn(IpAddr) -> Option<String>) {
         let communicator = formed.communicator.0;
-        // What the epoch before the last ran on is closed by now.
-        let outlived = formed.epoch.0.saturating_sub(1);
-        self.pairs.retain(|(of, epoch, ..), _| *of != communicator || *epoch >= outlived);
+        self.forget(formed);
         let (mut paths, mut interfaces) = (BTreeMap::new(), BTreeMap::new());
         for (peer, flow) in &formed.flows {
             let Flow::Roce { local, remote, .. } = flow else { continue };
@@ -77,6 +75,24 @@ impl Completions {
             self.pairs.insert((communicator, formed.epoch.0, *peer, *path), pair);
             *path += 1;
         }
+    }
+
+    /// Forgets what the epoch before the last ran on, and is closed by now. A link that goes on has marks of the epoch that it was opened
+    /// in: its oldest one. One that has had a mark stays too, as a device may give a closed one's number again.
+    fn forget(&mut self, formed: &EpochLinks) {
+        let (communicator, outlived) = (formed.communicator.0, formed.epoch.0.saturating_sub(1));
+        let flows: HashSet<FlowKey> = formed.flows.iter().filter_map(|(_, flow)| sent_key(flow)).collect();
+        let mut oldest: HashMap<FlowKey, u32> = HashMap::new();
+        for ((of, epoch, ..), pair) in &self.pairs {
+            if *of == communicator && flows.contains(&pair.flow) {
+                oldest.entry(pair.flow).and_modify(|known| *known = (*known).min(*epoch)).or_insert(*epoch);
+            }
+        }
+        self.pairs.retain(|(of, epoch, ..), pair| {
+            let opened = oldest.get(&pair.flow);
+            let goes_on = opened.is_some_and(|opened| opened == epoch || pair.first.is_some());
+            *of != communicator || *epoch >= outlived || goes_on
+        });
     }
 
     /// A communicator is over.
@@ -215,12 +231,46 @@ mod tests {
         assert_eq!(completions.series()[0].seconds.count(), 3);
     }
 
+    /// The evidence of a mark, where the programs see no packet.
+    fn is_evidence(completions: &mut Completions, ports: &RdmaPorts, mark: &Mark) -> bool {
+        matches!(completions.record(mark, ports, &measured()), Some(Record::Completion(_)))
+    }
+
     #[test]
-    fn queue_pairs_go_with_their_epochs_and_series_stay() {
+    fn a_link_that_goes_on_is_known_by_the_epoch_it_was_opened_in() {
+        let (mut completions, mut ports) = (Completions::default(), RdmaPorts::default());
+        read(&mut ports, 0, 1000);
+        for epoch in 1..=9 {
+            completions.formed(&formed(7, epoch, 2), eth0);
+            assert!(is_evidence(&mut completions, &ports, &mark(1, 0, 10)), "in epoch {epoch}");
+        }
+        assert_eq!(completions.series()[0].seconds.count(), 9);
+        assert_eq!(completions.pairs.len(), 6, "the first epoch, and the last two");
+        // Of an epoch whose links went elsewhere, nothing stays but for one change.
+        (10..=11).for_each(|epoch| completions.formed(&formed(7, epoch, 3), eth0));
+        assert!(!is_evidence(&mut completions, &ports, &mark(1, 0, 10)));
+        assert_eq!(completions.pairs.len(), 4);
+    }
+
+    #[test]
+    fn a_number_that_a_device_gives_again_is_told_apart() {
+        let (mut completions, mut ports) = (Completions::default(), RdmaPorts::default());
+        read(&mut ports, 0, 1000);
+        completions.formed(&formed(7, 1, 2), eth0);
+        assert!(is_evidence(&mut completions, &ports, &mark(1, 0, 10)));
+        completions.formed(&formed(7, 2, 3), eth0);
+        for epoch in 3..=9 {
+            completions.formed(&formed(7, epoch, 2), eth0);
+            assert!(is_evidence(&mut completions, &ports, &mark(3, 0, 10)), "in epoch {epoch}");
+        }
+    }
+
+    #[test]
+    fn queue_pairs_go_with_their_communicator_and_series_stay() {
         let (mut completions, ports) = (Completions::default(), RdmaPorts::default());
         (1..=3).for_each(|epoch| completions.formed(&formed(7, epoch, 2), eth0));
         completions.formed(&formed(8, 1, 2), |_| None);
-        assert_eq!(completions.pairs.len(), 6);
+        assert_eq!(completions.pairs.len(), 8);
         for epoch in 1..=3 {
             completions.record(&mark(epoch, 0, 1), &ports, &measured());
         }
@@ -230,7 +280,7 @@ mod tests {
         let series = completions.series();
         let counts =
             series.iter().map(|one| (one.interface.as_str(), one.peer.as_str(), one.seconds.count()));
-        assert_eq!(counts.collect::<Vec<_>>(), [("eth0", "10.0.1.2", 2), ("", "10.0.1.2", 0)]);
+        assert_eq!(counts.collect::<Vec<_>>(), [("eth0", "10.0.1.2", 3), ("", "10.0.1.2", 0)]);
     }
 
     #[test]
