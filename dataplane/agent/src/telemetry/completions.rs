@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Other ends with series of their own, for good.
+/// Pairs of an interface and another end with series of their own, for good.
 const PEERS: usize = 64;
 /// The labels of all others.
 const OTHER: &str = "other";
@@ -37,10 +37,12 @@ pub struct CompletionDelays {
 #[derive(Debug)]
 struct QueuePair {
     interface: String,
+    /// The other end's address.
+    peer: String,
     /// What leaves by it, with interface 0.
     flow: FlowKey,
-    /// Its place among the series.
-    series: usize,
+    /// Its place among the series, from its first message on.
+    series: Option<usize>,
     /// When the first message of it was seen.
     first: Option<Nanos>,
 }
@@ -70,8 +72,8 @@ impl Completions {
             let path: &mut u32 = paths.entry(*peer).or_default();
             let interface =
                 interfaces.entry(*local).or_insert_with(|| interface_of(*local).unwrap_or_default());
-            let series = self.series_of(interface, &remote.to_canonical().to_string());
-            let pair = QueuePair { interface: interface.clone(), flow, series, first: None };
+            let peer = remote.to_canonical().to_string();
+            let pair = QueuePair { interface: interface.clone(), peer, flow, series: None, first: None };
             self.pairs.insert((communicator, formed.epoch.0, *peer, *path), pair);
             *path += 1;
         }
@@ -101,19 +103,19 @@ impl Completions {
     }
 
     /// The place of another end's series, or of that of all others.
-    fn series_of(&mut self, interface: &str, peer: &str) -> usize {
+    fn series_of(all: &mut Arc<Vec<CompletionDelays>>, interface: &str, peer: &str) -> usize {
         let find = |series: &[CompletionDelays], interface: &str, peer: &str| {
             series.iter().position(|one| one.interface == interface && one.peer == peer)
         };
-        if let Some(known) = find(&self.series, interface, peer) {
+        if let Some(known) = find(all, interface, peer) {
             return known;
         }
-        let (interface, peer) = if self.series.len() < PEERS { (interface, peer) } else { (OTHER, OTHER) };
-        find(&self.series, interface, peer).unwrap_or_else(|| {
+        let (interface, peer) = if all.len() < PEERS { (interface, peer) } else { (OTHER, OTHER) };
+        find(all, interface, peer).unwrap_or_else(|| {
             let (interface, peer) = (interface.to_owned(), peer.to_owned());
             let seconds = Buckets::new(&SECONDS);
-            Arc::make_mut(&mut self.series).push(CompletionDelays { interface, peer, seconds });
-            self.series.len() - 1
+            Arc::make_mut(all).push(CompletionDelays { interface, peer, seconds });
+            all.len() - 1
         })
     }
 
@@ -127,8 +129,10 @@ impl Completions {
         if mark.kind != MarkKind::Completed as u32 {
             return Some(Record::Mark(*mark));
         }
-        let pair = self.pairs.get_mut(&(mark.communicator, mark.epoch, mark.peer, mark.channel))?;
-        if let Some(series) = Arc::make_mut(&mut self.series).get_mut(pair.series) {
+        let Self { pairs, series } = self;
+        let pair = pairs.get_mut(&(mark.communicator, mark.epoch, mark.peer, mark.channel))?;
+        let place = *pair.series.get_or_insert_with(|| Self::series_of(series, &pair.interface, &pair.peer));
+        if let Some(series) = Arc::make_mut(series).get_mut(place) {
             series.seconds.observe(mark.segment as f64 / 1e9);
         }
         let first = *pair.first.get_or_insert(Nanos(mark.time_ns));
@@ -280,12 +284,14 @@ mod tests {
         let series = completions.series();
         let counts =
             series.iter().map(|one| (one.interface.as_str(), one.peer.as_str(), one.seconds.count()));
-        assert_eq!(counts.collect::<Vec<_>>(), [("eth0", "10.0.1.2", 3), ("", "10.0.1.2", 0)]);
+        assert_eq!(counts.collect::<Vec<_>>(), [("eth0", "10.0.1.2", 3)], "without a message there is none");
     }
 
     #[test]
     fn other_ends_beyond_the_room_are_summed_up() {
         let (mut completions, ports) = (Completions::default(), RdmaPorts::default());
+        // Those without a message take no room.
+        (100..=255).for_each(|host| completions.formed(&formed(7, 1, host), eth0));
         for host in 0..100 {
             completions.formed(&formed(7, 1, host), eth0);
             completions.record(&mark(1, 0, 1), &ports, &measured());
