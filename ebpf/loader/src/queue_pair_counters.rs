@@ -94,7 +94,7 @@ impl NotCounted {
     "{EMPTY_MESSAGES} messages in a row have no counter: one has too many queue pairs for the kernel to tell; \
      `rdma statistic qp unbind` takes some off"
 )]
-struct Repeats;
+struct RepeatedCounter;
 
 /// The counters by queue pair of an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,27 +143,27 @@ fn counters_of(index: u32) -> io::Result<Vec<QueuePairCounter>> {
     let mut request = Vec::new();
     push_number(&mut request, DEVICE_INDEX, index);
     push_number(&mut request, COUNTED, QUEUE_PAIRS.into());
-    let mut told = Told::default();
-    list(Some(netlink::RDMA), GET_COUNTERS, &request, |_, body| told.take(body))?;
-    Ok(told.found)
+    let mut listed = CounterList::default();
+    list(Some(netlink::RDMA), GET_COUNTERS, &request, |_, body| listed.take(body))?;
+    Ok(listed.found)
 }
 
-/// What a device's list has told so far.
+/// What a device's list has named so far.
 #[derive(Debug, Default)]
-struct Told {
+struct CounterList {
     found: Vec<QueuePairCounter>,
     /// Messages in a row without a counter.
     empty: u32,
 }
 
-impl Told {
+impl CounterList {
     /// Takes a message; returns whether more is wanted. The kernel ends a message before a counter that does not fit into the rest, and
     /// begins the next with it. One that fits into none has it send empty ones for ever.
     fn take(&mut self, body: &[u8]) -> io::Result<bool> {
         let empty = all(body, COUNTERS).all(|table| all(table, COUNTER).next().is_none());
         self.empty = if empty { self.empty + 1 } else { 0 };
         if self.empty >= EMPTY_MESSAGES {
-            return Err(io::Error::other(Repeats));
+            return Err(io::Error::other(RepeatedCounter));
         }
         let more = MAX_COUNTERS.saturating_sub(self.found.len());
         self.found.extend(counters(body).take(more));
@@ -351,26 +351,26 @@ mod tests {
         };
         let (one, none) = (message(&[counter(4, &[178], &[])]), message(&[]));
         let mut rounds = 0;
-        let mut told = Told::default();
+        let mut listed = CounterList::default();
         let endless = || {
             rounds += 1;
             let first = rounds == 1;
             Ok(datagram(&if first { [one.clone(), none.clone()] } else { [none.clone(), none.clone()] }))
         };
-        let error = read_list(endless, |_, body| told.take(body)).unwrap_err();
-        assert_eq!((rounds, told.found.len()), (2, 1));
+        let error = read_list(endless, |_, body| listed.take(body)).unwrap_err();
+        assert_eq!((rounds, listed.found.len()), (2, 1));
         let why = judge("d0", Some("mlx5_core".into()), Err(error)).unwrap_err();
         assert!(why.label() == "refused" && why.to_string().contains("too many queue pairs"), "{why}");
         // Empty ones between others are none of it, and odd counters are counters.
         let odd = message(&[nested(COUNTER, &[])]);
-        let mut told = Told::default();
+        let mut listed = CounterList::default();
         for body in [&none, &none, &one, &none, &none, &odd, &none, &none] {
-            assert!(told.take(body).unwrap());
+            assert!(listed.take(body).unwrap());
         }
         let many = message(&vec![counter(4, &[], &[]); 500]);
-        assert!(told.take(&many).unwrap() && told.take(&many).unwrap());
-        assert!(!told.take(&many).unwrap(), "no more are kept");
-        assert_eq!(told.found.len(), MAX_COUNTERS);
+        assert!(listed.take(&many).unwrap() && listed.take(&many).unwrap());
+        assert!(!listed.take(&many).unwrap(), "no more are kept");
+        assert_eq!(listed.found.len(), MAX_COUNTERS);
     }
 
     #[test]

@@ -15,9 +15,9 @@ const MESSAGES: usize = 4;
 /// They are no further apart than this. After as long without a message no queue is known.
 const SPAN: Duration = Duration::from_millis(50);
 
-/// A message.
+/// A message that the engine timed.
 #[derive(Debug, Clone, Copy, Default)]
-struct Message {
+struct TimedMessage {
     seen: Nanos,
     /// How long it waited.
     waited: Duration,
@@ -30,7 +30,7 @@ struct Message {
 pub(super) struct CompletionMonitor {
     last: Nanos,
     /// The newest last.
-    recent: [Message; MESSAGES],
+    recent: [TimedMessage; MESSAGES],
     count: usize,
     /// The most bytes a second.
     max_rate: WindowedMinMax<u64>,
@@ -50,7 +50,7 @@ impl CompletionMonitor {
     pub(super) fn new(link: Link, limits: &Limits) -> Self {
         Self {
             last: Nanos(0),
-            recent: [Message::default(); MESSAGES],
+            recent: [TimedMessage::default(); MESSAGES],
             count: 0,
             max_rate: WindowedMinMax::default(),
             rest: WindowedMinMax::default(),
@@ -89,11 +89,11 @@ impl CompletionMonitor {
         }
         self.recent.rotate_left(1);
         if let Some(newest) = self.recent.last_mut() {
-            *newest = Message { seen: now, waited, sending };
+            *newest = TimedMessage { seen: now, waited, sending };
         }
         self.count = (self.count + 1).min(MESSAGES);
         let rest = self.rest.min().unwrap_or(waited);
-        let least = self.least_wait(now).unwrap_or(Message { seen: now, waited: rest, sending });
+        let least = self.least_wait(now).unwrap_or(TimedMessage { seen: now, waited: rest, sending });
         let delay = self.pressure(least, rest, limits);
         self.evidence += u64::from(delay >= MILD);
         let changed = self.hysteresis.step(now, delay, self.evidence, limits);
@@ -112,14 +112,14 @@ impl CompletionMonitor {
     }
 
     /// The one of the last messages that waited least; none of too few, or too old ones.
-    fn least_wait(&self, now: Nanos) -> Option<Message> {
+    fn least_wait(&self, now: Nanos) -> Option<TimedMessage> {
         let enough = self.count == MESSAGES && now.since(self.recent.first()?.seen) <= SPAN;
         self.recent.iter().min_by_key(|message| message.waited).filter(|_| enough).copied()
     }
 
     /// A queue's pressure, by the rule of round trips. The engine sees completions when it looks, so that no shorter queue is news on
     /// fast links either. Nor is one that is over before the message would be sent: a device slower than its best is none.
-    fn pressure(&self, least: Message, rest: Duration, limits: &Limits) -> f64 {
+    fn pressure(&self, least: TimedMessage, rest: Duration, limits: &Limits) -> f64 {
         let queue = least.waited.saturating_sub(rest);
         let jitter = self.jitter.min().unwrap_or_default();
         let unit = limits.delay.max(JITTERS * jitter).max(least.sending);
