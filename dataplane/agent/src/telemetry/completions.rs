@@ -72,8 +72,13 @@ impl Completions {
             let path: &mut u32 = paths.entry(*peer).or_default();
             let interface =
                 interfaces.entry(*local).or_insert_with(|| interface_of(*local).unwrap_or_default());
-            let peer = remote.to_canonical().to_string();
-            let pair = QueuePair { interface: interface.clone(), peer, flow, series: None, first: None };
+            let pair = QueuePair {
+                interface: interface.clone(),
+                peer: remote.to_canonical().to_string(),
+                flow,
+                series: None,
+                first: None,
+            };
             self.pairs.insert((communicator, formed.epoch.0, *peer, *path), pair);
             *path += 1;
         }
