@@ -127,7 +127,8 @@ pub enum Event<'a> {
         path: u16,
         /// From handing it to the device until its completion was seen here.
         took: Duration,
-        /// Payload bytes that the device has carried out meanwhile for this endpoint, this message's included.
+        /// Payload bytes that the device had meanwhile for this endpoint, whether it has carried them out or not. This message's are
+        /// among them.
         bytes: u64,
     },
     /// The link has ended, by the peer, the network, or a breach of protocol. Nothing follows.

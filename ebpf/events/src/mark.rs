@@ -31,7 +31,7 @@ pub enum MarkKind {
     /// A session with an aggregator was given up by this participant; of no operation.
     GivenUp = 9,
     /// A device has carried out a message of payload for a peer, of no operation. `segment` are the nanoseconds from handing it over until
-    /// its completion was seen, `bytes` what the device carried out meanwhile of this engine's payloads, `channel` the path to the peer.
+    /// its completion was seen, `bytes` what the device had meanwhile of this engine's payloads, `channel` the path to the peer.
     Completed = 10,
 }
 

@@ -28,6 +28,8 @@ pub struct Scene {
     pub ports: Vec<RdmaPort>,
     /// What they have counted by queue pair.
     pub queue_pair_counters: Vec<QueuePairCounters>,
+    /// How often that was read.
+    pub device_readings: u64,
     /// Their parameters of DCQCN.
     pub dcqcn: Vec<Dcqcn>,
     /// Events that were not read yet.
@@ -145,7 +147,9 @@ impl Collector for Fake {
     }
 
     fn read_queue_pair_counters(&mut self, into: &mut Vec<QueuePairCounters>) {
-        into.clone_from(&self.scene().queue_pair_counters);
+        let mut scene = self.scene();
+        scene.device_readings += 1;
+        into.clone_from(&scene.queue_pair_counters);
     }
 
     fn read_dcqcn(&mut self, into: &mut Vec<Dcqcn>) {

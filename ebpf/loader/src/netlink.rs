@@ -26,6 +26,15 @@ const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
 /// Of an attribute's kind, what is no flag.
 const KIND: u16 = 0x3fff;
+/// The most messages of a list that are read.
+const MAX_MESSAGES: u32 = 1 << 16;
+
+/// A list of the kernel that does not end.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the list has more than {MAX_MESSAGES} messages, the most that are read: look with `rdma` or `tc` what fills it"
+)]
+struct TooManyMessages;
 
 /// The index of an interface in the calling thread's network namespace.
 pub(crate) fn index_of(name: &str) -> io::Result<u32> {
@@ -56,6 +65,7 @@ fn has_filters(index: u32, place: u32) -> io::Result<bool> {
     let mut found = false;
     list(ROUTE, GET_FILTERS, &traffic_control(index, 0, place), |kind, _| {
         found |= kind == NEW_FILTER;
+        Ok(!found)
     })?;
     Ok(found)
 }
@@ -65,32 +75,42 @@ fn traffic_control(index: u32, handle: u32, parent: u32) -> Vec<u8> {
     [0, index, handle, parent, 0].into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
-/// Asks for a list, and hands each message of it to `with`: kind and body.
+/// Asks for a list, and hands each message of it to `with`: kind and body. It says whether to go on.
 ///
 /// # Errors
-/// What the kernel refuses it with, or an answer that ends in the midst.
+/// What the kernel refuses it with, or an answer that ends in the midst or not at all. What `with` finds wrong.
 pub(crate) fn list(
     protocol: Option<Protocol>,
     kind: u16,
     body: &[u8],
-    mut with: impl FnMut(u16, &[u8]),
+    with: impl FnMut(u16, &[u8]) -> io::Result<bool>,
 ) -> io::Result<()> {
     let socket = ask(protocol, kind, DUMP, body)?;
     let mut buffer = vec![0; 1 << 16];
-    loop {
-        let received = receive(&socket, &mut buffer)?;
+    read_list(|| receive(&socket, &mut buffer).map(<[u8]>::to_vec), with)
+}
+
+/// Reads a list to its end, or until `with` has enough of it.
+pub(crate) fn read_list(
+    mut receive: impl FnMut() -> io::Result<Vec<u8>>,
+    mut with: impl FnMut(u16, &[u8]) -> io::Result<bool>,
+) -> io::Result<()> {
+    for _ in 0..MAX_MESSAGES {
+        let received = receive()?;
         if received.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        for (kind, body) in messages(received) {
+        for (kind, body) in messages(&received) {
             match kind {
                 // A list that could not be made ends with the reason.
                 DONE if body.is_empty() => return Ok(()),
                 DONE | ERROR => return refusal(body),
-                _ => with(kind, body),
+                _ if with(kind, body)? => {}
+                _ => return Ok(()),
             }
         }
     }
+    Err(io::Error::other(TooManyMessages))
 }
 
 fn ask(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8]) -> io::Result<OwnedFd> {
@@ -174,6 +194,30 @@ mod tests {
         assert_eq!(refusal(&(-2i32).to_ne_bytes()).unwrap_err().raw_os_error(), Some(2));
         assert!(refusal(&0i32.to_ne_bytes()).is_ok());
         assert!(refusal(&[]).is_err());
+    }
+
+    #[test]
+    fn a_list_ends_where_enough_is_read_or_the_kernel_never_ends_it() {
+        let message = |kind: u16| [&20_u32.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 14]].concat();
+        let read = |most: u32| {
+            let mut seen = 0;
+            let ended = read_list(
+                || Ok(message(NEW_FILTER)),
+                |_, _| {
+                    seen += 1;
+                    Ok(seen < most)
+                },
+            );
+            (seen, ended.map_err(|error| error.to_string()))
+        };
+        assert_eq!(read(3), (3, Ok(())));
+        let (seen, ended) = read(u32::MAX);
+        assert_eq!(seen, MAX_MESSAGES);
+        assert!(ended.unwrap_err().contains("65536 messages"));
+        let mut answers = vec![message(DONE), message(NEW_FILTER)];
+        assert!(read_list(|| Ok(answers.pop().unwrap_or_default()), |_, _| Ok(true)).is_ok());
+        let cut = read_list(|| Ok(Vec::new()), |_, _| Ok(true)).unwrap_err();
+        assert_eq!(cut.kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

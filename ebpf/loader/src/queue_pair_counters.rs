@@ -30,6 +30,8 @@ const VALUE: u16 = 83;
 
 /// The most counters of a device that are read, and queue pairs of a counter.
 const MAX_COUNTERS: usize = 1024;
+/// Messages in a row without a counter, after which the kernel is taken to repeat itself.
+const EMPTY_MESSAGES: u32 = 3;
 /// The driver that can bind counters: Linux has no other that does.
 const BINDS: &str = "mlx5_core";
 
@@ -86,6 +88,14 @@ impl NotCounted {
     }
 }
 
+/// The kernel tells of a counter that does not fit into its message, over and over.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{EMPTY_MESSAGES} messages in a row have no counter: one has too many queue pairs for the kernel to tell; \
+     `rdma statistic qp unbind` takes some off"
+)]
+struct RepeatedCounter;
+
 /// The counters by queue pair of an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuePairCounters {
@@ -105,7 +115,10 @@ pub fn read_queue_pair_counters(into: &mut Vec<QueuePairCounters>) {
         return;
     }
     let mut indexes = BTreeMap::new();
-    let listed = list(Some(netlink::RDMA), GET_DEVICES, &[], |_, body| indexes.extend(named_device(body)));
+    let listed = list(Some(netlink::RDMA), GET_DEVICES, &[], |_, body| {
+        indexes.extend(named_device(body));
+        Ok(true)
+    });
     for device in devices {
         let found = match (&listed, indexes.get(&device)) {
             (Err(error), _) => {
@@ -130,12 +143,32 @@ fn counters_of(index: u32) -> io::Result<Vec<QueuePairCounter>> {
     let mut request = Vec::new();
     push_number(&mut request, DEVICE_INDEX, index);
     push_number(&mut request, COUNTED, QUEUE_PAIRS.into());
-    let mut found = Vec::new();
-    list(Some(netlink::RDMA), GET_COUNTERS, &request, |_, body| {
-        let more = MAX_COUNTERS.saturating_sub(found.len());
-        found.extend(counters(body).take(more));
-    })?;
-    Ok(found)
+    let mut listed = CounterList::default();
+    list(Some(netlink::RDMA), GET_COUNTERS, &request, |_, body| listed.take(body))?;
+    Ok(listed.found)
+}
+
+/// What a device's list has named so far.
+#[derive(Debug, Default)]
+struct CounterList {
+    found: Vec<QueuePairCounter>,
+    /// Messages in a row without a counter.
+    empty: u32,
+}
+
+impl CounterList {
+    /// Takes a message; returns whether more is wanted. The kernel ends a message before a counter that does not fit into the rest, and
+    /// begins the next with it. One that fits into none has it send empty ones for ever.
+    fn take(&mut self, body: &[u8]) -> io::Result<bool> {
+        let empty = all(body, COUNTERS).all(|table| all(table, COUNTER).next().is_none());
+        self.empty = if empty { self.empty + 1 } else { 0 };
+        if self.empty >= EMPTY_MESSAGES {
+            return Err(io::Error::other(RepeatedCounter));
+        }
+        let more = MAX_COUNTERS.saturating_sub(self.found.len());
+        self.found.extend(counters(body).take(more));
+        Ok(self.found.len() < MAX_COUNTERS)
+    }
 }
 
 /// What an answer means. Drivers that bind none answer with an empty list as others do of which nobody asked for any.
@@ -212,6 +245,7 @@ fn value(entry: &[u8]) -> Option<(&str, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::read_list;
     use crate::rdma::PortCounter::*;
 
     /// Set by the kernel where an attribute has others within.
@@ -303,6 +337,40 @@ mod tests {
                 let _ = (counters(&changed).count(), named_device(&changed));
             }
         }
+    }
+
+    #[test]
+    fn a_kernel_that_repeats_itself_is_left_alone() {
+        // A datagram with messages that the kernel begins as many others.
+        let datagram = |bodies: &[Vec<u8>]| {
+            let framed = bodies.iter().map(|body| {
+                let length = (16 + body.len() as u32).to_ne_bytes();
+                [&length[..], &GET_COUNTERS.to_ne_bytes(), &[0; 10], body].concat()
+            });
+            framed.collect::<Vec<_>>().concat()
+        };
+        let (one, none) = (message(&[counter(4, &[178], &[])]), message(&[]));
+        let mut rounds = 0;
+        let mut listed = CounterList::default();
+        let endless = || {
+            rounds += 1;
+            let first = rounds == 1;
+            Ok(datagram(&if first { [one.clone(), none.clone()] } else { [none.clone(), none.clone()] }))
+        };
+        let error = read_list(endless, |_, body| listed.take(body)).unwrap_err();
+        assert_eq!((rounds, listed.found.len()), (2, 1));
+        let why = judge("d0", Some("mlx5_core".into()), Err(error)).unwrap_err();
+        assert!(why.label() == "refused" && why.to_string().contains("too many queue pairs"), "{why}");
+        // Empty ones between others are none of it, and odd counters are counters.
+        let odd = message(&[nested(COUNTER, &[])]);
+        let mut listed = CounterList::default();
+        for body in [&none, &none, &one, &none, &none, &odd, &none, &none] {
+            assert!(listed.take(body).unwrap());
+        }
+        let many = message(&vec![counter(4, &[], &[]); 500]);
+        assert!(listed.take(&many).unwrap() && listed.take(&many).unwrap());
+        assert!(!listed.take(&many).unwrap(), "no more are kept");
+        assert_eq!(listed.found.len(), MAX_COUNTERS);
     }
 
     #[test]

@@ -9,11 +9,11 @@ use harmonaize_analysis::trace::{Completion, Record};
 use harmonaize_events::{FlowKey, Mark, MarkKind};
 use harmonaize_metrics::Buckets;
 use harmonaize_transport::Flow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Other ends with series of their own, for good.
+/// Pairs of an interface and another end with series of their own, for good.
 const PEERS: usize = 64;
 /// The labels of all others.
 const OTHER: &str = "other";
@@ -37,10 +37,12 @@ pub struct CompletionDelays {
 #[derive(Debug)]
 struct QueuePair {
     interface: String,
+    /// The other end's address.
+    peer: String,
     /// What leaves by it, with interface 0.
     flow: FlowKey,
-    /// Its place among the series.
-    series: usize,
+    /// Its place among the series, from its first message on.
+    series: Option<usize>,
     /// When the first message of it was seen.
     first: Option<Nanos>,
 }
@@ -48,7 +50,7 @@ struct QueuePair {
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Completions {
-    /// By communicator, epoch, the other participant, and the path to it.
+    /// By communicator, epoch, the other participant, and the path to it. The epoch is the one that the link was opened in.
     pairs: HashMap<(u64, u32, u32, u32), QueuePair>,
     series: Arc<Vec<CompletionDelays>>,
 }
@@ -62,9 +64,7 @@ impl Completions {
     /// Takes in a communicator's new epoch. `interface_of` tells which interface has an address.
     pub(crate) fn formed(&mut self, formed: &EpochLinks, interface_of: impl Fn(IpAddr) -> Option<String>) {
         let communicator = formed.communicator.0;
-        // What the epoch before the last ran on is closed by now.
-        let outlived = formed.epoch.0.saturating_sub(1);
-        self.pairs.retain(|(of, epoch, ..), _| *of != communicator || *epoch >= outlived);
+        self.forget(formed);
         let (mut paths, mut interfaces) = (BTreeMap::new(), BTreeMap::new());
         for (peer, flow) in &formed.flows {
             let Flow::Roce { local, remote, .. } = flow else { continue };
@@ -72,11 +72,34 @@ impl Completions {
             let path: &mut u32 = paths.entry(*peer).or_default();
             let interface =
                 interfaces.entry(*local).or_insert_with(|| interface_of(*local).unwrap_or_default());
-            let series = self.series_of(interface, &remote.to_canonical().to_string());
-            let pair = QueuePair { interface: interface.clone(), flow, series, first: None };
+            let pair = QueuePair {
+                interface: interface.clone(),
+                peer: remote.to_canonical().to_string(),
+                flow,
+                series: None,
+                first: None,
+            };
             self.pairs.insert((communicator, formed.epoch.0, *peer, *path), pair);
             *path += 1;
         }
+    }
+
+    /// Forgets what the epoch before the last ran on, and is closed by now. A link that goes on has marks of the epoch that it was opened
+    /// in: its oldest one. One that has had a mark stays too, as a device may give a closed one's number again.
+    fn forget(&mut self, formed: &EpochLinks) {
+        let (communicator, outlived) = (formed.communicator.0, formed.epoch.0.saturating_sub(1));
+        let flows: HashSet<FlowKey> = formed.flows.iter().filter_map(|(_, flow)| sent_key(flow)).collect();
+        let mut oldest: HashMap<FlowKey, u32> = HashMap::new();
+        for ((of, epoch, ..), pair) in &self.pairs {
+            if *of == communicator && flows.contains(&pair.flow) {
+                oldest.entry(pair.flow).and_modify(|known| *known = (*known).min(*epoch)).or_insert(*epoch);
+            }
+        }
+        self.pairs.retain(|(of, epoch, ..), pair| {
+            let opened = oldest.get(&pair.flow);
+            let goes_on = opened.is_some_and(|opened| opened == epoch || pair.first.is_some());
+            *of != communicator || *epoch >= outlived || goes_on
+        });
     }
 
     /// A communicator is over.
@@ -85,19 +108,19 @@ impl Completions {
     }
 
     /// The place of another end's series, or of that of all others.
-    fn series_of(&mut self, interface: &str, peer: &str) -> usize {
+    fn series_of(all: &mut Arc<Vec<CompletionDelays>>, interface: &str, peer: &str) -> usize {
         let find = |series: &[CompletionDelays], interface: &str, peer: &str| {
             series.iter().position(|one| one.interface == interface && one.peer == peer)
         };
-        if let Some(known) = find(&self.series, interface, peer) {
+        if let Some(known) = find(all, interface, peer) {
             return known;
         }
-        let (interface, peer) = if self.series.len() < PEERS { (interface, peer) } else { (OTHER, OTHER) };
-        find(&self.series, interface, peer).unwrap_or_else(|| {
+        let (interface, peer) = if all.len() < PEERS { (interface, peer) } else { (OTHER, OTHER) };
+        find(all, interface, peer).unwrap_or_else(|| {
             let (interface, peer) = (interface.to_owned(), peer.to_owned());
             let seconds = Buckets::new(&SECONDS);
-            Arc::make_mut(&mut self.series).push(CompletionDelays { interface, peer, seconds });
-            self.series.len() - 1
+            Arc::make_mut(all).push(CompletionDelays { interface, peer, seconds });
+            all.len() - 1
         })
     }
 
@@ -111,8 +134,10 @@ impl Completions {
         if mark.kind != MarkKind::Completed as u32 {
             return Some(Record::Mark(*mark));
         }
-        let pair = self.pairs.get_mut(&(mark.communicator, mark.epoch, mark.peer, mark.channel))?;
-        if let Some(series) = Arc::make_mut(&mut self.series).get_mut(pair.series) {
+        let Self { pairs, series } = self;
+        let pair = pairs.get_mut(&(mark.communicator, mark.epoch, mark.peer, mark.channel))?;
+        let place = *pair.series.get_or_insert_with(|| Self::series_of(series, &pair.interface, &pair.peer));
+        if let Some(series) = Arc::make_mut(series).get_mut(place) {
             series.seconds.observe(mark.segment as f64 / 1e9);
         }
         let first = *pair.first.get_or_insert(Nanos(mark.time_ns));
@@ -215,12 +240,46 @@ mod tests {
         assert_eq!(completions.series()[0].seconds.count(), 3);
     }
 
+    /// The evidence of a mark, where the programs see no packet.
+    fn is_evidence(completions: &mut Completions, ports: &RdmaPorts, mark: &Mark) -> bool {
+        matches!(completions.record(mark, ports, &measured()), Some(Record::Completion(_)))
+    }
+
     #[test]
-    fn queue_pairs_go_with_their_epochs_and_series_stay() {
+    fn a_link_that_goes_on_is_known_by_the_epoch_it_was_opened_in() {
+        let (mut completions, mut ports) = (Completions::default(), RdmaPorts::default());
+        read(&mut ports, 0, 1000);
+        for epoch in 1..=9 {
+            completions.formed(&formed(7, epoch, 2), eth0);
+            assert!(is_evidence(&mut completions, &ports, &mark(1, 0, 10)), "in epoch {epoch}");
+        }
+        assert_eq!(completions.series()[0].seconds.count(), 9);
+        assert_eq!(completions.pairs.len(), 6, "the first epoch, and the last two");
+        // Of an epoch whose links went elsewhere, nothing stays but for one change.
+        (10..=11).for_each(|epoch| completions.formed(&formed(7, epoch, 3), eth0));
+        assert!(!is_evidence(&mut completions, &ports, &mark(1, 0, 10)));
+        assert_eq!(completions.pairs.len(), 4);
+    }
+
+    #[test]
+    fn a_number_that_a_device_gives_again_is_told_apart() {
+        let (mut completions, mut ports) = (Completions::default(), RdmaPorts::default());
+        read(&mut ports, 0, 1000);
+        completions.formed(&formed(7, 1, 2), eth0);
+        assert!(is_evidence(&mut completions, &ports, &mark(1, 0, 10)));
+        completions.formed(&formed(7, 2, 3), eth0);
+        for epoch in 3..=9 {
+            completions.formed(&formed(7, epoch, 2), eth0);
+            assert!(is_evidence(&mut completions, &ports, &mark(3, 0, 10)), "in epoch {epoch}");
+        }
+    }
+
+    #[test]
+    fn queue_pairs_go_with_their_communicator_and_series_stay() {
         let (mut completions, ports) = (Completions::default(), RdmaPorts::default());
         (1..=3).for_each(|epoch| completions.formed(&formed(7, epoch, 2), eth0));
         completions.formed(&formed(8, 1, 2), |_| None);
-        assert_eq!(completions.pairs.len(), 6);
+        assert_eq!(completions.pairs.len(), 8);
         for epoch in 1..=3 {
             completions.record(&mark(epoch, 0, 1), &ports, &measured());
         }
@@ -230,12 +289,14 @@ mod tests {
         let series = completions.series();
         let counts =
             series.iter().map(|one| (one.interface.as_str(), one.peer.as_str(), one.seconds.count()));
-        assert_eq!(counts.collect::<Vec<_>>(), [("eth0", "10.0.1.2", 2), ("", "10.0.1.2", 0)]);
+        assert_eq!(counts.collect::<Vec<_>>(), [("eth0", "10.0.1.2", 3)], "without a message there is none");
     }
 
     #[test]
     fn other_ends_beyond_the_room_are_summed_up() {
         let (mut completions, ports) = (Completions::default(), RdmaPorts::default());
+        // Those without a message take no room.
+        (100..=255).for_each(|host| completions.formed(&formed(7, 1, host), eth0));
         for host in 0..100 {
             completions.formed(&formed(7, 1, host), eth0);
             completions.record(&mark(1, 0, 1), &ports, &measured());

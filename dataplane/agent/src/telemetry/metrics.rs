@@ -8,10 +8,10 @@ use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::series::{Series, SeriesTotals};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::congestion::{Congestion, Path};
-use harmonaize_events::{Direction, Totals};
-use harmonaize_loader::{Dcqcn, PortCounter, QueuePairCounter};
+use harmonaize_events::{Direction, FlowKey, Totals};
+use harmonaize_loader::{Dcqcn, PortCounter, QueuePairCounter, QueuePairCounters};
 use harmonaize_metrics::{Family, Labels, Page, label};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What the agent tells of itself.
 #[derive(Clone, Copy, Debug, Default)]
@@ -191,6 +191,7 @@ fn queue_pairs(page: &mut Page, reading: &Reading) {
         let state = one.counters.as_ref().map_or_else(|reason| reason.label(), |_| "bound");
         family.count(with(&vec![("device", one.device.clone())], "state", state), 1);
     }
+    let repeated = repeated_numbers(devices);
     let bound: Vec<(Labels, &QueuePairCounter)> = devices
         .iter()
         .flat_map(|one| one.counters.iter().flatten().map(move |counter| (&one.device, counter)))
@@ -198,7 +199,7 @@ fn queue_pairs(page: &mut Page, reading: &Reading) {
         .map(|(device, counter)| {
             let (port, number) = (counter.port.to_string(), counter.number.to_string());
             let labels = vec![("device", device.clone()), ("port", port), ("counter", number)];
-            (with(&labels, "peer", &peer(reading, &counter.queue_pairs)), counter)
+            (with(&labels, "peer", &peer(reading, &counter.queue_pairs, &repeated)), counter)
         })
         .collect();
     let families: [(&'static str, &'static str, PortCounter); 7] = [
@@ -238,14 +239,30 @@ fn dcqcn(page: &mut Page, devices: &[Dcqcn]) {
     }
 }
 
-/// The other end's address, where all of some queue pairs are own ones to there. Else it is empty.
-fn peer(reading: &Reading, queue_pairs: &[u32]) -> String {
+/// Numbers of queue pairs that counters of more than one device are bound to: each device numbers its own.
+fn repeated_numbers(devices: &[QueuePairCounters]) -> HashSet<u32> {
+    let (mut seen, mut repeated) = (HashSet::new(), HashSet::new());
+    for one in devices {
+        let counters = one.counters.iter().flatten();
+        let numbers: HashSet<u32> =
+            counters.flat_map(|counter| counter.queue_pairs.iter().copied()).collect();
+        repeated.extend(numbers.intersection(&seen));
+        seen.extend(numbers);
+    }
+    repeated
+}
+
+/// The other end's address, where all of some queue pairs are own ones to there. Else it is empty, as where more than one device has
+/// queue pairs of these numbers.
+fn peer(reading: &Reading, queue_pairs: &[u32], repeated: &HashSet<u32>) -> String {
     let own = reading.owners.keys().filter(|key| key.direction == Direction::Ingress as u8);
     let own: Vec<_> = own.filter(|key| queue_pairs.contains(&key.queue_pair)).collect();
-    let Some(first) = own.first().map(|key| key.remote_address()) else { return String::new() };
-    let known = queue_pairs.iter().all(|pair| own.iter().any(|key| key.queue_pair == *pair));
-    if known && own.iter().all(|key| key.remote_address() == first) {
-        first.to_string()
+    let Some(first) = own.first() else { return String::new() };
+    let known = |pair: &u32| !repeated.contains(pair) && own.iter().any(|key| key.queue_pair == *pair);
+    // A device has an address of its own.
+    let same = |key: &&FlowKey| (key.local, key.remote) == (first.local, first.remote);
+    if queue_pairs.iter().all(known) && own.iter().all(same) {
+        first.remote_address().to_string()
     } else {
         String::new()
     }
@@ -670,6 +687,48 @@ mod tests {
                 &label(3, ""),
             ]
         );
+    }
+
+    /// Two devices have queue pairs of the same numbers, whoever owns which.
+    #[test]
+    fn numbers_of_several_devices_name_no_other_end() {
+        let peers = |flows: Vec<(u8, u32)>, bound: &[&[u32]]| {
+            let mut own = OwnFlows::default();
+            let flows = flows.into_iter().map(|(device, local_pair)| {
+                let local = [10, 0, device, 1].into();
+                let remote = [10, 0, 9, 9].into();
+                (1, harmonaize_transport::Flow::Roce { local, remote, local_pair, remote_pair: 99 })
+            });
+            own.formed(
+                &EpochLinks { flows: flows.collect(), ..formed(1, 1) },
+                Nanos(1),
+                &[],
+                &mut Vec::new(),
+            );
+            let device = |(at, pairs): (usize, &&[u32])| QueuePairCounters {
+                device: format!("mlx5_{at}"),
+                counters: Ok(vec![QueuePairCounter {
+                    queue_pairs: pairs.to_vec(),
+                    counters: [(PortCounter::Timeouts, 5)].into_iter().collect(),
+                    ..QueuePairCounter::default()
+                }]),
+            };
+            let reading = Reading {
+                owners: std::sync::Arc::new(own.owners().clone()),
+                queue_pair_counters: bound.iter().enumerate().map(device).collect(),
+                ..Reading::default()
+            };
+            let text = text(&reading, &Counters::default(), Own::default()).unwrap();
+            let lines =
+                text.lines().filter(|line| line.starts_with("harmonaize_rdma_queue_pair_timeouts_total{"));
+            lines.map(|line| line.contains("peer=\"10.0.9.9\"")).collect::<Vec<_>>()
+        };
+        assert_eq!(peers(vec![(0, 17), (0, 18)], &[&[17], &[19]]), [true, false]);
+        // One is of another process.
+        assert_eq!(peers(vec![(0, 17), (0, 18)], &[&[17], &[17, 18], &[18]]), [false, false, false]);
+        // Both are own ones, and go to the same host.
+        assert_eq!(peers(vec![(0, 17), (1, 17), (0, 18)], &[&[17]]), [false]);
+        assert_eq!(peers(vec![(0, 17), (1, 17), (0, 18)], &[&[18]]), [true]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod tests;
 
 use crate::telemetry::clock::{monotonic, realtime_offset_ns};
 use crate::telemetry::completions::Completions;
+use crate::telemetry::cpu_budget::DutyCycle;
 use crate::telemetry::finding::{Finding, Findings};
 use crate::telemetry::handle::{Command, Handle};
 use crate::telemetry::links::Links;
@@ -35,8 +36,10 @@ use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
-/// The interval between two readings of counters by queue pair and of parameters, for each of which a driver asks its device.
+/// The shortest interval between two readings of counters by queue pair and of parameters, for each of which a driver asks its device.
+/// The thread waits for that: of the time it is to be no more than one part in so many.
 const DEVICE_INTERVAL: Duration = Duration::from_secs(10);
+const DEVICE_SHARE: u32 = 1000;
 
 /// How the thread is set up.
 pub struct Setup {
@@ -107,7 +110,7 @@ struct Thread {
     /// What RDMA devices count by queue pair, their parameters, and when both are read next.
     queue_pair_counters: Vec<QueuePairCounters>,
     dcqcn: Vec<Dcqcn>,
-    next_devices: Nanos,
+    devices: DutyCycle,
     schedule: Schedule,
     begun: Nanos,
     /// When marks last came.
@@ -138,7 +141,7 @@ impl Thread {
             completions: Completions::default(),
             queue_pair_counters: Vec::new(),
             dcqcn: Vec::new(),
-            next_devices: Nanos(0),
+            devices: DutyCycle::new(DEVICE_SHARE, [DEVICE_INTERVAL, Duration::MAX]),
             schedule: Schedule::default(),
             begun,
             marked: Nanos(0),
@@ -146,6 +149,7 @@ impl Thread {
         tracing::info!("telemetry: {}", thread.source.kernel());
         thread.schedule.take_housekeeping(begun);
         thread.housekeeping(begun);
+        thread.read_devices_if_due(monotonic);
         thread.hand_on(begun);
         Ok(thread)
     }
@@ -161,6 +165,7 @@ impl Thread {
                 self.apply(command);
             }
             self.run_once();
+            self.read_devices_if_due(monotonic);
         }
     }
 
@@ -273,8 +278,11 @@ impl Thread {
     }
 
     /// Reads what RDMA devices count by queue pair, and their parameters. Says why there are no such counters where that is news.
-    fn read_devices(&mut self, now: Nanos) {
-        self.next_devices = now.after(DEVICE_INTERVAL);
+    fn read_devices_if_due(&mut self, clock: impl Fn() -> Nanos) {
+        let began = clock();
+        if !self.devices.is_due(began) {
+            return;
+        }
         self.source.read_dcqcn(&mut self.dcqcn);
         let before = std::mem::take(&mut self.queue_pair_counters);
         self.source.read_queue_pair_counters(&mut self.queue_pair_counters);
@@ -283,6 +291,10 @@ impl Thread {
                 tracing::info!("telemetry: {reason}");
             }
         }
+        let ended = clock();
+        self.devices.done(ended, ended.since(began));
+        // Charged to nothing.
+        self.sampler.budget.spent();
     }
 
     fn hand_on(&mut self, now: Nanos) {
@@ -319,9 +331,6 @@ impl Thread {
         }
         if self.next_ports().is_none() {
             self.read_ports(now);
-        }
-        if now >= self.next_devices {
-            self.read_devices(now);
         }
         if self.pipeline.is_recording_full() {
             let known = self.known(now);

@@ -51,7 +51,7 @@ struct Posted {
     header_bytes: Option<u16>,
     /// Of a payload that the device reads where it lies, or that comes after one.
     tag: Option<Tag>,
-    /// Bytes of a payload that the device reads where it lies.
+    /// Bytes of a payload that the device reads where it lies; 0 where no message is timed.
     bytes: u32,
 }
 
@@ -172,7 +172,7 @@ impl Path {
             awaited: false,
             unsignalled: 0,
             oldest: None,
-            delays: Delays::new(&rail.completed),
+            delays: Delays::new(&rail.bytes),
             taken: Vec::with_capacity(POLL),
             next_out: 0,
             next_in: 0,
@@ -355,11 +355,12 @@ impl Path {
                     let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
                     let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
                     let region = rail.registrations(self.tenant)?.region(span.memory(), Access::SEND)?;
-                    let bytes = span.bytes() as u32;
+                    let bytes = if outlet.timed { span.bytes() as u32 } else { 0 };
                     self.batch.push(Work::write(Local::new(&region, span)?, to));
                     self.post(kind, header, None)?;
                     if let Some(posted) = self.posted.back_mut() {
                         posted.bytes = bytes;
+                        self.delays.posted(bytes);
                     }
                     self.await_tag(tag);
                 }

@@ -1,5 +1,6 @@
 //! The devices that links spread over, each with its registered memory.
 
+use super::delays::DeviceBytes;
 use super::exchange::MAX_RAILS;
 use super::{Config, SetupError};
 use crate::TrafficClass;
@@ -7,7 +8,6 @@ use harmonaize_verbs::{Device, Devices, Domain, Function, Path, PortOptions, Reg
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// The bits of a traffic class below its code point.
 const ECN_BITS: u32 = 2;
@@ -21,8 +21,8 @@ pub(super) struct Rail {
     /// Protection domains of links, by the agent's number of the tenant, or of none. With each are the rings that peers write there
     /// and where frames' payloads lie. Who knows keys of one tenant's memory reaches it by none of another's queue pairs.
     domains: BTreeMap<Option<u32>, Registrations>,
-    /// Payload bytes that the device has carried out for paths here.
-    pub(super) completed: Arc<AtomicU64>,
+    /// Payload bytes that the device was given for paths here.
+    pub(super) bytes: Arc<DeviceBytes>,
 }
 
 impl Rail {
@@ -44,7 +44,7 @@ impl Rail {
         if let Some(dscp) = config.tcp.dscp.filter(|_| route.traffic_class >> ECN_BITS == 0) {
             route.traffic_class |= dscp.of(TrafficClass::Normal) << ECN_BITS;
         }
-        Ok(Self { device: function.device, route, domains: BTreeMap::new(), completed: Arc::default() })
+        Ok(Self { device: function.device, route, domains: BTreeMap::new(), bytes: Arc::default() })
     }
 
     /// What is registered for a tenant's links, or for those of nobody.

@@ -15,12 +15,22 @@ const MESSAGES: usize = 4;
 /// They are no further apart than this. After as long without a message no queue is known.
 const SPAN: Duration = Duration::from_millis(50);
 
+/// A message that the engine timed.
+#[derive(Debug, Clone, Copy, Default)]
+struct TimedMessage {
+    seen: Nanos,
+    /// How long it waited.
+    waited: Duration,
+    /// What it and what went beside it take at the best rate.
+    sending: Duration,
+}
+
 /// A queue pair's last messages, its rest, and its state.
 #[derive(Debug, Clone)]
 pub(super) struct CompletionMonitor {
     last: Nanos,
-    /// When messages were seen, and how long they waited; the newest last.
-    recent: [(Nanos, Duration); MESSAGES],
+    /// The newest last.
+    recent: [TimedMessage; MESSAGES],
     count: usize,
     /// The most bytes a second.
     max_rate: WindowedMinMax<u64>,
@@ -40,7 +50,7 @@ impl CompletionMonitor {
     pub(super) fn new(link: Link, limits: &Limits) -> Self {
         Self {
             last: Nanos(0),
-            recent: [(Nanos(0), Duration::ZERO); MESSAGES],
+            recent: [TimedMessage::default(); MESSAGES],
             count: 0,
             max_rate: WindowedMinMax::default(),
             rest: WindowedMinMax::default(),
@@ -71,19 +81,20 @@ impl CompletionMonitor {
         }
         let rate = self.max_rate.max().unwrap_or(stated).max(1);
         let sending = u128::from(message.bytes) * 1_000_000_000 / u128::from(rate);
-        let waited = took.saturating_sub(Duration::from_nanos(u64::try_from(sending).unwrap_or(u64::MAX)));
+        let sending = Duration::from_nanos(u64::try_from(sending).unwrap_or(u64::MAX));
+        let waited = took.saturating_sub(sending);
         self.rest.update(now, age, waited, Duration::min);
         if let Some(spread) = self.spread.add(waited) {
             self.jitter.update(now, age, spread, Duration::min);
         }
         self.recent.rotate_left(1);
         if let Some(newest) = self.recent.last_mut() {
-            *newest = (now, waited);
+            *newest = TimedMessage { seen: now, waited, sending };
         }
         self.count = (self.count + 1).min(MESSAGES);
         let rest = self.rest.min().unwrap_or(waited);
-        let least = self.least_wait(now).unwrap_or(rest);
-        let delay = self.pressure(least.saturating_sub(rest), rest, limits);
+        let least = self.least_wait(now).unwrap_or(TimedMessage { seen: now, waited: rest, sending });
+        let delay = self.pressure(least, rest, limits);
         self.evidence += u64::from(delay >= MILD);
         let changed = self.hysteresis.step(now, delay, self.evidence, limits);
         self.finding = Congestion {
@@ -92,7 +103,7 @@ impl CompletionMonitor {
             signals: Signals { delay: delay >= MILD, ..Signals::default() },
             own_rate: shown,
             capacity: stated,
-            rtt: least,
+            rtt: least.waited,
             min_rtt: rest,
             // Whose the queue is is not known, nor any mark or loss.
             ..Congestion::none(self.finding.link, now)
@@ -100,18 +111,18 @@ impl CompletionMonitor {
         changed.then_some(self.finding)
     }
 
-    /// The least wait of the last messages; none of too few, or too old ones.
-    fn least_wait(&self, now: Nanos) -> Option<Duration> {
-        let (oldest, _) = self.recent.first()?;
-        let enough = self.count == MESSAGES && now.since(*oldest) <= SPAN;
-        self.recent.iter().map(|(_, waited)| *waited).min().filter(|_| enough)
+    /// The one of the last messages that waited least; none of too few, or too old ones.
+    fn least_wait(&self, now: Nanos) -> Option<TimedMessage> {
+        let enough = self.count == MESSAGES && now.since(self.recent.first()?.seen) <= SPAN;
+        self.recent.iter().min_by_key(|message| message.waited).filter(|_| enough).copied()
     }
 
     /// A queue's pressure, by the rule of round trips. The engine sees completions when it looks, so that no shorter queue is news on
-    /// fast links either.
-    fn pressure(&self, queue: Duration, rest: Duration, limits: &Limits) -> f64 {
+    /// fast links either. Nor is one that is over before the message would be sent: a device slower than its best is none.
+    fn pressure(&self, least: TimedMessage, rest: Duration, limits: &Limits) -> f64 {
+        let queue = least.waited.saturating_sub(rest);
         let jitter = self.jitter.min().unwrap_or_default();
-        let unit = limits.delay.max(JITTERS * jitter);
+        let unit = limits.delay.max(JITTERS * jitter).max(least.sending);
         let severe = (SEVERE_UNITS * unit).max(2 * rest);
         pressure(nanos(queue) as f64, nanos(unit.max(rest / 2)) as f64, nanos(severe) as f64)
     }

@@ -27,10 +27,11 @@
 //! trips and no owners, so its cause is unknown, and it says nothing of its interface as a whole.
 //!
 //! **Own queue pairs.** What the engine times ([`Record::Completion`](crate::trace::Record::Completion)) is a path too, [`Path::QueuePair`].
-//! A message waited for as long as it took, less what the link takes for the bytes that the device carried out meanwhile. For that the link
+//! A message waited for as long as it took, less what the link takes for the bytes that the device had meanwhile. For that the link
 //! has the most that a message showed lately, and at most what is stated. The least wait of four messages within 50 ms, less the wait at
 //! rest, is judged as a delay is. Its unit is [`Limits::delay`], or twice the jitter where that is more: an engine that polls late lengthens
-//! waits, too. Its cause is unknown. Without a stated rate nothing is found.
+//! waits, too. Nor is it less than what the link takes for those bytes: a device that is slower than stated is no congestion. Its cause is
+//! unknown. Without a stated rate nothing is found.
 //!
 //! **Starved.** A path on which all that was measured for 6 ms and two units came back later than at rest by a unit and twice the jitter, nearly
 //! without a break, while what was acknowledged is less than 72% of what is stated, and no more through its interface; and that

@@ -197,7 +197,7 @@ pub struct Completion {
     pub flow: FlowKey,
     /// From handing it to the device until then, in nanoseconds.
     pub took_ns: u64,
-    /// Payload bytes that the device carried out meanwhile for the same engine.
+    /// Payload bytes that the device had meanwhile for the same engine, carried out or not.
     pub bytes: u64,
 }
 

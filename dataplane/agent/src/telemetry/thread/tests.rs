@@ -1,12 +1,12 @@
 //! When flows are sampled: for a late round trip at once, and not for communicators that do nothing.
 
 use super::*;
-use crate::telemetry::cpu_budget::DutyCycle;
 use crate::telemetry::sampler::FAST_INTERVAL;
 use harmonaize_engine::marks;
 use harmonaize_events::{Event, EventKind, FlowKey, Mark, MarkKind, Protocol, TcpFlow};
 use harmonaize_loader::NotCounted;
 use harmonaize_loader::fake::Fake;
+use std::cell::Cell;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -162,6 +162,30 @@ fn completions_and_counters_by_queue_pair_are_read() {
     let [one] = &reading.completions[..] else { panic!("{:?}", reading.completions) };
     assert_eq!((one.peer.as_str(), one.seconds.count()), ("10.0.0.2", 1));
     assert_eq!(reading.queue_pair_counters, fake.scene().queue_pair_counters);
+}
+
+#[test]
+fn devices_that_answer_late_are_asked_seldom_and_not_at_the_end() {
+    let fake = Fake::default();
+    let mut thread = begin(&fake, Vec::new());
+    assert_eq!(fake.scene().device_readings, 1);
+    for (took, rest) in [(1, 10_000), (10, 10_000), (11, 11_000), (3_000, 3_000_000)] {
+        let [took, rest] = [took, rest].map(Duration::from_millis);
+        let time = Cell::new(thread.devices.due());
+        // Each look at this clock takes as long.
+        let clock = || time.replace(time.get().after(took));
+        let (readings, began) = (fake.scene().device_readings, time.get());
+        thread.read_devices_if_due(clock);
+        assert_eq!(fake.scene().device_readings, readings + 1);
+        let due = began.after(took + rest);
+        assert_eq!(thread.devices.due(), due, "{took:?}");
+        thread.read_devices_if_due(|| Nanos(due.0 - 1));
+        assert_eq!(fake.scene().device_readings, readings + 1, "too early");
+    }
+    thread.devices = DutyCycle::new(1, [HOUR, HOUR]);
+    let readings = fake.scene().device_readings;
+    thread.end();
+    assert_eq!(fake.scene().device_readings, readings, "who stops does not wait for them");
 }
 
 #[test]

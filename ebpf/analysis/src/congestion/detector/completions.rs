@@ -115,8 +115,8 @@ mod tests {
         let mut world = World::new(RATE);
         assert_eq!(world.send(&[SENDING + 20 * US; 50], MIB), [], "at rest");
         assert_eq!(world.send(&[SENDING + 500 * US; 50], MIB), [], "a short queue");
-        assert_eq!(world.send(&[SENDING + 820 * US; 3], MIB), [], "too few");
-        assert_eq!(world.send(&[SENDING + 820 * US; 3], MIB), [Mild]);
+        assert_eq!(world.send(&[SENDING + 920 * US; 3], MIB), [], "too few");
+        assert_eq!(world.send(&[SENDING + 920 * US; 3], MIB), [Mild]);
         let standing: Vec<Congestion> = world.detector.links().collect();
         let [found] = standing[..] else { panic!("{standing:?}") };
         let path = Path::QueuePair { address: FlowKey::mapped(2), number: 18 };
@@ -124,8 +124,8 @@ mod tests {
         assert_eq!((found.level, found.cause, found.capacity), (Mild, CongestionCause::Unknown, RATE));
         assert!(found.signals.delay && !found.signals.load, "{found:?}");
         let queue = found.rtt - found.min_rtt;
-        assert!((799..=801).contains(&queue.as_micros()), "{found:?}");
-        assert_eq!(world.send(&[SENDING + 7000 * US; 8], MIB), [Severe]);
+        assert!((899..=901).contains(&queue.as_micros()), "{found:?}");
+        assert_eq!(world.send(&[SENDING + 9000 * US; 8], MIB), [Severe]);
         // Rest again.
         assert_eq!(world.send(&[SENDING + 20 * US; 200], MIB).last(), Some(&None));
     }
@@ -150,6 +150,21 @@ mod tests {
         for bytes in sizes.repeat(40) {
             assert_eq!(slow.send(&[bytes * SENDING + 20 * US], bytes * MIB), [], "{bytes} MiB");
         }
+    }
+
+    #[test]
+    fn a_device_slower_than_stated_is_no_congestion() {
+        let mut world = World::new(RATE);
+        // What it does at 60% of the rate, beside as much that is posted behind it: that looks like the whole rate.
+        let slow = |mib: u64| mib * SENDING * 10 / 6 + 20 * US;
+        assert_eq!(world.send(&[slow(4); 50], 8 * MIB), []);
+        // Then alone.
+        for mib in [1, 2, 4, 8, 16] {
+            assert_eq!(world.send(&[slow(mib); 50], mib * MIB), [], "{mib} MiB");
+        }
+        // A queue of three times what the message takes is one.
+        let queued = 4 * SENDING * 4 + 20 * US;
+        assert_eq!(world.send(&[queued; 8], 4 * MIB), [CongestionLevel::Mild]);
     }
 
     #[test]
