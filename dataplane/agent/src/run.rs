@@ -237,13 +237,14 @@ pub async fn run(config: Config, stop: impl Future<Output = ()> + Send) -> anyho
 /// [`run`].
 ///
 /// # Errors
-/// As of [`run`]; and why the other agent keeps its place.
+/// As of [`run`]; and why the other agent keeps its place. It does where `stop` completes first.
 pub async fn take_over(config: Config, stop: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
-    let predecessor = Predecessor::find(&config, &greeting(&config))?;
+    let mut stop: Compiled<'_, ()> = Box::pin(stop);
+    let predecessor = Predecessor::find(&config, greeting(&config), &mut stop).await?;
     if predecessor.is_none() {
         tracing::info!("no agent is there whose place to take");
     }
-    compiled(&host_devices(), config, predecessor, Box::pin(stop)).await
+    compiled(&host_devices(), config, predecessor, stop).await
 }
 
 /// What this agent says of itself to a successor, or to the agent whose place it takes.
@@ -329,7 +330,7 @@ async fn serve(
     let (own, at) = (greeting(&config), config.clone());
     let mut tenants = Tenants::serve(server, config.tenants, config.control_tenants, config.source)?;
     let taken = match predecessor {
-        Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard).await),
+        Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard, &mut stop).await),
         None => None,
     };
     let mut handing = Handing::new(own, (obstacle(&at), at.verbs.is_some()), standing);
