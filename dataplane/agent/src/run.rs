@@ -250,13 +250,15 @@ pub async fn take_over(config: Config, stop: impl Future<Output = ()> + Send) ->
 /// What this agent says of itself to a successor, or to the agent whose place it takes.
 fn greeting(config: &Config) -> Greeting {
     let links = &config.links;
-    let over = if config.verbs.is_some() || config.rdma.is_some() { "RDMA" } else { "TCP" };
+    let over = if config.verbs.is_some() { "RDMA" } else { "TCP" };
+    // What an agent without says is what it said in release 0.2.0.
+    let attachments = if config.rdma.is_some() { ", with attachments over RDMA" } else { "" };
     Greeting {
         version: VERSION,
         build: harmonaize_program::version().to_owned(),
         host: config.host.clone(),
         threads: config.engine_threads,
-        links: format!("{} over {over} at {}", links.protection, config.listen),
+        links: format!("{} over {over} at {}{attachments}", links.protection, config.listen),
     }
 }
 
@@ -487,4 +489,27 @@ async fn serve(
         thread.join().map_err(|_| anyhow::anyhow!("a thread of the engine has panicked"))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Verbs;
+    use std::path::Path;
+
+    #[test]
+    fn a_successor_has_links_and_attachments_over_rdma_where_the_agent_has_them() {
+        let text =
+            "host = \"h0\"\ncontrol = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\ninsecure_loopback = true\n";
+        let config = Config::parse(Path::new("agent.toml"), text).unwrap();
+        let greetings = [(false, false), (false, true), (true, false), (true, true)].map(|(verbs, rdma)| {
+            let (verbs, rdma) = (verbs.then(Verbs::default), rdma.then(Rdma::default));
+            greeting(&Config { verbs, rdma, ..config.clone() })
+        });
+        for (one, agent) in greetings.iter().enumerate() {
+            for (other, successor) in greetings.iter().enumerate() {
+                assert_eq!(agent.refuse(successor).is_none(), one == other, "{agent:?}, {successor:?}");
+            }
+        }
+    }
 }
