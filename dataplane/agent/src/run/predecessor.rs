@@ -220,7 +220,8 @@ impl Handing {
             Stage::Giving(..) => drop(agent.command_all(|_| Command::Resume)),
             Stage::Idle | Stage::Greeting(..) | Stage::Starting(_) => {}
         }
-        if std::mem::take(&mut self.requested) {
+        // Another control may be there by now, which would end the session of an agent that says what it does not know.
+        if std::mem::take(&mut self.requested) && self.control_can {
             agent.ask_over_tcp(Duration::ZERO);
         }
         pause.set(false);
@@ -252,6 +253,9 @@ impl Handing {
                 let late = if self.over_rdma { agent.over_rdma() } else { 0 };
                 if late > 0 {
                     self.stage = Stage::Links { peer, agents, deadline };
+                    if connected && !self.control_can {
+                        return Err(Obstacle::OldControl.into());
+                    }
                     let in_time = Instant::now() < deadline;
                     let obstacle = Obstacle::Late { communicators: late };
                     return if in_time { Ok(()) } else { Err(obstacle.into()) };
@@ -332,4 +336,104 @@ fn give(
 ) -> Result<i32, HandOverError> {
     peer.give(engines, sessions, parts)?;
     Ok(peer.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{self, Event, Settings};
+    use crate::counters::Counters;
+    use crate::engines::Engines;
+    use crate::handover::VERSION;
+    use crate::paths::Paths;
+    use crate::recipe::tests::recipe;
+    use crate::session::{Freeze, SessionServer};
+    use harmonaize_api::v1::{Recipe, from_agent};
+    use harmonaize_identity::Protection;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::os::unix::net::UnixStream;
+
+    /// An agent without engine whose links go over RDMA, where a successor waits.
+    struct World {
+        handing: Handing,
+        agent: Agent,
+        tenants: Tenants,
+        pause: Pause,
+        successor: Peer,
+        told: mpsc::Receiver<from_agent::Message>,
+    }
+
+    impl World {
+        /// Control has been asked to have links go over TCP. The agent has one communicator.
+        fn new(stage: impl FnOnce(Peer, Instant) -> Stage) -> Self {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            let (peer, successor) = Peer::pair().unwrap();
+            let (freeze, standing) = Freeze::new(false);
+            let (requests, _asked) = mpsc::channel(1);
+            let server = SessionServer::bind(None, requests, Counters::default()).unwrap();
+            let server = server.with_freeze(freeze, std::collections::BTreeMap::new());
+            let tenants = Tenants::serve(server, Vec::new(), None, None).unwrap();
+            let (to_control, told) = mpsc::channel(1024);
+            let engines = Engines::new(Vec::new(), Counters::default());
+            let telemetry = crate::telemetry::begin(None, "h0", address.ip(), &[]).unwrap().handle();
+            let paths = Paths::begin(address, false);
+            let agent = Agent::new(engines, to_control, telemetry, paths, Counters::default());
+            let settings =
+                Settings::new(vec![address.to_string()], Protection::InsecureLoopback, "h0".into(), address);
+            let pause = control::connect(settings).pause;
+            let (build, links) = (String::new(), String::new());
+            let own = Greeting { version: VERSION, build, host: "h0".into(), threads: 0, links };
+            let mut handing = Handing::new(own, (None, true), standing);
+            handing.stage = stage(peer, Instant::now() + LINKS);
+            (handing.control_can, handing.requested) = (true, true);
+            let mut world = Self { handing, agent, tenants, pause, successor, told };
+            world.recipe(Event::Form(recipe(4, 1)));
+            world
+        }
+
+        /// Links come to go over TCP.
+        fn waiting() -> Self {
+            let agents = UnixStream::pair().unwrap().0.into();
+            Self::new(|peer, deadline| Stage::Links { peer, agents, deadline })
+        }
+
+        /// Control has this recipe prepared.
+        fn recipe(&mut self, event: Event) {
+            let check = self.agent.handle_control(event).unwrap();
+            self.agent.handle_checked(Some(check.run()));
+        }
+
+        /// Goes on, with a session with control.
+        async fn step(&mut self) {
+            let Self { handing, agent, tenants, pause, .. } = self;
+            handing.step(agent, tenants, pause, (true, true)).await;
+        }
+
+        /// For how long control was told to have links go over TCP.
+        fn requests(&mut self) -> Vec<u64> {
+            let told = std::iter::from_fn(|| self.told.try_recv().ok());
+            told.filter_map(|message| match message {
+                from_agent::Message::LinksOverTcp(request) => Some(request.for_ns),
+                _ => None,
+            })
+            .collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_control_that_cannot_move_links_is_told_nothing_of_them() {
+        let mut world = World::waiting();
+        world.step().await;
+        assert!(world.handing.is_running() && world.successor.waits().is_ok());
+        world.handing.call_off(&mut world.agent, &mut world.tenants, &world.pause, "over");
+        assert_eq!(world.requests(), [0], "they need not any more");
+        // Another one leads from now on.
+        let mut world = World::waiting();
+        world.handing.connected(&mut world.agent, false);
+        world.step().await;
+        assert!(!world.handing.is_running(), "nothing is waited for");
+        let why = world.successor.waits().unwrap_err().to_string();
+        assert!(why.contains(&Obstacle::OldControl.to_string()), "{why}");
+        assert!(world.requests().is_empty(), "it takes the session for broken");
+    }
 }
