@@ -163,6 +163,11 @@ impl Handing {
         Obstacle::of_links(agent.over_rdma(), connected, self.control_can).map_or(Ok(()), Err)
     }
 
+    /// How many communicators have links that cannot be handed over.
+    fn late(&self, agent: &Agent) -> usize {
+        if self.over_rdma { agent.over_rdma() } else { 0 }
+    }
+
     /// Has the successor start, with all sockets.
     fn start(&self, peer: Peer, agents: OwnedFd, tenants: &mut Tenants) -> Result<Stage, HandingError> {
         let place = self.place.as_ref().ok_or(HandingError::NoPlace)?;
@@ -250,7 +255,7 @@ impl Handing {
                 return Ok(asked?);
             }
             Stage::Links { peer, agents, deadline } => {
-                let late = if self.over_rdma { agent.over_rdma() } else { 0 };
+                let late = self.late(agent);
                 if late > 0 {
                     self.stage = Stage::Links { peer, agents, deadline };
                     if connected && !self.control_can {
@@ -269,9 +274,11 @@ impl Handing {
             }
             Stage::Sessions { peer, deadline, mut sessions } => {
                 sessions.extend(std::iter::from_fn(|| self.standing.try_recv().ok()));
-                if sessions.len() < tenants.server().connections() {
+                let standing = sessions.len() >= tenants.server().connections();
+                // Control may have said something of links while the successor started.
+                if !standing || self.late(agent) > 0 {
                     self.stage = Stage::Sessions { peer, deadline, sessions };
-                    return in_time(deadline, "tenants' requests");
+                    return in_time(deadline, if standing { "links over RDMA" } else { "tenants' requests" });
                 }
                 pause.set(true);
                 Stage::Control { peer, deadline, sessions }
@@ -348,7 +355,9 @@ mod tests {
     use crate::paths::Paths;
     use crate::recipe::tests::recipe;
     use crate::session::{Freeze, SessionServer};
-    use harmonaize_api::v1::{Recipe, from_agent};
+    use harmonaize_abi::SegmentId;
+    use harmonaize_api::v1::{Abandon, Recipe, from_agent};
+    use harmonaize_engine::{CommunicatorId, Epoch, Notice};
     use harmonaize_identity::Protection;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::os::unix::net::UnixStream;
@@ -418,6 +427,30 @@ mod tests {
             })
             .collect()
         }
+    }
+
+    #[tokio::test]
+    async fn the_session_with_control_goes_on_while_links_may_go_over_rdma() {
+        let mut world = World::new(|peer, deadline| Stage::Sessions { peer, deadline, sessions: Vec::new() });
+        let stays = |world: &World| matches!(world.handing.stage, Stage::Sessions { .. });
+        world.step().await;
+        assert!(stays(&world), "its links go over RDMA");
+        world.recipe(Event::Change(Recipe { epoch: 2, over_tcp: vec![0], ..recipe(4, 1) }));
+        let (communicator, epoch) = (CommunicatorId(7), Epoch(2));
+        world.agent.handle_notice(Notice::Switched { communicator, epoch, segment: SegmentId(0) });
+        let again = world.agent.handle_control(Event::Change(Recipe { epoch: 3, ..recipe(4, 1) })).unwrap();
+        world.step().await;
+        assert!(stays(&world), "they are to go over RDMA again, as far as this agent knows");
+        world.agent.handle_checked(Some(again.run()));
+        world.step().await;
+        assert!(stays(&world));
+        world.agent.handle_control(Event::Abandon(Abandon {
+            communicator: 7,
+            epoch: 3,
+            ..Abandon::default()
+        }));
+        world.step().await;
+        assert!(matches!(world.handing.stage, Stage::Control { .. }));
     }
 
     #[tokio::test]
