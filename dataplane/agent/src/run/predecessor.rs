@@ -255,6 +255,7 @@ impl Handing {
                 return Ok(asked?);
             }
             Stage::Links { peer, agents, deadline } => {
+                peer.waits()?;
                 let late = self.late(agent);
                 if late > 0 {
                     self.stage = Stage::Links { peer, agents, deadline };
@@ -427,6 +428,18 @@ mod tests {
             })
             .collect()
         }
+    }
+
+    #[tokio::test]
+    async fn a_successor_that_is_gone_has_links_go_back() {
+        let mut world = World::waiting();
+        world.step().await;
+        assert!(world.handing.is_running() && world.requests().is_empty());
+        let (_, another) = Peer::pair().unwrap();
+        drop(std::mem::replace(&mut world.successor, another));
+        world.step().await;
+        assert!(!world.handing.is_running());
+        assert_eq!(world.requests(), [0]);
     }
 
     #[tokio::test]
