@@ -7,7 +7,7 @@ use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::congestion;
-use crate::control::{self, Event, SessionThread, Settings};
+use crate::control::{self, Event, LedgerImage, SessionThread, Settings};
 use crate::costs;
 use crate::counters::Counters;
 use crate::engines::Engines;
@@ -360,6 +360,7 @@ async fn serve(
         ..settings
     };
     let (ledger, parts) = taken.map(|taken| taken.split()).unzip();
+    let changes = ledger.as_ref().map(LedgerImage::changes).transpose()?.unwrap_or_default();
     let session = SessionThread::start().context("cannot start the thread of the session with control")?;
     let control = match ledger {
         Some(ledger) => {
@@ -389,7 +390,7 @@ async fn serve(
     // Sessions go on once their requests can be passed on.
     let mut waiting = None;
     if let Some((image, sessions, limits, epochs)) = parts {
-        wiring.agent.inherit(image, &limits).map_err(|error| anyhow::anyhow!(error))?;
+        wiring.agent.inherit(image, &limits, &changes).map_err(|error| anyhow::anyhow!(error))?;
         wiring.agent.report_inherited(&epochs);
         tracing::info!(
             sessions = sessions.len(),

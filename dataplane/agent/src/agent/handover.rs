@@ -134,7 +134,8 @@ impl Agent {
         }
     }
 
-    /// Takes over what another process's agent had; `limits` are those of each attachment's tenant.
+    /// Takes over what another process's agent had; `limits` are those of each attachment's tenant, and `changes` the recipes of
+    /// epochs under way.
     ///
     /// # Errors
     /// What is wrong with it, for the operator.
@@ -142,6 +143,7 @@ impl Agent {
         &mut self,
         image: AgentImage,
         limits: &HashMap<AttachmentId, TenantLimits>,
+        changes: &[v1::Recipe],
     ) -> Result<(), InheritError> {
         let AgentImage { attachments, communicators, next_request, tenants, errors, recent } = image;
         (self.next_request, self.tenants, self.errors, self.recent) = (next_request, tenants, errors, recent);
@@ -177,9 +179,10 @@ impl Agent {
             let limits = attached.map(|attached| attached.limits.clone());
             let granted = limits.as_ref().zip(image.granted).map(|(limits, part)| limits.inherit_links(part));
             let (thread, ended, needs) = (image.thread, image.ended, image.needs);
+            let change = changes.iter().find(|change| change.communicator == id);
             let known = Communicator {
                 recipe,
-                change_over_tcp: None,
+                change_over_tcp: change.map(|change| (change.epoch, change.over_tcp.clone())),
                 thread,
                 members,
                 ended,

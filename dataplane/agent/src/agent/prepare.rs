@@ -404,6 +404,32 @@ mod tests {
     }
 
     #[test]
+    fn whose_links_go_over_tcp_in_an_epoch_under_way_is_handed_over() {
+        let (mut agents, mut threads) = (Vec::new(), Vec::new());
+        let counters = Counters::default();
+        let limits = TenantLimits::of(Quota::default(), &counters);
+        for _ in 0..2 {
+            let (agent, told, thread, _) = agent();
+            agents.push((agent, told));
+            threads.push(thread);
+        }
+        let [(before, told), (successor, _)] = agents.as_mut_slice() else { panic!("two") };
+        attach(before, AttachmentId(1), &limits);
+        let _answer = form(before, told, 7);
+        let change = v1::Recipe { communicator: 7, epoch: 2, over_tcp: vec![0], ..recipe(4, 1) };
+        let check = before.handle_control(Event::Change(change.clone()));
+        before.handle_checked(Some(check.unwrap().run()));
+        let all = [(AttachmentId(1), limits.clone())].into();
+        successor.inherit(before.image(), &all, &[change]).unwrap();
+        assert_eq!(successor.over_rdma(), 1, "its current epoch");
+        let (communicator, epoch) = (CommunicatorId(7), Epoch(2));
+        successor.handle_notice(Notice::Switched { communicator, epoch, segment: SegmentId(0) });
+        assert_eq!(successor.over_rdma(), 0);
+        agents.iter_mut().for_each(|(agent, _)| agent.stop());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
     fn a_request_that_panics_ends_its_attachment_alone() {
         let (mut agent, mut told, thread, counters) = agent();
         let limits = TenantLimits::of(Quota::default(), &counters);
