@@ -383,7 +383,7 @@ impl Peer {
     /// # Errors
     /// If it is gone, or says why it does not wait.
     pub fn waits(&self) -> Result<(), HandOverError> {
-        let mut first = [0];
+        let mut first = [0_u8];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         match rustix::net::recv(&self.stream, &mut first[..], flags) {
             Err(Errno::AGAIN) => Ok(()),
