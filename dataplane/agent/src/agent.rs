@@ -124,8 +124,8 @@ pub struct Agent {
     tenants: Vec<String>,
     questions: Questions,
     verified: VerifiedPlans,
-    /// Communicator and epoch of the recipe that is being checked.
-    checking: Option<(CommunicatorId, Epoch)>,
+    /// Communicator and epoch of the recipe that is being checked, and whether links go over RDMA by it.
+    checking: Option<(CommunicatorId, Epoch, bool)>,
     start: Instant,
     errors: u64,
     recent: Vec<String>,

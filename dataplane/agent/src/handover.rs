@@ -11,11 +11,13 @@ use crate::session::{FrozenSession, SessionImage};
 use harmonaize_engine::EngineImage;
 use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
 use rustix::fs::{MemfdFlags, Mode};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -360,14 +362,42 @@ impl Peer {
     }
 
     /// Waits for the other process to end, for a moment. Blocks.
-    pub fn gone(&mut self) {
+    pub fn gone(&self) {
         let _ = self.stream.set_read_timeout(Some(PATIENCE));
-        let _ = self.stream.read(&mut [0]);
+        let _ = (&self.stream).read(&mut [0]);
     }
 
     /// Says why there will be no hand-over.
     pub fn refuse(&self, why: &str) {
         let _ = self.write(&Err::<(), &str>(why), &[]);
+    }
+
+    /// Says why there will be no hand-over, and has whatever waits for the other process here wait no longer.
+    pub fn hang_up(&self, why: &str) {
+        self.refuse(why);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether the other process is there and says nothing, as one does that waits. Blocks only where it says something.
+    ///
+    /// # Errors
+    /// If it is gone, or says why it does not wait.
+    pub fn waits(&self) -> Result<(), HandOverError> {
+        let mut first = [0_u8];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match rustix::net::recv(&self.stream, &mut first[..], flags) {
+            Err(Errno::AGAIN) => Ok(()),
+            _ => self
+                .await_signal(PATIENCE)
+                .and_then(|()| Err(HandOverError::Malformed("it goes on before it is its turn".to_owned()))),
+        }
+    }
+
+    /// Two that talk to each other.
+    #[cfg(test)]
+    pub(crate) fn pair() -> std::io::Result<(Self, Self)> {
+        let (one, other) = UnixStream::pair()?;
+        Ok((Self { stream: one, pid: 0 }, Self { stream: other, pid: 0 }))
     }
 
     fn await_signal(&self, patience: Duration) -> Result<(), HandOverError> {
@@ -463,6 +493,26 @@ mod tests {
         assert_eq!(of(0, false, false), None, "there is nothing to move");
         let late = Obstacle::Late { communicators: 3 }.to_string();
         assert!(late.contains("3 communicators") && late.contains("40 s"), "{late}");
+    }
+
+    #[test]
+    fn who_waits_says_nothing_and_is_there() {
+        let (one, other) = Peer::pair().unwrap();
+        one.waits().unwrap();
+        other.refuse("there is no time");
+        let refused = one.waits().unwrap_err();
+        assert!(matches!(&refused, HandOverError::Refused(why) if why == "there is no time"), "{refused}");
+        one.waits().unwrap();
+        drop(other);
+        let gone = one.waits().unwrap_err();
+        assert!(matches!(gone, HandOverError::System { call: "recvmsg", .. }), "{gone}");
+        // Whoever hangs up waits no longer either.
+        let (one, other) = Peer::pair().unwrap();
+        one.hang_up("it is to end");
+        let ended = one.waits().unwrap_err();
+        assert!(matches!(ended, HandOverError::System { .. }), "{ended}");
+        let refused = other.waits().unwrap_err();
+        assert!(matches!(&refused, HandOverError::Refused(why) if why == "it is to end"), "{refused}");
     }
 
     #[tokio::test]

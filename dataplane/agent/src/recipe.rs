@@ -119,6 +119,12 @@ impl VerifiedPlans {
     }
 }
 
+/// Whether a link of a recipe's own participant goes over RDMA, where links go so but for all of those in `over_tcp`.
+pub(crate) fn goes_over_rdma(recipe: &Recipe, over_tcp: &[u32]) -> bool {
+    let mut others = (0..recipe.participants.len() as u32).filter(|one| *one != recipe.me);
+    !over_tcp.contains(&recipe.me) && others.any(|other| !over_tcp.contains(&other))
+}
+
 /// Expands a recipe.
 ///
 /// # Errors

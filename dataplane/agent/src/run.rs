@@ -7,7 +7,7 @@ use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::congestion;
-use crate::control::{self, Event, SessionThread, Settings};
+use crate::control::{self, Event, LedgerImage, SessionThread, Settings};
 use crate::costs;
 use crate::counters::Counters;
 use crate::engines::Engines;
@@ -237,25 +237,28 @@ pub async fn run(config: Config, stop: impl Future<Output = ()> + Send) -> anyho
 /// [`run`].
 ///
 /// # Errors
-/// As of [`run`]; and why the other agent keeps its place.
+/// As of [`run`]; and why the other agent keeps its place. It does where `stop` completes first.
 pub async fn take_over(config: Config, stop: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
-    let predecessor = Predecessor::find(&config, &greeting(&config))?;
+    let mut stop: Compiled<'_, ()> = Box::pin(stop);
+    let predecessor = Predecessor::find(&config, greeting(&config), &mut stop).await?;
     if predecessor.is_none() {
         tracing::info!("no agent is there whose place to take");
     }
-    compiled(&host_devices(), config, predecessor, Box::pin(stop)).await
+    compiled(&host_devices(), config, predecessor, stop).await
 }
 
 /// What this agent says of itself to a successor, or to the agent whose place it takes.
 fn greeting(config: &Config) -> Greeting {
     let links = &config.links;
-    let over = if config.verbs.is_some() || config.rdma.is_some() { "RDMA" } else { "TCP" };
+    let over = if config.verbs.is_some() { "RDMA" } else { "TCP" };
+    // What an agent without says is what it said in release 0.2.0.
+    let attachments = if config.rdma.is_some() { ", with attachments over RDMA" } else { "" };
     Greeting {
         version: VERSION,
         build: harmonaize_program::version().to_owned(),
         host: config.host.clone(),
         threads: config.engine_threads,
-        links: format!("{} over {over} at {}", links.protection, config.listen),
+        links: format!("{} over {over} at {}{attachments}", links.protection, config.listen),
     }
 }
 
@@ -329,7 +332,7 @@ async fn serve(
     let (own, at) = (greeting(&config), config.clone());
     let mut tenants = Tenants::serve(server, config.tenants, config.control_tenants, config.source)?;
     let taken = match predecessor {
-        Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard).await),
+        Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard, &mut stop).await),
         None => None,
     };
     let mut handing = Handing::new(own, (obstacle(&at), at.verbs.is_some()), standing);
@@ -357,6 +360,7 @@ async fn serve(
         ..settings
     };
     let (ledger, parts) = taken.map(|taken| taken.split()).unzip();
+    let changes = ledger.as_ref().map(LedgerImage::changes).transpose()?.unwrap_or_default();
     let session = SessionThread::start().context("cannot start the thread of the session with control")?;
     let control = match ledger {
         Some(ledger) => {
@@ -386,7 +390,7 @@ async fn serve(
     // Sessions go on once their requests can be passed on.
     let mut waiting = None;
     if let Some((image, sessions, limits, epochs)) = parts {
-        wiring.agent.inherit(image, &limits).map_err(|error| anyhow::anyhow!(error))?;
+        wiring.agent.inherit(image, &limits, &changes).map_err(|error| anyhow::anyhow!(error))?;
         wiring.agent.report_inherited(&epochs);
         tracing::info!(
             sessions = sessions.len(),
@@ -486,4 +490,27 @@ async fn serve(
         thread.join().map_err(|_| anyhow::anyhow!("a thread of the engine has panicked"))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Verbs;
+    use std::path::Path;
+
+    #[test]
+    fn a_successor_has_links_and_attachments_over_rdma_where_the_agent_has_them() {
+        let text =
+            "host = \"h0\"\ncontrol = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\ninsecure_loopback = true\n";
+        let config = Config::parse(Path::new("agent.toml"), text).unwrap();
+        let greetings = [(false, false), (false, true), (true, false), (true, true)].map(|(verbs, rdma)| {
+            let (verbs, rdma) = (verbs.then(Verbs::default), rdma.then(Rdma::default));
+            greeting(&Config { verbs, rdma, ..config.clone() })
+        });
+        for (one, agent) in greetings.iter().enumerate() {
+            for (other, successor) in greetings.iter().enumerate() {
+                assert_eq!(agent.refuse(successor).is_none(), one == other, "{agent:?}, {successor:?}");
+            }
+        }
+    }
 }

@@ -8,7 +8,8 @@ mod whole;
 mod worker;
 
 use harmonaize_agent::config::Verbs;
-use harmonaize_agent::handover::{Greeting, HandOverError, Obstacle, Peer, VERSION};
+use harmonaize_agent::handover::{Greeting, HandOverError, Obstacle, Peer, Place, VERSION};
+use harmonaize_agent::run::take_over;
 use harmonaize_client::{
     Access, AgentAddress, AttachOptions, Budget, Client, Dtype, Error, JoinOptions, Operation, Rank,
     RdmaOptions, ReduceOp, Secret, Status,
@@ -204,6 +205,34 @@ fn successor(place: &Path) -> Peer {
 fn greeting() -> Greeting {
     let (build, links) = ("test".to_owned(), "authenticated over RDMA at 127.0.0.1:0".to_owned());
     Greeting { version: VERSION, build, host: "h0".into(), threads: 2, links }
+}
+
+/// It waits for the agent's links, which takes long, and ends at once all the same. The agent hears why.
+#[test]
+fn a_successor_that_is_told_to_end_waits_for_no_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("handover");
+    let mut agent = Agent::new("h0", "127.0.0.1:1".parse().unwrap(), &folder.path().join("h0"));
+    agent.config.handover = Some(path.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let place = Place::bind(&path).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let successor = take_over(agent.config, async { drop(stopped.await) });
+        let ends = async {
+            let peer = place.next().await;
+            let own = Greeting { links: greeting().links.replace("RDMA", "TCP"), ..greeting() };
+            let greeted = tokio::task::spawn_blocking(move || peer.greeted(&own, None).map(|()| peer));
+            let peer = greeted.await.unwrap().unwrap();
+            drop(stop);
+            peer
+        };
+        let (ended, peer) = tokio::join!(successor, ends);
+        let error = ended.unwrap_err().to_string();
+        assert!(error.contains("told to end"), "{error}");
+        let heard = peer.waits().unwrap_err();
+        assert!(matches!(&heard, HandOverError::Refused(why) if *why == error), "{heard}");
+    });
 }
 
 /// Waits until something is so.

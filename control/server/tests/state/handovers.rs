@@ -190,6 +190,22 @@ fn control_says_that_it_takes_it() {
     assert!(only!(world.received(session), Welcome).takes_links_over_tcp);
 }
 
+/// However many agents are upgraded, the planner can move the communicator as soon as before.
+#[test]
+fn hand_overs_are_no_changes_of_plan() {
+    for settings in in_both_directions() {
+        let mut job = Job::new(settings);
+        for host in 0..3 {
+            job.ask(host, SECOND * 60);
+            job.changes();
+            job.ask(host, Duration::ZERO);
+            job.changes();
+            let view = job.world.state.communicator_view(CommunicatorId(job.id)).unwrap();
+            assert_eq!(view.changes, 0);
+        }
+    }
+}
+
 /// What agents tell of their epochs is enough to find back.
 #[test]
 fn a_restarted_control_gives_links_back_that_nobody_asks_for_any_more() {

@@ -1,13 +1,14 @@
 //! Traces, reports and probes that are wrong, late, lone or nobody's: what control makes of each.
 
-use super::fabric::two_by_two;
-use super::topology::star;
+use super::fabric::{EVERYONE, two_by_two};
+use super::topology::{leaf_spine, star};
 use super::world::{SECOND, World, hello, settings, settings_of};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
-use harmonaize_planner::{HostId, LinkId};
+use harmonaize_planner::{HostId, LinkId, Topology};
 use harmonaize_server::state::testing::{MOST_UNKNOWN_HOPS, Testing as _};
-use harmonaize_server::state::{Fact, Output, SessionId};
+use harmonaize_server::state::{Fact, Instruction, Output, Reason, SessionId};
+use harmonaize_store::WithdrawalKind;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         probe_key: vec![host as u8; 32],
         rate_limit: true,
         congestion_reports: true,
+        links_over_tcp: true,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Capabilities::default()
     };
@@ -338,6 +340,39 @@ fn a_silent_switch_is_not_a_dead_link() {
     world.send(sessions[0], from_agent::Message::PathsTraced(traced));
     assert_eq!(path_count(&mut world), 24, "what was known stays");
     assert!(world.state.failed_links().is_empty());
+}
+
+/// A plan that does not pass the check keeps no link from the way that a hand-over needs, nor on it.
+#[test]
+fn links_go_over_tcp_and_back_where_no_plan_passes_the_check() {
+    let (mut world, sessions, id) = traced_pair();
+    // Traced paths cannot be by this topology: all hosts are at the other leaf. Off a drained spine there is no other way.
+    let moved = leaf_spine(&EVERYONE.map(|host| 1 - host / 4), 2, || "50us".to_owned());
+    world.state.settings_mut().topology = Topology::parse(&moved).unwrap();
+    let (targets, kind) = (vec!["spine0".to_owned()], WithdrawalKind::Drain);
+    let (from, until, reason) = (Nanos(0), Nanos(0), String::new());
+    let drain = Instruction::Withdraw { targets, kind, from, until, reason };
+    let drained = world.state.consider(world.now, &drain).unwrap();
+    world.state.apply_stored(world.now, &drained);
+    world.run_until_quiet();
+    assert_eq!(world.state.predicted_slowdown(world.now), None, "no plan passes the check");
+    for (for_ns, over_tcp, why) in [(60_000_000_000, vec![0], Reason::OverTcp), (0, vec![], Reason::OverRdma)]
+    {
+        world.send(sessions[0], from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns }));
+        world.wait(SECOND);
+        let told = sessions.map(|session| every!(world.received(session), Change));
+        assert!(told.iter().all(|told| told.len() == 1 && told[0].over_tcp == over_tcp), "{told:?}");
+        let (communicator, epoch) = (id, told[0][0].epoch);
+        for session in sessions {
+            let prepared = v1::Prepared { communicator, epoch, links: None };
+            world.send(session, from_agent::Message::Prepared(prepared));
+        }
+        for session in sessions {
+            let switched = v1::Switched { communicator, epoch, first_segment: 1 };
+            world.send(session, from_agent::Message::Switched(switched));
+        }
+        assert_eq!(world.reasons.last(), Some(&why));
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::{Agent, Attachment, Communicator, LocalMember};
 use crate::engines::Thread;
+use crate::recipe::goes_over_rdma;
 use crate::session::{AttachmentId, LinkNeeds, TenantLimits};
 use harmonaize_abi::session::FailureDetail;
 use harmonaize_abi::{CommunicatorHandle, CommunicatorId, Rank};
@@ -9,7 +10,7 @@ use harmonaize_api::v1::{self, from_agent};
 use harmonaize_engine::{Command, InheritedEpoch};
 use prost::Message;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 /// Why an agent cannot go on here, for the operator.
@@ -68,17 +69,17 @@ impl Agent {
     }
 
     /// How many communicators have links that another process cannot go on with, where links go over RDMA unless control says
-    /// otherwise: in the epoch in use, or in one under way.
+    /// otherwise: in the epoch in use, in one under way, or in one whose recipe is being checked.
     pub fn over_rdma(&self) -> usize {
-        let over_rdma = |known: &&Communicator| {
-            let v1::Recipe { me, participants, over_tcp, .. } = &known.recipe;
-            let others = || (0..participants.len() as u32).filter(move |one| one != me);
-            let goes =
-                |over_tcp: &[u32]| !over_tcp.contains(me) && others().any(|other| !over_tcp.contains(&other));
+        let over_rdma = |known: &Communicator| {
+            let goes = |over_tcp: &[u32]| goes_over_rdma(&known.recipe, over_tcp);
             let change = known.change_over_tcp.as_ref();
-            known.ended.is_none() && (goes(over_tcp) || change.is_some_and(|(_, over_tcp)| goes(over_tcp)))
+            let current = goes(&known.recipe.over_tcp);
+            known.ended.is_none() && (current || change.is_some_and(|(_, over_tcp)| goes(over_tcp)))
         };
-        self.communicators.values().filter(over_rdma).count()
+        let known = self.communicators.iter().filter(|(_, known)| over_rdma(known)).map(|(id, _)| *id);
+        let checked = self.checking.filter(|(.., over_rdma)| *over_rdma).map(|(id, ..)| id);
+        known.chain(checked).collect::<BTreeSet<_>>().len()
     }
 
     /// Has control have all links here go over TCP alone for so long from now on; no time: they need not any more.
@@ -133,7 +134,8 @@ impl Agent {
         }
     }
 
-    /// Takes over what another process's agent had; `limits` are those of each attachment's tenant.
+    /// Takes over what another process's agent had; `limits` are those of each attachment's tenant, and `changes` the recipes of
+    /// epochs under way.
     ///
     /// # Errors
     /// What is wrong with it, for the operator.
@@ -141,6 +143,7 @@ impl Agent {
         &mut self,
         image: AgentImage,
         limits: &HashMap<AttachmentId, TenantLimits>,
+        changes: &[v1::Recipe],
     ) -> Result<(), InheritError> {
         let AgentImage { attachments, communicators, next_request, tenants, errors, recent } = image;
         (self.next_request, self.tenants, self.errors, self.recent) = (next_request, tenants, errors, recent);
@@ -176,9 +179,10 @@ impl Agent {
             let limits = attached.map(|attached| attached.limits.clone());
             let granted = limits.as_ref().zip(image.granted).map(|(limits, part)| limits.inherit_links(part));
             let (thread, ended, needs) = (image.thread, image.ended, image.needs);
+            let change = changes.iter().find(|change| change.communicator == id);
             let known = Communicator {
                 recipe,
-                change_over_tcp: None,
+                change_over_tcp: change.map(|change| (change.epoch, change.over_tcp.clone())),
                 thread,
                 members,
                 ended,

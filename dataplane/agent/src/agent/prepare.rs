@@ -2,7 +2,7 @@
 
 use super::{Agent, Communicator, LocalMember, engine_id, refuse};
 use crate::engines::Thread;
-use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand};
+use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand, goes_over_rdma};
 use crate::session::{Joined, LinkNeeds};
 use harmonaize_abi::session::JoinRefusal;
 use harmonaize_abi::{CommunicatorHandle, Rank};
@@ -56,7 +56,8 @@ impl Agent {
     pub(super) fn check(&mut self, recipe: v1::Recipe, forms: bool) -> Check {
         // An epoch that control never gives counts as none: the recipe is refused, and the reason has the number.
         let epoch = Epoch::from_wire(recipe.epoch).unwrap_or_default();
-        self.checking = Some((CommunicatorId(recipe.communicator), epoch));
+        let over_rdma = goes_over_rdma(&recipe, &recipe.over_tcp);
+        self.checking = Some((CommunicatorId(recipe.communicator), epoch, over_rdma));
         Check { recipe, forms, verified: std::mem::take(&mut self.verified) }
     }
 
@@ -67,7 +68,7 @@ impl Agent {
 
     /// Takes in what became of a recipe; nothing of one whose thread has failed.
     pub fn handle_checked(&mut self, checked: Option<Checked>) {
-        let Some((communicator, epoch)) = self.checking.take() else { return };
+        let Some((communicator, epoch, _)) = self.checking.take() else { return };
         let Some(Checked { check: Check { recipe, forms, verified: proved }, expanded }) = checked else {
             return self.prepare_failed(communicator, epoch, "checking the plan has failed".into());
         };
@@ -391,6 +392,7 @@ mod tests {
         for (epoch, (over_tcp, under_way, in_use)) in (2..).zip(epochs) {
             let change = v1::Recipe { epoch, over_tcp: over_tcp.clone(), ..recipe(4, 1) };
             let check = agent.handle_control(Event::Change(change));
+            assert_eq!(agent.over_rdma(), under_way, "{over_tcp:?} is checked");
             agent.handle_checked(Some(check.unwrap().run()));
             assert_eq!(agent.over_rdma(), under_way, "{over_tcp:?} under way");
             let (communicator, epoch) = (CommunicatorId(7), Epoch(u32::try_from(epoch).unwrap()));
@@ -399,6 +401,32 @@ mod tests {
         }
         agent.stop();
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn whose_links_go_over_tcp_in_an_epoch_under_way_is_handed_over() {
+        let (mut agents, mut threads) = (Vec::new(), Vec::new());
+        let counters = Counters::default();
+        let limits = TenantLimits::of(Quota::default(), &counters);
+        for _ in 0..2 {
+            let (agent, told, thread, _) = agent();
+            agents.push((agent, told));
+            threads.push(thread);
+        }
+        let [(before, told), (successor, _)] = agents.as_mut_slice() else { panic!("two") };
+        attach(before, AttachmentId(1), &limits);
+        let _answer = form(before, told, 7);
+        let change = v1::Recipe { communicator: 7, epoch: 2, over_tcp: vec![0], ..recipe(4, 1) };
+        let check = before.handle_control(Event::Change(change.clone()));
+        before.handle_checked(Some(check.unwrap().run()));
+        let all = [(AttachmentId(1), limits.clone())].into();
+        successor.inherit(before.image(), &all, &[change]).unwrap();
+        assert_eq!(successor.over_rdma(), 1, "its current epoch");
+        let (communicator, epoch) = (CommunicatorId(7), Epoch(2));
+        successor.handle_notice(Notice::Switched { communicator, epoch, segment: SegmentId(0) });
+        assert_eq!(successor.over_rdma(), 0);
+        agents.iter_mut().for_each(|(agent, _)| agent.stop());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     }
 
     #[test]

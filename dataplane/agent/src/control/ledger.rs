@@ -96,6 +96,17 @@ struct RunningImage {
     unsent: Option<Vec<u8>>,
 }
 
+impl LedgerImage {
+    /// Recipes of epochs under way, without secrets.
+    ///
+    /// # Errors
+    /// If one is none.
+    pub fn changes(&self) -> Result<Vec<v1::Recipe>, prost::DecodeError> {
+        let changes = self.running.iter().filter_map(|running| running.change.as_deref());
+        changes.map(v1::Recipe::decode).collect()
+    }
+}
+
 impl Ledger {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
@@ -613,6 +624,20 @@ mod tests {
         assert_eq!(ledger.incoming(to_agent::Message::Dissolve(dissolved(3))), None);
         assert!(ledger.incoming(to_agent::Message::Dissolve(dissolved(2))).is_some());
         assert!(running(&ledger).is_empty());
+    }
+
+    #[test]
+    fn an_image_has_the_epochs_under_way() {
+        let mut ledger = ledger();
+        (1..=3).for_each(|id| drop(ledger.incoming(to_agent::Message::Form(recipe(id, 1)))));
+        ledger.incoming(to_agent::Message::Change(v1::Recipe { over_tcp: vec![1], ..recipe(2, 2) }));
+        ledger.incoming(to_agent::Message::Change(recipe(3, 2)));
+        let abandon = v1::Abandon { communicator: 3, epoch: 2, ..v1::Abandon::default() };
+        ledger.incoming(to_agent::Message::Abandon(abandon));
+        let changes = ledger.image().changes().unwrap();
+        let told: Vec<_> =
+            changes.iter().map(|of| (of.communicator, of.epoch, of.over_tcp.as_slice())).collect();
+        assert_eq!(told, [(2, 2, &[1][..])]);
     }
 
     #[test]

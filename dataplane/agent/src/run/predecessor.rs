@@ -163,6 +163,11 @@ impl Handing {
         Obstacle::of_links(agent.over_rdma(), connected, self.control_can).map_or(Ok(()), Err)
     }
 
+    /// How many communicators have links that cannot be handed over.
+    fn late(&self, agent: &Agent) -> usize {
+        if self.over_rdma { agent.over_rdma() } else { 0 }
+    }
+
     /// Has the successor start, with all sockets.
     fn start(&self, peer: Peer, agents: OwnedFd, tenants: &mut Tenants) -> Result<Stage, HandingError> {
         let place = self.place.as_ref().ok_or(HandingError::NoPlace)?;
@@ -220,7 +225,8 @@ impl Handing {
             Stage::Giving(..) => drop(agent.command_all(|_| Command::Resume)),
             Stage::Idle | Stage::Greeting(..) | Stage::Starting(_) => {}
         }
-        if std::mem::take(&mut self.requested) {
+        // Another control may be there by now, which would end the session of an agent that says what it does not know.
+        if std::mem::take(&mut self.requested) && self.control_can {
             agent.ask_over_tcp(Duration::ZERO);
         }
         pause.set(false);
@@ -249,9 +255,13 @@ impl Handing {
                 return Ok(asked?);
             }
             Stage::Links { peer, agents, deadline } => {
-                let late = if self.over_rdma { agent.over_rdma() } else { 0 };
+                peer.waits()?;
+                let late = self.late(agent);
                 if late > 0 {
                     self.stage = Stage::Links { peer, agents, deadline };
+                    if connected && !self.control_can {
+                        return Err(Obstacle::OldControl.into());
+                    }
                     let in_time = Instant::now() < deadline;
                     let obstacle = Obstacle::Late { communicators: late };
                     return if in_time { Ok(()) } else { Err(obstacle.into()) };
@@ -265,9 +275,11 @@ impl Handing {
             }
             Stage::Sessions { peer, deadline, mut sessions } => {
                 sessions.extend(std::iter::from_fn(|| self.standing.try_recv().ok()));
-                if sessions.len() < tenants.server().connections() {
+                let standing = sessions.len() >= tenants.server().connections();
+                // Control may have said something of links while the successor started.
+                if !standing || self.late(agent) > 0 {
                     self.stage = Stage::Sessions { peer, deadline, sessions };
-                    return in_time(deadline, "tenants' requests");
+                    return in_time(deadline, if standing { "links over RDMA" } else { "tenants' requests" });
                 }
                 pause.set(true);
                 Stage::Control { peer, deadline, sessions }
@@ -332,4 +344,142 @@ fn give(
 ) -> Result<i32, HandOverError> {
     peer.give(engines, sessions, parts)?;
     Ok(peer.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{self, Event, Settings};
+    use crate::counters::Counters;
+    use crate::engines::Engines;
+    use crate::handover::VERSION;
+    use crate::paths::Paths;
+    use crate::recipe::tests::recipe;
+    use crate::session::{Freeze, SessionServer};
+    use harmonaize_abi::SegmentId;
+    use harmonaize_api::v1::{Abandon, Recipe, from_agent};
+    use harmonaize_engine::{CommunicatorId, Epoch, Notice};
+    use harmonaize_identity::Protection;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::os::unix::net::UnixStream;
+
+    /// An agent without engine whose links go over RDMA, where a successor waits.
+    struct World {
+        handing: Handing,
+        agent: Agent,
+        tenants: Tenants,
+        pause: Pause,
+        successor: Peer,
+        told: mpsc::Receiver<from_agent::Message>,
+    }
+
+    impl World {
+        /// Control has been asked to have links go over TCP. The agent has one communicator.
+        fn new(stage: impl FnOnce(Peer, Instant) -> Stage) -> Self {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            let (peer, successor) = Peer::pair().unwrap();
+            let (freeze, standing) = Freeze::new(false);
+            let (requests, _asked) = mpsc::channel(1);
+            let server = SessionServer::bind(None, requests, Counters::default()).unwrap();
+            let server = server.with_freeze(freeze, std::collections::BTreeMap::new());
+            let tenants = Tenants::serve(server, Vec::new(), None, None).unwrap();
+            let (to_control, told) = mpsc::channel(1024);
+            let engines = Engines::new(Vec::new(), Counters::default());
+            let telemetry = crate::telemetry::begin(None, "h0", address.ip(), &[]).unwrap().handle();
+            let paths = Paths::begin(address, false);
+            let agent = Agent::new(engines, to_control, telemetry, paths, Counters::default());
+            let settings =
+                Settings::new(vec![address.to_string()], Protection::InsecureLoopback, "h0".into(), address);
+            let pause = control::connect(settings).pause;
+            let (build, links) = (String::new(), String::new());
+            let own = Greeting { version: VERSION, build, host: "h0".into(), threads: 0, links };
+            let mut handing = Handing::new(own, (None, true), standing);
+            handing.stage = stage(peer, Instant::now() + LINKS);
+            (handing.control_can, handing.requested) = (true, true);
+            let mut world = Self { handing, agent, tenants, pause, successor, told };
+            world.recipe(Event::Form(recipe(4, 1)));
+            world
+        }
+
+        /// Links come to go over TCP.
+        fn waiting() -> Self {
+            let agents = UnixStream::pair().unwrap().0.into();
+            Self::new(|peer, deadline| Stage::Links { peer, agents, deadline })
+        }
+
+        /// Control has this recipe prepared.
+        fn recipe(&mut self, event: Event) {
+            let check = self.agent.handle_control(event).unwrap();
+            self.agent.handle_checked(Some(check.run()));
+        }
+
+        /// Goes on, with a session with control.
+        async fn step(&mut self) {
+            let Self { handing, agent, tenants, pause, .. } = self;
+            handing.step(agent, tenants, pause, (true, true)).await;
+        }
+
+        /// For how long control was told to have links go over TCP.
+        fn requests(&mut self) -> Vec<u64> {
+            let told = std::iter::from_fn(|| self.told.try_recv().ok());
+            told.filter_map(|message| match message {
+                from_agent::Message::LinksOverTcp(request) => Some(request.for_ns),
+                _ => None,
+            })
+            .collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_successor_that_is_gone_has_links_go_back() {
+        let mut world = World::waiting();
+        world.step().await;
+        assert!(world.handing.is_running() && world.requests().is_empty());
+        let (_, another) = Peer::pair().unwrap();
+        drop(std::mem::replace(&mut world.successor, another));
+        world.step().await;
+        assert!(!world.handing.is_running());
+        assert_eq!(world.requests(), [0]);
+    }
+
+    #[tokio::test]
+    async fn the_session_with_control_goes_on_while_links_may_go_over_rdma() {
+        let mut world = World::new(|peer, deadline| Stage::Sessions { peer, deadline, sessions: Vec::new() });
+        let stays = |world: &World| matches!(world.handing.stage, Stage::Sessions { .. });
+        world.step().await;
+        assert!(stays(&world), "its links go over RDMA");
+        world.recipe(Event::Change(Recipe { epoch: 2, over_tcp: vec![0], ..recipe(4, 1) }));
+        let (communicator, epoch) = (CommunicatorId(7), Epoch(2));
+        world.agent.handle_notice(Notice::Switched { communicator, epoch, segment: SegmentId(0) });
+        let again = world.agent.handle_control(Event::Change(Recipe { epoch: 3, ..recipe(4, 1) })).unwrap();
+        world.step().await;
+        assert!(stays(&world), "they are to go over RDMA again, as far as this agent knows");
+        world.agent.handle_checked(Some(again.run()));
+        world.step().await;
+        assert!(stays(&world));
+        world.agent.handle_control(Event::Abandon(Abandon {
+            communicator: 7,
+            epoch: 3,
+            ..Abandon::default()
+        }));
+        world.step().await;
+        assert!(matches!(world.handing.stage, Stage::Control { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_control_that_cannot_move_links_is_told_nothing_of_them() {
+        let mut world = World::waiting();
+        world.step().await;
+        assert!(world.handing.is_running() && world.successor.waits().is_ok());
+        world.handing.call_off(&mut world.agent, &mut world.tenants, &world.pause, "over");
+        assert_eq!(world.requests(), [0], "they need not any more");
+        // Another one leads from now on.
+        let mut world = World::waiting();
+        world.handing.connected(&mut world.agent, false);
+        world.step().await;
+        assert!(!world.handing.is_running(), "nothing is waited for");
+        let why = world.successor.waits().unwrap_err().to_string();
+        assert!(why.contains(&Obstacle::OldControl.to_string()), "{why}");
+        assert!(world.requests().is_empty(), "it takes the session for broken");
+    }
 }

@@ -9,14 +9,19 @@ use crate::served::Tenants;
 use crate::session::{AttachmentId, Inherited, TenantLimits};
 use anyhow::{Context, anyhow, bail};
 use harmonaize_engine::{Command, InheritedEpoch, Leases, Notice};
+use harmonaize_program::Compiled;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tokio::sync::mpsc;
+
+/// Why a successor that is to end takes no place.
+const TOLD_TO_END: &str = "the successor was told to end before it had the agent's place";
 
 /// The agent whose place is taken, and its sockets.
 pub(super) struct Predecessor {
-    peer: Peer,
+    peer: Arc<Peer>,
     /// Where other agents connect.
     pub(super) agents: Option<OwnedFd>,
     /// Where successors do: who comes next finds this one there.
@@ -45,28 +50,49 @@ impl Taken {
 }
 
 impl Predecessor {
-    /// Asks for its sockets; none if nobody is there.
-    pub(super) fn find(config: &Config, own: &Greeting) -> anyhow::Result<Option<Self>> {
+    /// Asks for its sockets, for as long as `stop` does not complete; none if nobody is there.
+    pub(super) async fn find(
+        config: &Config,
+        own: Greeting,
+        stop: &mut Compiled<'_, ()>,
+    ) -> anyhow::Result<Option<Self>> {
         let path = config.handover.as_ref();
         let path =
             path.context("the configuration has no `handover`, the socket of the agent whose place to take")?;
         let at = || format!("cannot take the place of the agent at {}", path.display());
         let Some(peer) = Peer::connect(path).with_context(at)? else { return Ok(None) };
-        let (Offer { sockets }, descriptors) = peer.greet(own).with_context(at)?;
+        tracing::info!(
+            "waiting for the agent's links: where they go over RDMA, they come to go over TCP first"
+        );
+        let peer = Arc::new(peer);
+        let asking = Arc::clone(&peer);
+        let mut greeted = tokio::task::spawn_blocking(move || asking.greet(&own));
+        let offer = tokio::select! {
+            biased;
+            () = stop => {
+                peer.hang_up(TOLD_TO_END);
+                // The runtime would wait for its thread.
+                let _ = greeted.await;
+                bail!(TOLD_TO_END);
+            }
+            offer = &mut greeted => offer?,
+        };
+        let (Offer { sockets }, descriptors) = offer.with_context(at)?;
         let mut descriptors = descriptors.into_iter();
         let (agents, place) = (descriptors.next(), descriptors.next());
         Ok(Some(Self { peer, agents, place, sockets: sockets.into_iter().zip(descriptors).collect() }))
     }
 
-    /// Takes everything in. Once it returns, the engine goes on, and the other process is gone. Where it cannot, this process ends at once
-    /// and in no order, since the other goes on with all of it.
+    /// Takes everything in. Once it returns, the engine goes on, and the other process is gone. Where it cannot, or `stop` completes
+    /// first, this process ends at once and in no order, since the other goes on with all of it.
     pub(super) async fn take(
-        mut self,
+        self,
         engines: &mut Engines,
         tenants: &mut Tenants,
         notices: &mut mpsc::UnboundedReceiver<Notice>,
+        stop: &mut Compiled<'_, ()>,
     ) -> Taken {
-        match self.try_take(engines, tenants, notices).await {
+        match self.try_take(engines, tenants, notices, stop).await {
             Ok(taken) => {
                 engines.command_all(|_| Command::Resume);
                 self.peer.gone();
@@ -85,7 +111,11 @@ impl Predecessor {
         engines: &mut Engines,
         tenants: &mut Tenants,
         notices: &mut mpsc::UnboundedReceiver<Notice>,
+        stop: &mut Compiled<'_, ()>,
     ) -> anyhow::Result<Taken> {
+        if is_over(stop).await {
+            bail!(TOLD_TO_END);
+        }
         let (description, images, held) = self.peer.take()?;
         tenants.inherit(&description.added).map_err(|error| anyhow!(error))?;
         let (mut sessions, mut limits, mut leases) = (Vec::new(), HashMap::new(), HashMap::new());
@@ -118,7 +148,54 @@ impl Predecessor {
                 other => bail!("the engine said {other:?} while it took over"),
             }
         }
+        if is_over(stop).await {
+            bail!(TOLD_TO_END);
+        }
         self.peer.taken()?;
         Ok(Taken { description, sessions, limits, epochs })
+    }
+}
+
+/// Whether a future has completed by now, with what the runtime has not looked at yet. If so, it is not to be polled again.
+async fn is_over(stop: &mut Compiled<'_, ()>) -> bool {
+    // Signals are seen between polls of this task alone, and the start of an agent is one poll.
+    tokio::task::yield_now().await;
+    tokio::select! {
+        biased;
+        () = stop => true,
+        () = std::future::ready(()) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters::Counters;
+    use crate::handover::HandOverError;
+    use crate::session::SessionServer;
+
+    /// A successor without engine and tenants takes the place of an agent that refuses it, until `stop`. Why it does not, and what
+    /// the agent hears meanwhile.
+    async fn take(stop: impl Future<Output = ()> + Send + 'static) -> (String, Result<(), HandOverError>) {
+        let (peer, agent) = Peer::pair().unwrap();
+        agent.refuse("the agent is busy");
+        let peer = Arc::new(peer);
+        let found = Predecessor { peer, agents: None, place: None, sockets: BTreeMap::new() };
+        let (requests, _asked) = mpsc::channel(1);
+        let server = SessionServer::bind(None, requests, Counters::default()).unwrap();
+        let mut tenants = Tenants::serve(server, Vec::new(), None, None).unwrap();
+        let mut engines = Engines::new(Vec::new(), Counters::default());
+        let (_notices, mut heard) = mpsc::unbounded_channel();
+        let mut stop: Compiled<'_, ()> = Box::pin(stop);
+        let taken = found.try_take(&mut engines, &mut tenants, &mut heard, &mut stop).await;
+        (taken.err().unwrap().to_string(), agent.waits())
+    }
+
+    #[tokio::test]
+    async fn a_successor_that_is_told_to_end_does_not_say_that_it_has_started() {
+        let (why, heard) = take(std::future::pending()).await;
+        assert!(why.contains("the agent is busy") && heard.is_err(), "{why}, {heard:?}");
+        let (why, heard) = take(async {}).await;
+        assert!(why == TOLD_TO_END && heard.is_ok(), "{why}, {heard:?}");
     }
 }

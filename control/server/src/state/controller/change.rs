@@ -10,6 +10,7 @@ use crate::state::job::link_reuse;
 use crate::state::job::reconcile;
 use crate::state::job::reconcile::proposer::proposer;
 use crate::state::output::{Fact, SessionId};
+use crate::state::reason::Reason;
 use crate::state::tenants::agreements::Room;
 use crate::state::view::view;
 use harmonaize_abi::{CommunicatorId, Epoch};
@@ -193,8 +194,8 @@ impl Controller {
         let epoch = current.epoch;
         link_reuse::keep(&mut before.ports, &current.ports);
         communicator.failures = 0;
-        // What changes the codec alone makes no other way dearer.
-        if decision.is_some() && moved {
+        // What changes the codec alone makes no other way dearer, nor does a hand-over, which chooses no way.
+        if decision.is_some() && moved && !matches!(reason, Reason::OverTcp | Reason::OverRdma) {
             communicator.changes_now(now);
         }
         communicator.last_change.clear();

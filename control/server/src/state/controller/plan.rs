@@ -37,7 +37,10 @@ impl Controller {
         }
         let members = self.communicators.values().map(|known| known.members.len()).sum();
         let Some(trigger) = self.plan_request.take(now, members) else { return };
-        let Some(decision) = self.replan(now, trigger) else { return };
+        let Some(decision) = self.replan(now, trigger) else {
+            // No plan fits. What was agreed on, and hand-overs, need none.
+            return reconcile_agreed(&mut proposer!(self, now));
+        };
         let alone = undisturbed(&view!(self, now));
         let ctx = &ctx!(self, now);
         for id in self.events.note_rates(ctx, &mut self.outbox, &self.agreements, &alone) {

@@ -90,7 +90,8 @@ pub(crate) fn reconcile(
     changes
 }
 
-/// Gives communicators what their ranks and tenants agreed on, where control does not plan.
+/// Gives communicators what they are to have without a plan: what their ranks and tenants agreed on, and links
+/// over TCP for a hand-over.
 pub(crate) fn reconcile_agreed(proposer: &mut Proposer<'_>) {
     for id in proposer.communicators.keys().copied().collect::<Vec<_>>() {
         if let Some(difference) = difference(proposer, id, None) {
