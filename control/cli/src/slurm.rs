@@ -22,7 +22,7 @@ Examples:
   harmonaize slurm nodes --workers 4                     a list of nodes, such as h[0-2,5]
   nodes=$(harmonaize slurm nodes --workers 4 --partition gpu --tenant bert-team --idle-only)
   sbatch --partition gpu --nodes 4 --nodelist \"$nodes\" train.sh
-  harmonaize slurm nodes --workers 2..8 -o json | jq '{nodelist, left_out}'
+  harmonaize slurm nodes --workers 2..8 -o json | jq '{nodelist, excluded}'
 
 Nodes come from `sinfo`, and of control they are the hosts of the same names. Those of them that control does not know, that
 are drained there or that have no agent are left out, and standard error says so. Nothing changes, and nothing is kept
@@ -63,12 +63,12 @@ struct Choice {
     /// The same one by one, by rank.
     hosts: Vec<String>,
     /// Free nodes that the job cannot have.
-    left_out: Vec<LeftOut>,
+    excluded: Vec<Excluded>,
 }
 
 /// A free node that the job cannot have.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct LeftOut {
+struct Excluded {
     host: String,
     reason: &'static str,
 }
@@ -98,8 +98,8 @@ impl Nodes {
     pub(crate) async fn run(&self, control: &mut Operate) -> Result<String, Failure> {
         let lines = sinfo(self.partition.as_deref()).await?;
         let free = self.free(up(lines, self.partition.as_deref())?)?;
-        let (candidates, left_out) = usable(free, &control.fabric().await?.hosts);
-        for (reason, hosts) in by_reason(&left_out) {
+        let (candidates, excluded) = usable(free, &control.fabric().await?.hosts);
+        for (reason, hosts) in by_reason(&excluded) {
             let hosts: String = hostlist(&hosts).chars().map(visible).collect();
             eprintln!("harmonaize: left out, {reason}: {hosts}");
         }
@@ -109,7 +109,7 @@ impl Nodes {
         let reply = control.what_if(self.request(&candidates)).await?;
         let job = reply.jobs.into_iter().find(|job| job.assumed);
         let hosts = chosen(&candidates, job)?;
-        let choice = Choice { nodelist: hostlist(&hosts), hosts, left_out };
+        let choice = Choice { nodelist: hostlist(&hosts), hosts, excluded };
         Ok(self.print.page(&choice, |choice| format!("{}\n", choice.nodelist)))
     }
 
@@ -221,9 +221,9 @@ fn lines(text: &str) -> Result<Vec<Line>, Failure> {
 }
 
 /// Free nodes that a job can have, and the others with why not.
-fn usable(free: Vec<String>, hosts: &[FabricHost]) -> (Vec<String>, Vec<LeftOut>) {
+fn usable(free: Vec<String>, hosts: &[FabricHost]) -> (Vec<String>, Vec<Excluded>) {
     let known: BTreeMap<&str, &FabricHost> = hosts.iter().map(|host| (host.name.as_str(), host)).collect();
-    let (mut candidates, mut left_out) = (Vec::new(), Vec::new());
+    let (mut candidates, mut excluded) = (Vec::new(), Vec::new());
     for host in free {
         let reason = match known.get(host.as_str()) {
             None => "not in control's topology",
@@ -234,15 +234,15 @@ fn usable(free: Vec<String>, hosts: &[FabricHost]) -> (Vec<String>, Vec<LeftOut>
                 continue;
             }
         };
-        left_out.push(LeftOut { host, reason });
+        excluded.push(Excluded { host, reason });
     }
-    (candidates, left_out)
+    (candidates, excluded)
 }
 
 /// Hosts that are left out, by why they are.
-fn by_reason(left_out: &[LeftOut]) -> BTreeMap<&str, Vec<String>> {
+fn by_reason(excluded: &[Excluded]) -> BTreeMap<&str, Vec<String>> {
     let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for LeftOut { host, reason } in left_out {
+    for Excluded { host, reason } in excluded {
         hosts.entry(reason).or_default().push(host.clone());
     }
     hosts
@@ -320,7 +320,7 @@ h9 unknown* all* up
         nodes: Nodes,
     }
 
-    fn asked(arguments: &[&str]) -> Nodes {
+    fn parsed(arguments: &[&str]) -> Nodes {
         let all = ["nodes", "--workers"].iter().chain(arguments);
         <Arguments as clap::Parser>::try_parse_from(all).unwrap().nodes
     }
@@ -339,7 +339,7 @@ h9 unknown* all* up
     #[test]
     fn free_nodes_are_those_without_a_mark() {
         let nodes = || up(lines(SINFO).unwrap(), None).unwrap();
-        let free = |arguments: &[&str]| asked(arguments).free(nodes()).unwrap();
+        let free = |arguments: &[&str]| parsed(arguments).free(nodes()).unwrap();
         assert_eq!(free(&["2"]), ["h0", "h1"]);
         assert_eq!(free(&["2", "--idle-only"]), ["h1"]);
     }
@@ -347,7 +347,7 @@ h9 unknown* all* up
     #[test]
     fn without_a_free_node_the_partition_is_named() {
         let nodes = |text: &str| up(lines(text).unwrap(), Some("gpu")).unwrap();
-        let of = |text: &str| refusal(asked(&["2", "--partition", "gpu"]).free(nodes(text)));
+        let of = |text: &str| refusal(parsed(&["2", "--partition", "gpu"]).free(nodes(text)));
         assert_eq!(of("\n"), "sinfo lists no node of partition gpu; is the partition right?");
         assert_eq!(
             of("h3 down* gpu up\nh4 drained gpu up\n"),
@@ -406,10 +406,10 @@ h9 unknown* all* up
             ..FabricHost::default()
         };
         let hosts = [host("h0", true, false), host("h1", true, true), host("h2", false, false)];
-        let (candidates, left_out) = usable(names(&["h0", "h1", "h2", "h9", "h10"]), &hosts);
+        let (candidates, excluded) = usable(names(&["h0", "h1", "h2", "h9", "h10"]), &hosts);
         assert_eq!(candidates, ["h0"]);
         let reasons: Vec<(&str, String)> =
-            by_reason(&left_out).into_iter().map(|(reason, hosts)| (reason, hostlist(&hosts))).collect();
+            by_reason(&excluded).into_iter().map(|(reason, hosts)| (reason, hostlist(&hosts))).collect();
         let expected = [
             ("drained or under maintenance", "h1".to_owned()),
             ("no agent is connected", "h2".to_owned()),
@@ -420,7 +420,7 @@ h9 unknown* all* up
 
     #[test]
     fn control_is_asked_about_the_candidates_alone() {
-        let request = asked(&["2..4", "--tenant", "a"]).request(&names(&["h0", "h1"]));
+        let request = parsed(&["2..4", "--tenant", "a"]).request(&names(&["h0", "h1"]));
         let job = request.job.clone().unwrap();
         assert_eq!((job.tenant.as_str(), job.workers_min, job.workers_max), ("a", 2, 4));
         assert_eq!(job.hosts, ["h0", "h1"]);

@@ -698,7 +698,7 @@ async fn free_nodes_of_slurm_become_a_list_for_it() {
     let choice: serde_json::Value = serde_json::from_str(&out).unwrap();
     let reason = "not in control's topology";
     let left_out = serde_json::json!([{"host": "h7", "reason": reason}, {"host": "h8", "reason": reason}]);
-    let expected = serde_json::json!({"nodelist": "h0", "hosts": ["h0"], "left_out": left_out});
+    let expected = serde_json::json!({"nodelist": "h0", "hosts": ["h0"], "excluded": left_out});
     assert_eq!((code, choice), (0, expected));
     let ((code, _, err), _) = slurm_nodes(control, SINFO, &["--workers", "1", "--tenant", "z"]).await;
     assert_eq!((code, err), (4, format!("{unknown}harmonaize: there is no tenant `z`\n")));

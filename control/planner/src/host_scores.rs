@@ -88,14 +88,14 @@ impl<'a> HostScores<'a> {
         let mut pool: Vec<(Reverse<u64>, HostId)> =
             pool.into_iter().map(|host| (Reverse(self.free(host)), host)).collect();
         pool.retain(|(free, _)| free.0 > 0);
-        let mut ways =
+        let mut paths =
             PathFinder::excluding(self.topology, move |link| self.conditions.usable(link) == LinkUse::Failed);
         let times: Vec<Timed<'a>> = kinds
             .into_iter()
             .map(|((place, ..), hosts)| {
                 let first = hosts.first().copied();
                 let late = late();
-                let timed = first.filter(|_| !late).and_then(|host| self.time(&mut ways, &pool, host));
+                let timed = first.filter(|_| !late).and_then(|host| self.time(&mut paths, &pool, host));
                 let (size, seconds) = timed.unwrap_or(((0, 0), f64::INFINITY));
                 let late = late && first.is_some_and(|host| self.free(host) > 0);
                 Timed { place, size, seconds, late, hosts }
@@ -161,14 +161,14 @@ impl<'a> HostScores<'a> {
     /// has left.
     fn time(
         &self,
-        ways: &mut PathFinder<'_>,
+        paths: &mut PathFinder<'_>,
         pool: &[(Reverse<u64>, HostId)],
         host: HostId,
     ) -> Option<((usize, usize), f64)> {
         if self.free(host) == 0 {
             return None;
         }
-        let reached = self.placed.iter().copied().filter(|known| ways.crossings(*known, host).is_some());
+        let reached = self.placed.iter().copied().filter(|known| paths.crossings(*known, host).is_some());
         let mut group: Vec<HostId> = reached.take(MAX_GROUP - 1).collect();
         if group.is_empty() && !self.placed.is_empty() {
             return None;
@@ -183,7 +183,7 @@ impl<'a> HostScores<'a> {
         let mut nearby: Vec<(u64, Reverse<u64>, HostId)> = pool
             .iter()
             .filter(|(_, other)| !group.contains(other))
-            .filter_map(|(free, other)| Some((ways.crossings(first, *other)?, *free, *other)))
+            .filter_map(|(free, other)| Some((paths.crossings(first, *other)?, *free, *other)))
             .collect();
         nearby.sort_unstable();
         let lacking = size.saturating_sub(group.len());

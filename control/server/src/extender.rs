@@ -130,14 +130,14 @@ async fn respond<T: Serialize>(answered: impl Future<Output = Result<(T, Turn), 
             let length = text.len().to_string();
             let head =
                 [(header::CONTENT_TYPE, "application/json"), (header::CONTENT_LENGTH, length.as_str())];
-            (head, held(text, turn)).into_response()
+            (head, guarded(text, turn)).into_response()
         }
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()).into_response(),
     }
 }
 
 /// An answer in parts. It has its turn until the connection has taken the last part, or has taken too long.
-fn held(text: Vec<u8>, turn: Turn) -> Body {
+fn guarded(text: Vec<u8>, turn: Turn) -> Body {
     let (parts, stream) = mpsc::channel(1);
     tokio::spawn(async move {
         let sent = async {
@@ -395,7 +395,7 @@ mod tests {
     async fn answer() -> (Body, Arc<Semaphore>) {
         let turns = Arc::new(Semaphore::new(1));
         let turn = Arc::clone(&turns).acquire_owned().await.unwrap();
-        (held(vec![b'x'; 8 * PART], turn), turns)
+        (guarded(vec![b'x'; 8 * PART], turn), turns)
     }
 
     #[tokio::test]

@@ -87,7 +87,7 @@ fn end_of(
 }
 
 /// What is to be done of a piece after its memory here was.
-enum Rest {
+enum Remainder {
     /// Nothing.
     Done,
     /// The copy, for the turn is over in its midst.
@@ -102,14 +102,14 @@ fn copy(
     whole: u64,
     from: &Span,
     to: &Span,
-) -> Result<Rest, ExecuteError> {
+) -> Result<Remainder, ExecuteError> {
     let pass = Pass {
         kernel: &Kernel::Copy,
         whole: usize::try_from(whole).unwrap_or(usize::MAX),
         sources: &[located(from)],
         destinations: &[located(to)],
     };
-    Ok(if passes.run(&[pass], slices)? { Rest::Done } else { Rest::Copy })
+    Ok(if passes.run(&[pass], slices)? { Remainder::Done } else { Remainder::Copy })
 }
 
 impl Engine {
@@ -166,14 +166,20 @@ impl Engine {
                 End::Mapped(to) => copy((&mut self.passes, slices), 0, &from, &to),
                 End::Remote { attachment, offset } => {
                     let tag = tag(key, channel, step);
-                    Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: true, offset, span: from }))
+                    Ok(Remainder::Transfer(PendingTransfer {
+                        attachment,
+                        tag,
+                        store: true,
+                        offset,
+                        span: from,
+                    }))
                 }
             }
         });
         match stored {
-            Ok(Rest::Done) => member.core.handle_completion(now, channel, step),
-            Ok(Rest::Copy) => return false,
-            Ok(Rest::Transfer(store)) => transfer(&mut self.attachments, &mut self.broken, store),
+            Ok(Remainder::Done) => member.core.handle_completion(now, channel, step),
+            Ok(Remainder::Copy) => return false,
+            Ok(Remainder::Transfer(store)) => transfer(&mut self.attachments, &mut self.broken, store),
             Err(error) => member.fail_internal(&error.to_string()),
         }
         true
@@ -199,10 +205,10 @@ impl Engine {
         let first = ends.and_then(|ends| match ends {
             (End::Mapped(from), End::Mapped(to)) => copy((&mut self.passes, slices), whole, &from, &to),
             (End::Mapped(span), End::Remote { attachment, offset }) => {
-                Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: true, offset, span }))
+                Ok(Remainder::Transfer(PendingTransfer { attachment, tag, store: true, offset, span }))
             }
             (End::Remote { attachment, offset }, End::Mapped(span)) => {
-                Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: false, offset, span }))
+                Ok(Remainder::Transfer(PendingTransfer { attachment, tag, store: false, offset, span }))
             }
             (End::Remote { attachment, offset }, End::Remote { attachment: theirs, offset: there }) => {
                 let span = member.p2p.reserve(range.1)?;
@@ -214,13 +220,13 @@ impl Engine {
                     span: span.clone(),
                 };
                 member.p2p.fetched.push((step, span.clone(), Next::Store(store)));
-                Ok(Rest::Transfer(PendingTransfer { attachment, tag, store: false, offset, span }))
+                Ok(Remainder::Transfer(PendingTransfer { attachment, tag, store: false, offset, span }))
             }
         });
         match first {
-            Ok(Rest::Done) => member.core.handle_completion(now, channel, step),
-            Ok(Rest::Copy) => return false,
-            Ok(Rest::Transfer(first)) => transfer(&mut self.attachments, &mut self.broken, first),
+            Ok(Remainder::Done) => member.core.handle_completion(now, channel, step),
+            Ok(Remainder::Copy) => return false,
+            Ok(Remainder::Transfer(first)) => transfer(&mut self.attachments, &mut self.broken, first),
             Err(error) => member.fail_internal(&error.to_string()),
         }
         true

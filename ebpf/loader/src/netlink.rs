@@ -34,7 +34,7 @@ const MAX_MESSAGES: u32 = 1 << 16;
 #[error(
     "the list has more than {MAX_MESSAGES} messages, the most that are read: look with `rdma` or `tc` what fills it"
 )]
-struct TooManyMessages;
+struct MessageLimit;
 
 /// The index of an interface in the calling thread's network namespace.
 pub(crate) fn index_of(name: &str) -> io::Result<u32> {
@@ -110,7 +110,7 @@ pub(crate) fn read_list(
             }
         }
     }
-    Err(io::Error::other(TooManyMessages))
+    Err(io::Error::other(MessageLimit))
 }
 
 fn ask(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8]) -> io::Result<OwnedFd> {

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_answers_are_left_out() {
+    fn odd_answers_are_skipped() {
         let odd = nested(COUNTER, &[attribute(COUNTER_NUMBER, &[1, 2]), nested(VALUES, &[])]);
         let without = nested(COUNTER, &[attribute(COUNTER_NUMBER, &9_u32.to_ne_bytes())]);
         let short =

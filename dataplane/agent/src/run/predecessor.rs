@@ -370,7 +370,7 @@ mod tests {
         tenants: Tenants,
         pause: Pause,
         successor: Peer,
-        told: mpsc::Receiver<from_agent::Message>,
+        sent: mpsc::Receiver<from_agent::Message>,
     }
 
     impl World {
@@ -383,7 +383,7 @@ mod tests {
             let server = SessionServer::bind(None, requests, Counters::default()).unwrap();
             let server = server.with_freeze(freeze, std::collections::BTreeMap::new());
             let tenants = Tenants::serve(server, Vec::new(), None, None).unwrap();
-            let (to_control, told) = mpsc::channel(1024);
+            let (to_control, sent) = mpsc::channel(1024);
             let engines = Engines::new(Vec::new(), Counters::default());
             let telemetry = crate::telemetry::begin(None, "h0", address.ip(), &[]).unwrap().handle();
             let paths = Paths::begin(address, false);
@@ -396,7 +396,7 @@ mod tests {
             let mut handing = Handing::new(own, (None, true), standing);
             handing.stage = stage(peer, Instant::now() + LINKS);
             (handing.control_can, handing.requested) = (true, true);
-            let mut world = Self { handing, agent, tenants, pause, successor, told };
+            let mut world = Self { handing, agent, tenants, pause, successor, sent };
             world.recipe(Event::Form(recipe(4, 1)));
             world
         }
@@ -419,10 +419,10 @@ mod tests {
             handing.step(agent, tenants, pause, (true, true)).await;
         }
 
-        /// For how long control was told to have links go over TCP.
+        /// For how long control was asked to have links go over TCP.
         fn requests(&mut self) -> Vec<u64> {
-            let told = std::iter::from_fn(|| self.told.try_recv().ok());
-            told.filter_map(|message| match message {
+            let sent = std::iter::from_fn(|| self.sent.try_recv().ok());
+            sent.filter_map(|message| match message {
                 from_agent::Message::LinksOverTcp(request) => Some(request.for_ns),
                 _ => None,
             })

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// Why a successor that is to end takes no place.
-const TOLD_TO_END: &str = "the successor was told to end before it had the agent's place";
+const ENDED_EARLY: &str = "the successor was told to end before it had the agent's place";
 
 /// The agent whose place is taken, and its sockets.
 pub(super) struct Predecessor {
@@ -70,10 +70,10 @@ impl Predecessor {
         let offer = tokio::select! {
             biased;
             () = stop => {
-                peer.hang_up(TOLD_TO_END);
+                peer.hang_up(ENDED_EARLY);
                 // The runtime would wait for its thread.
                 let _ = greeted.await;
-                bail!(TOLD_TO_END);
+                bail!(ENDED_EARLY);
             }
             offer = &mut greeted => offer?,
         };
@@ -114,7 +114,7 @@ impl Predecessor {
         stop: &mut Compiled<'_, ()>,
     ) -> anyhow::Result<Taken> {
         if is_over(stop).await {
-            bail!(TOLD_TO_END);
+            bail!(ENDED_EARLY);
         }
         let (description, images, held) = self.peer.take()?;
         tenants.inherit(&description.added).map_err(|error| anyhow!(error))?;
@@ -149,7 +149,7 @@ impl Predecessor {
             }
         }
         if is_over(stop).await {
-            bail!(TOLD_TO_END);
+            bail!(ENDED_EARLY);
         }
         self.peer.taken()?;
         Ok(Taken { description, sessions, limits, epochs })
@@ -196,6 +196,6 @@ mod tests {
         let (why, heard) = take(std::future::pending()).await;
         assert!(why.contains("the agent is busy") && heard.is_err(), "{why}, {heard:?}");
         let (why, heard) = take(async {}).await;
-        assert!(why == TOLD_TO_END && heard.is_ok(), "{why}, {heard:?}");
+        assert!(why == ENDED_EARLY && heard.is_ok(), "{why}, {heard:?}");
     }
 }

@@ -33,7 +33,7 @@ fn add(counter: &AtomicU64, bytes: u64) {
 
 /// A message that is timed.
 #[derive(Debug)]
-struct UnderWay {
+struct InFlight {
     number: u32,
     posted: Instant,
     /// Of the device, when it was posted.
@@ -46,7 +46,7 @@ pub(super) struct Delays {
     device: Arc<DeviceBytes>,
     /// Payload bytes of this path that the device has and has not carried out.
     unsettled: u64,
-    under_way: Option<UnderWay>,
+    in_flight: Option<InFlight>,
     begun: Option<Instant>,
     done: Option<Delay>,
 }
@@ -54,7 +54,7 @@ pub(super) struct Delays {
 impl Delays {
     /// Of a path on a device.
     pub(super) fn new(device: &Arc<DeviceBytes>) -> Self {
-        Self { device: Arc::clone(device), unsettled: 0, under_way: None, begun: None, done: None }
+        Self { device: Arc::clone(device), unsettled: 0, in_flight: None, begun: None, done: None }
     }
 
     /// The device is given so many bytes of payload.
@@ -65,14 +65,14 @@ impl Delays {
 
     /// A message is about to be posted, and gives a completion: it is timed where none is, and none was a moment ago.
     pub(super) fn begin(&mut self, number: u32, now: impl FnOnce() -> Instant) {
-        if self.under_way.is_some() {
+        if self.in_flight.is_some() {
             return;
         }
         let posted = now();
         if self.begun.is_none_or(|begun| posted.saturating_duration_since(begun) >= INTERVAL) {
             let completed = self.device.completed.load(Ordering::Relaxed);
             self.begun = Some(posted);
-            self.under_way = Some(UnderWay { number, posted, completed });
+            self.in_flight = Some(InFlight { number, posted, completed });
         }
     }
 
@@ -80,7 +80,7 @@ impl Delays {
     pub(super) fn settled(&mut self, number: u32, bytes: u32, now: impl FnOnce() -> Instant) {
         self.unsettled = self.unsettled.saturating_sub(bytes.into());
         add(&self.device.completed, bytes.into());
-        if let Some(timed) = self.under_way.take_if(|timed| timed.number == number) {
+        if let Some(timed) = self.in_flight.take_if(|timed| timed.number == number) {
             let bytes = self.device.posted.load(Ordering::Relaxed).wrapping_sub(timed.completed);
             self.done = Some(Delay { took: now().saturating_duration_since(timed.posted), bytes });
         }

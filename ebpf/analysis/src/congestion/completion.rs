@@ -25,7 +25,7 @@ struct TimedMessage {
     sending: Duration,
 }
 
-/// A queue pair's last messages, its rest, and its state.
+/// A queue pair's last messages, its least delay, and its state.
 #[derive(Debug, Clone)]
 pub(super) struct CompletionMonitor {
     last: Nanos,
@@ -35,7 +35,7 @@ pub(super) struct CompletionMonitor {
     /// The most bytes a second.
     max_rate: WindowedMinMax<u64>,
     /// The least wait.
-    rest: WindowedMinMax<Duration>,
+    base: WindowedMinMax<Duration>,
     /// By how much waits in a row differed at least, and those of now.
     jitter: WindowedMinMax<Duration>,
     spread: Spread,
@@ -53,7 +53,7 @@ impl CompletionMonitor {
             recent: [TimedMessage::default(); MESSAGES],
             count: 0,
             max_rate: WindowedMinMax::default(),
-            rest: WindowedMinMax::default(),
+            base: WindowedMinMax::default(),
             jitter: WindowedMinMax::default(),
             spread: Spread::default(),
             hysteresis: HysteresisState::new(limits),
@@ -83,7 +83,7 @@ impl CompletionMonitor {
         let sending = u128::from(message.bytes) * 1_000_000_000 / u128::from(rate);
         let sending = Duration::from_nanos(u64::try_from(sending).unwrap_or(u64::MAX));
         let waited = took.saturating_sub(sending);
-        self.rest.update(now, age, waited, Duration::min);
+        self.base.update(now, age, waited, Duration::min);
         if let Some(spread) = self.spread.add(waited) {
             self.jitter.update(now, age, spread, Duration::min);
         }
@@ -92,9 +92,9 @@ impl CompletionMonitor {
             *newest = TimedMessage { seen: now, waited, sending };
         }
         self.count = (self.count + 1).min(MESSAGES);
-        let rest = self.rest.min().unwrap_or(waited);
-        let least = self.least_wait(now).unwrap_or(TimedMessage { seen: now, waited: rest, sending });
-        let delay = self.pressure(least, rest, limits);
+        let base = self.base.min().unwrap_or(waited);
+        let least = self.least_wait(now).unwrap_or(TimedMessage { seen: now, waited: base, sending });
+        let delay = self.pressure(least, base, limits);
         self.evidence += u64::from(delay >= MILD);
         let changed = self.hysteresis.step(now, delay, self.evidence, limits);
         self.finding = Congestion {
@@ -104,7 +104,7 @@ impl CompletionMonitor {
             own_rate: shown,
             capacity: stated,
             rtt: least.waited,
-            min_rtt: rest,
+            min_rtt: base,
             // Whose the queue is is not known, nor any mark or loss.
             ..Congestion::none(self.finding.link, now)
         };
@@ -119,12 +119,12 @@ impl CompletionMonitor {
 
     /// A queue's pressure, by the rule of round trips. The engine sees completions when it looks, so that no shorter queue is news on
     /// fast links either. Nor is one that is over before the message would be sent: a device slower than its best is none.
-    fn pressure(&self, least: TimedMessage, rest: Duration, limits: &Limits) -> f64 {
-        let queue = least.waited.saturating_sub(rest);
+    fn pressure(&self, least: TimedMessage, base: Duration, limits: &Limits) -> f64 {
+        let queue = least.waited.saturating_sub(base);
         let jitter = self.jitter.min().unwrap_or_default();
         let unit = limits.delay.max(JITTERS * jitter).max(least.sending);
-        let severe = (SEVERE_UNITS * unit).max(2 * rest);
-        pressure(nanos(queue) as f64, nanos(unit.max(rest / 2)) as f64, nanos(severe) as f64)
+        let severe = (SEVERE_UNITS * unit).max(2 * base);
+        pressure(nanos(queue) as f64, nanos(unit.max(base / 2)) as f64, nanos(severe) as f64)
     }
 
     /// Without messages a state ends as it does without a queue; returns that.
@@ -138,7 +138,7 @@ impl CompletionMonitor {
         changed.then_some(self.finding)
     }
 
-    /// Whether it was silent for so long that its rest says nothing any more.
+    /// Whether it was silent for so long that its least delay says nothing any more.
     pub(super) fn is_old(&self, now: Nanos, limits: &Limits) -> bool {
         self.hysteresis.level == CongestionLevel::None && now.since(self.last) > 2 * limits.min_rtt_window
     }
