@@ -358,12 +358,13 @@ mod tests {
     use crate::session::{Freeze, SessionServer};
     use harmonaize_abi::SegmentId;
     use harmonaize_api::v1::{Abandon, Recipe, from_agent};
-    use harmonaize_engine::{CommunicatorId, Epoch, Notice};
+    use harmonaize_engine::{CommunicatorId, Engine, Epoch, Notice, start};
     use harmonaize_identity::Protection;
+    use harmonaize_transport::loopback::Hub;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::os::unix::net::UnixStream;
 
-    /// An agent without engine whose links go over RDMA, where a successor waits.
+    /// An agent whose links go over RDMA, where a successor waits.
     struct World {
         handing: Handing,
         agent: Agent,
@@ -384,7 +385,10 @@ mod tests {
             let server = server.with_freeze(freeze, std::collections::BTreeMap::new());
             let tenants = Tenants::serve(server, Vec::new(), None, None).unwrap();
             let (to_control, sent) = mpsc::channel(1024);
-            let engines = Engines::new(Vec::new(), Counters::default());
+            let transport = Box::new(Hub::new().endpoint().unwrap());
+            let engine = Engine::new(transport, Box::new(|_| {})).unwrap();
+            let engines =
+                Engines::new(vec![start(engine, 0, Duration::ZERO).unwrap().0], Counters::default());
             let telemetry = crate::telemetry::begin(None, "h0", address.ip(), &[]).unwrap().handle();
             let paths = Paths::begin(address, false);
             let agent = Agent::new(engines, to_control, telemetry, paths, Counters::default());
