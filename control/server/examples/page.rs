@@ -184,7 +184,7 @@ fn measure(control: SocketAddr, page: SocketAddr, minutes: usize, folder: &Path)
     let mut browser = Chromium::start(&program, profile.path(), WINDOW)?;
     browser.call("Page.enable", json!({}))?;
     browser.load(&format!("http://{page}/"))?;
-    browser.wait_until("document.documentElement.dataset.number !== undefined", PATIENCE)?;
+    browser.wait_until("document.documentElement?.dataset.number !== undefined", PATIENCE)?;
     let paint = browser.evaluate(
         "new Promise((done) => requestAnimationFrame(() => setTimeout(() => done([performance.getEntriesByName('first-contentful-paint')[0]?.startTime, \
          performance.getEntriesByName('drawn')[0]?.startTime]), 50)))",
