@@ -8,17 +8,16 @@ mod wire;
 
 use crate::access::Current;
 use crate::actor::Command;
-use crate::http::{admit, refusal};
+use crate::http::{for_operators, refusal};
 use crate::leader::Commands;
 use crate::state::{Candidates, Controller, NextWorker, Unfit};
+use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use axum::{Extension, Router};
-use harmonaize_identity::{Connection, Peer};
+use harmonaize_identity::Connection;
 use harmonaize_planner::MAX_NODES;
 use placements::Placements;
 use serde::Serialize;
@@ -79,22 +78,8 @@ pub(crate) async fn serve(
         .route("/prioritize", post(prioritize))
         .fallback(async || (StatusCode::NOT_FOUND, "the extender has /filter and /prioritize\n"))
         .with_state(Arc::new(Extender::new(commands, Arc::clone(&access))))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(from_fn_with_state(access, guard));
-    crate::http::serve(connections, router).await;
-}
-
-/// Lets operators in alone.
-async fn guard(
-    State(access): State<Arc<Current>>,
-    Extension(peer): Extension<Peer>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match admit(&access, &peer, &request, WHAT) {
-        Ok(()) => next.run(request).await,
-        Err(status) => refusal(&status).into_response(),
-    }
+        .layer(DefaultBodyLimit::max(MAX_BODY));
+    crate::http::serve(connections, for_operators(router, access, WHAT)).await;
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request) -> Response {

@@ -1,8 +1,10 @@
 //! HTTP beside gRPC: connections to the page and to the scheduler extender, and who may ask there.
 
 use crate::access::{Current, Role, refused};
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
 use harmonaize_identity::{Connection, Identity, Peer};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -60,13 +62,25 @@ pub(crate) async fn serve(
     }
 }
 
+/// Lets operators of any role alone ask a router, which is called `what` where others are refused.
+pub(crate) fn for_operators(router: Router, access: Arc<Current>, what: &'static str) -> Router {
+    router.layer(from_fn_with_state((access, what), guard))
+}
+
+async fn guard(
+    State((access, what)): State<(Arc<Current>, &'static str)>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match admit(&access, &peer, &request, what) {
+        Ok(()) => next.run(request).await,
+        Err(status) => refusal(&status).into_response(),
+    }
+}
+
 /// Whether a request may go on: its peer is an operator, of any role.
-pub(crate) fn admit(
-    access: &Current,
-    peer: &Peer,
-    request: &Request,
-    what: &'static str,
-) -> Result<(), Status> {
+fn admit(access: &Current, peer: &Peer, request: &Request, what: &'static str) -> Result<(), Status> {
     // Without certificates a page of somebody else's would read ours, were its name resolved to this machine: it asks for its own.
     if peer.identity == Identity::Local && !is_this_machine(request) {
         let why = format!("without certificates the {what} is at 127.0.0.1 or localhost alone");

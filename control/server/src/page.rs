@@ -9,12 +9,12 @@ mod feed;
 pub(crate) use feed::Feed;
 
 use crate::access::{Current, Role};
-use crate::http::{admit, call_from, refusal};
+use crate::http::{call_from, for_operators};
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{self, HeaderName, HeaderValue};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -69,24 +69,15 @@ pub(crate) async fn serve(
         .route("/snapshot", get(snapshot))
         .route("/events", get(events))
         .fallback(async || StatusCode::NOT_FOUND)
-        .with_state((Arc::clone(&access), feed))
-        .layer(from_fn_with_state(access, guard));
+        .with_state((Arc::clone(&access), feed));
+    let router = for_operators(router, access, "page").layer(map_response(with_headers));
     crate::http::serve(connections, router).await;
 }
 
 type Shared = (Arc<Current>, Arc<Feed>);
 
-/// Lets operators in alone, and says to all what their browsers may do with the answer.
-async fn guard(
-    State(access): State<Arc<Current>>,
-    Extension(peer): Extension<Peer>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let mut response = match admit(&access, &peer, &request, "page") {
-        Ok(()) => next.run(request).await,
-        Err(status) => refusal(&status).into_response(),
-    };
+/// Says to all what their browsers may do with an answer, a refusal too.
+async fn with_headers(mut response: Response) -> Response {
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
