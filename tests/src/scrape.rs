@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// # Errors
 /// Where nobody serves it there, or what comes is none.
 pub fn scrape(namespace: &Namespace, port: u16) -> Result<String> {
-    body(&namespace.enter(move || request(port))??)
+    body(&answer(namespace, port, "/metrics")?)
 }
 
 /// The page at a port of the caller's own loopback.
@@ -24,13 +24,21 @@ pub fn scrape(namespace: &Namespace, port: u16) -> Result<String> {
 /// # Errors
 /// As for [`scrape`].
 pub fn scrape_here(port: u16) -> Result<String> {
-    body(&request(port)?)
+    body(&request(port, "/metrics")?)
 }
 
-fn request(port: u16) -> std::io::Result<String> {
+/// What is answered, with its head, where a path is asked for at a port of a namespace's loopback.
+///
+/// # Errors
+/// Where nobody answers there, or what comes is no text.
+pub fn answer(namespace: &Namespace, port: u16, path: &str) -> Result<String> {
+    Ok(namespace.enter(|| request(port, path))??)
+}
+
+fn request(port: u16, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)

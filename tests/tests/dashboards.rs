@@ -16,10 +16,8 @@ use harmonaize_testkit::{clock, golden, packages, strict, workspace};
 use harmonaize_tests::job::{Worker, deploy, joined, sockets};
 use harmonaize_tests::load::{train, under};
 use harmonaize_tests::racks_with_unmanaged_hosts;
-use harmonaize_tests::scrape::PORTS;
+use harmonaize_tests::scrape::{PORTS, answer};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -101,19 +99,12 @@ impl Prometheus {
     fn ask(&self, path: &str, parameters: &[(&str, &str)]) -> Result<Value> {
         let parameters: Vec<String> =
             parameters.iter().map(|(name, value)| format!("{}={}", encoded(name), encoded(value))).collect();
-        let request = format!("GET /api/v1/{path}?{} HTTP/1.0\r\n\r\n", parameters.join("&"));
-        let text = self.namespace.enter(|| -> std::io::Result<String> {
-            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.write_all(request.as_bytes())?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text)?;
-            Ok(text)
-        })??;
+        let path = format!("/api/v1/{path}?{}", parameters.join("&"));
+        let text = answer(&self.namespace, PORT, &path)?;
         let body = text.split_once("\r\n\r\n").map(|(_, body)| serde_json::from_str::<Value>(body));
-        let mut answer = body.with_context(|| text.clone())?.with_context(|| text.clone())?;
-        ensure!(answer["status"] == "success", "{request}: {}", answer["error"]);
-        Ok(answer["data"].take())
+        let mut found = body.with_context(|| text.clone())?.with_context(|| text.clone())?;
+        ensure!(found["status"] == "success", "{path}: {}", found["error"]);
+        Ok(found["data"].take())
     }
 
     /// Names of a dashboard's variables, and the value that is chosen of each.

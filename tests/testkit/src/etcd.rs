@@ -1,11 +1,12 @@
 //! Members of etcd, which is Debian's: one alone on the loopback, or several with certificates.
 
+use crate::job::printed;
 use crate::namespace::Namespace;
 use crate::packages::{self, ETCD};
 use crate::process::Process;
 use crate::strict;
 use crate::workspace;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use harmonaize_identity::Folder;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -153,11 +154,4 @@ impl Member {
         }
         printed(command.args(arguments))
     }
-}
-
-/// What a run of `etcdctl` printed.
-fn printed(command: &mut Command) -> Result<String> {
-    let output = command.output().context("cannot start etcdctl")?;
-    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8(output.stdout)?)
 }
