@@ -4,9 +4,11 @@ use crate::state::{LastOperation, Queries};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, finding_change::Finding};
+use prost::Message;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// How many decisions the page shows, the newest.
 const DECISIONS: u32 = 64;
@@ -14,8 +16,16 @@ const DECISIONS: u32 = 64;
 /// Changes by less than this part of a link's capacity are not shown.
 const RATE_STEPS: u64 = 50;
 
-/// Entries as JSON, by section and key.
-pub(super) type Sections = BTreeMap<&'static str, BTreeMap<String, String>>;
+/// Entries by section and key.
+pub(super) type Sections = BTreeMap<&'static str, BTreeMap<String, Entry>>;
+
+/// An entry as JSON, and what it was written from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    text: Arc<str>,
+    /// A message as protobuf and its place in the list. Empty for what is no message.
+    source: Vec<u8>,
+}
 
 /// Some of them.
 pub(super) type Entries<'a> = BTreeMap<&'static str, BTreeMap<&'a str, &'a str>>;
@@ -45,19 +55,19 @@ impl Facts {
             topology: queries.topology(),
             tenants: queries.tenants(),
             plans: queries.plans(CommunicatorId(0)).unwrap_or_default(),
-            fabric: queries.fabric(Nanos(decisions.now_ns)),
+            fabric: queries.hosts_and_findings(Nanos(decisions.now_ns)),
             decisions,
             withdrawals: queries.withdrawals(None),
-            status: queries.status(&BTreeMap::new()),
+            status: queries.status_without_agents(&BTreeMap::new()),
             operations: queries.last_operations(),
         }
     }
 
-    /// The same as entries.
-    pub(super) fn sections(self) -> Sections {
+    /// The same as entries. Those that were written before from the same message are not written again.
+    pub(super) fn sections(self, before: &Sections) -> Sections {
         let Self { topology, tenants, plans, decisions, withdrawals, status, fabric, operations } = self;
         let since = |age_ns: u64| decisions.now_ns.saturating_sub(age_ns);
-        let mut all = Sections::new();
+        let mut all = Writer { before, sections: Sections::new() };
         let control = json!({
             "build": status.build,
             "started_ns": since(status.uptime_ns),
@@ -68,48 +78,82 @@ impl Facts {
             "congestion_reports_verified": decisions.congestion_reports_verified,
             "congestion_reports_refuted": decisions.congestion_reports_refuted,
         });
-        add(&mut all, "control", [("control".to_owned(), control)]);
-        add(&mut all, "hosts", in_order(keyed(topology.hosts, |host| host.name.clone())));
-        add(&mut all, "switches", in_order(keyed(topology.switches, |switch| switch.name.clone())));
-        add(&mut all, "links", keyed(topology.links, |link| format!("{}:{}", link.from, link.to)));
-        add(&mut all, "tenants", in_order(keyed(tenants.tenants, |tenant| tenant.name.clone())));
+        all.values("control", [("control".to_owned(), control)]);
+        all.messages("hosts", topology.hosts, |host| host.name.clone(), in_order);
+        all.messages("switches", topology.switches, |switch| switch.name.clone(), in_order);
+        all.messages("links", topology.links, |link| format!("{}:{}", link.from, link.to), alone);
+        all.messages("tenants", tenants.tenants, |tenant| tenant.name.clone(), in_order);
         let plans = plans.plans.into_iter().map(plan);
-        add(&mut all, "plans", keyed(plans, |plan| communicator_text(plan.communicator)));
-        let key = |decision: &v1::DecisionRecord| decision.number.to_string();
-        add(&mut all, "decisions", keyed(decisions.decisions, key));
-        add(
-            &mut all,
+        all.messages("plans", plans, |plan| communicator_text(plan.communicator), alone);
+        all.messages("decisions", decisions.decisions, |decision| decision.number.to_string(), alone);
+        all.messages(
             "withdrawals",
-            keyed(withdrawals, |one| format!("{} {}", one.target, one.kind().text())),
+            withdrawals,
+            |one| format!("{} {}", one.target, one.kind().text()),
+            alone,
         );
         let communicators = status.communicators.into_iter().map(communicator);
-        add(&mut all, "communicators", keyed(communicators, |one| communicator_text(one.communicator)));
-        add(&mut all, "operations", operations.into_iter().map(operation));
+        all.messages("communicators", communicators, |one| communicator_text(one.communicator), alone);
+        all.values("operations", operations.into_iter().map(operation));
         let ended = status.recent_errors.into_iter().map(|one| {
             let mut value = value(&v1::EndedStatus { age_ns: 0, ..one.clone() });
             insert(&mut value, "at_ns", since(one.age_ns).into());
             (communicator_text(one.communicator), value)
         });
-        add(&mut all, "ended", ended);
+        all.values("ended", ended);
         let waiting = status.waiting.into_iter().map(|one| {
             let mut value = value(&v1::WaitingStatus { age_ns: 0, ..one.clone() });
             insert(&mut value, "since_ns", since(one.age_ns).into());
             (format!("{}/{}", one.tenant, one.name), value)
         });
-        add(&mut all, "waiting", waiting);
+        all.values("waiting", waiting);
         let measured = fabric.hosts.into_iter().filter(|host| !host.links.is_empty());
         let measured = measured.map(|host| {
-            let links: Vec<Value> = host.links.into_iter().map(|link| value(&rounded(link))).collect();
-            (host.host, links.into())
+            let links = host.links.into_iter().map(rounded).collect();
+            v1::HostTelemetry { host: host.host, links, ..v1::HostTelemetry::default() }
         });
-        add(&mut all, "measured", measured);
-        let stragglers = fabric.stragglers.into_iter().map(|one| {
-            let key = format!("{} {} {}", communicator_text(one.communicator), one.job, one.rank);
-            (key, value(&one))
-        });
-        add(&mut all, "stragglers", stragglers);
-        add(&mut all, "findings", fabric.changes.iter().map(finding));
-        all
+        all.messages("measured", measured, |host| host.host.clone(), |host, _| value(&host.links));
+        let key =
+            |one: &v1::Straggler| format!("{} {} {}", communicator_text(one.communicator), one.job, one.rank);
+        all.messages("stragglers", fabric.stragglers, key, alone);
+        all.values("findings", fabric.changes.iter().map(finding));
+        all.sections
+    }
+}
+
+/// Sections as they are written, beside those of before.
+struct Writer<'a> {
+    before: &'a Sections,
+    sections: Sections,
+}
+
+impl Writer<'_> {
+    /// Messages, each under its key. `write` is given their places in the list.
+    fn messages<T: Message>(
+        &mut self,
+        name: &'static str,
+        messages: impl IntoIterator<Item = T>,
+        key: impl Fn(&T) -> String,
+        write: impl Fn(&T, usize) -> Value,
+    ) {
+        let before = self.before.get(name);
+        let entry = |(place, message): (usize, T)| {
+            let key = key(&message);
+            let mut source = message.encode_to_vec();
+            source.extend(place.to_le_bytes());
+            let text = match before.and_then(|before| before.get(&key)) {
+                Some(known) if known.source == source => Arc::clone(&known.text),
+                _ => pruned(write(&message, place)),
+            };
+            (key, Entry { text, source })
+        };
+        self.sections.insert(name, messages.into_iter().enumerate().map(entry).collect());
+    }
+
+    /// What is no message.
+    fn values(&mut self, name: &'static str, values: impl IntoIterator<Item = (String, Value)>) {
+        let entry = |(key, value)| (key, Entry { text: pruned(value), source: Vec::new() });
+        self.sections.insert(name, values.into_iter().map(entry).collect());
     }
 }
 
@@ -167,27 +211,22 @@ fn finding(change: &v1::FindingChange) -> (String, Value) {
     )
 }
 
-fn add(all: &mut Sections, name: &'static str, entries: impl IntoIterator<Item = (String, Value)>) {
-    let write = |(key, mut value): (String, Value)| {
-        prune(&mut value);
-        (key, text(&value))
-    };
-    all.insert(name, entries.into_iter().map(write).collect());
+/// A message, wherever in the list it is.
+fn alone(message: &impl Serialize, _place: usize) -> Value {
+    value(message)
 }
 
-fn keyed<T: Serialize>(
-    entries: impl IntoIterator<Item = T>,
-    key: impl Fn(&T) -> String,
-) -> impl Iterator<Item = (String, Value)> {
-    entries.into_iter().map(move |entry| (key(&entry), value(&entry)))
+/// The same with its place in the list.
+fn in_order(message: &impl Serialize, place: usize) -> Value {
+    let mut value = value(message);
+    insert(&mut value, "place", place.into());
+    value
 }
 
-/// The same with each entry's place in the list.
-fn in_order(entries: impl Iterator<Item = (String, Value)>) -> impl Iterator<Item = (String, Value)> {
-    entries.enumerate().map(|(place, (key, mut value))| {
-        insert(&mut value, "place", place.into());
-        (key, value)
-    })
+/// As it is sent.
+fn pruned(mut value: Value) -> Arc<str> {
+    prune(&mut value);
+    text(&value).into()
 }
 
 fn value(entry: &impl Serialize) -> Value {
@@ -233,7 +272,7 @@ pub(super) fn every(sections: &Sections) -> Entries<'_> {
     sections
         .iter()
         .map(|(name, entries)| {
-            (*name, entries.iter().map(|(key, entry)| (key.as_str(), entry.as_str())).collect())
+            (*name, entries.iter().map(|(key, entry)| (key.as_str(), &*entry.text)).collect())
         })
         .collect()
 }
@@ -243,10 +282,11 @@ pub(super) fn difference<'a>(before: &'a Sections, now: &'a Sections) -> (Entrie
     let (mut changed, mut gone) = (Entries::new(), Gone::new());
     for (name, entries) in now {
         let known = before.get(name);
-        let other =
-            |(key, entry): &(&String, &String)| known.and_then(|known| known.get(*key)) != Some(*entry);
+        let other = |(key, entry): &(&String, &Entry)| {
+            known.and_then(|known| known.get(*key)).is_none_or(|known| known.text != entry.text)
+        };
         let others: BTreeMap<&str, &str> =
-            entries.iter().filter(other).map(|(key, entry)| (key.as_str(), entry.as_str())).collect();
+            entries.iter().filter(other).map(|(key, entry)| (key.as_str(), &*entry.text)).collect();
         if !others.is_empty() {
             changed.insert(name, others);
         }
@@ -302,7 +342,7 @@ mod tests {
 
     fn tenants(tenants: &[(&str, u32)]) -> Sections {
         let tenants = tenants.iter().map(|(name, ranks)| tenant(name, *ranks)).collect();
-        Facts { tenants: v1::TenantsReply { tenants }, ..empty() }.sections()
+        Facts { tenants: v1::TenantsReply { tenants }, ..empty() }.sections(&Sections::new())
     }
 
     #[test]
@@ -326,6 +366,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_as_before_is_not_written_again() {
+        let before = tenants(&[("a", 1), ("b", 2), ("c", 3)]);
+        let records = [("a", 1), ("b", 5), ("c", 3)].map(|(name, ranks)| tenant(name, ranks));
+        let now =
+            Facts { tenants: v1::TenantsReply { tenants: records.to_vec() }, ..empty() }.sections(&before);
+        let same = |name: &str| Arc::ptr_eq(&before["tenants"][name].text, &now["tenants"][name].text);
+        assert_eq!(["a", "b", "c"].map(same), [true, false, true]);
+        // In another place of the list it reads otherwise.
+        let records = [tenant("c", 3), tenant("a", 1)];
+        let now =
+            Facts { tenants: v1::TenantsReply { tenants: records.to_vec() }, ..empty() }.sections(&before);
+        assert_ne!(before["tenants"]["c"].text, now["tenants"]["c"].text);
+    }
+
+    #[test]
     fn what_always_changes_is_left_out() {
         let sections = |egress_bps, seen: u64| {
             let counters = Some(v1::LinkCounters { egress_bytes: seen, ..v1::LinkCounters::default() });
@@ -335,7 +390,7 @@ mod tests {
             let fabric = v1::FabricSnapshot { hosts: vec![host], ..v1::FabricSnapshot::default() };
             let decisions =
                 v1::ExplainReply { now_ns: 1_700_000_000_000_000_000 + seen, ..v1::ExplainReply::default() };
-            Facts { fabric, status, decisions, ..empty() }.sections()
+            Facts { fabric, status, decisions, ..empty() }.sections(&Sections::new())
         };
         assert_eq!(sections(20_001, 5), sections(39_999, 900_000_000));
         assert_ne!(sections(20_001, 5), sections(40_000, 5));
@@ -434,7 +489,7 @@ mod tests {
             others: 0,
         };
         let operations = (0..500).map(operation).collect();
-        let sections = Facts { topology, plans, operations, ..empty() }.sections();
+        let sections = Facts { topology, plans, operations, ..empty() }.sections(&Sections::new());
         let all = message(1, &every(&sections), &Gone::new());
         println!("{} bytes at 1,000 hosts and 500 communicators of 16 ranks", all.len());
         assert!(all.len() < MOST_BYTES, "{} bytes", all.len());

@@ -158,7 +158,8 @@ impl Feed {
         let known = before.snapshot.as_ref().map(|known| Arc::clone(&known.sections));
         // Writing very much takes a while; nobody who is served waits for it.
         let written = tokio::task::spawn_blocking(move || {
-            let sections = facts.sections();
+            let nothing = Sections::new();
+            let sections = facts.sections(known.as_deref().unwrap_or(&nothing));
             let (changed, gone) = match &known {
                 Some(known) => facts::difference(known, &sections),
                 None => Default::default(),

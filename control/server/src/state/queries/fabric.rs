@@ -108,15 +108,20 @@ impl Queries<'_> {
 
     /// How things stand on all hosts. `realtime` is CLOCK_REALTIME now.
     pub fn fabric(&self, realtime: Nanos) -> v1::FabricSnapshot {
-        let hosts = self.ctx.settings.topology.hosts_there();
         let communicators: Vec<v1::CommunicatorTelemetry> =
             self.ctx.communicators.keys().filter_map(|id| self.communicator_telemetry(*id)).collect();
+        v1::FabricSnapshot { communicators, ..self.hosts_and_findings(realtime) }
+    }
+
+    /// The same without communicators.
+    pub(crate) fn hosts_and_findings(&self, realtime: Nanos) -> v1::FabricSnapshot {
+        let hosts = self.ctx.settings.topology.hosts_there();
         v1::FabricSnapshot {
             time_ns: realtime.0,
             hosts: hosts.map(|(host, _)| self.host_telemetry(host)).collect(),
             stragglers: self.fabric_stragglers(),
-            communicators,
             changes: self.fabric_changes(realtime),
+            ..v1::FabricSnapshot::default()
         }
     }
 

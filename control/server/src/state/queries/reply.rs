@@ -34,12 +34,13 @@ impl Queries<'_> {
     pub fn topology(&self) -> v1::TopologyReply {
         let (topology, withdrawn) = (&self.ctx.settings.topology, self.ctx.operator.withdrawn());
         let crossings = self.crossings();
+        let taking_part = self.taking_part();
         let hosts = topology.hosts_there().map(|(id, host)| v1::FabricHost {
             name: host.name.clone(),
             rack: host.rack.clone().unwrap_or_default(),
             connected: self.ctx.hosts.contains_key(&id),
             withdrawn: withdrawn.hosts.contains(&id),
-            communicators: self.taking_part(id),
+            communicators: taking_part.get(&id).copied().unwrap_or(0),
         });
         let switches = topology.switches_there().map(|(id, switch)| {
             let kind = match switch.kind {
@@ -117,10 +118,15 @@ impl Queries<'_> {
         self.ctx.operator.realtime(Duration::from_nanos(at.0).min(self.ctx.now)).0
     }
 
-    fn taking_part(&self, host: HostId) -> u32 {
-        let part =
-            |known: &&Communicator| known.members.iter().any(|member| member.host == host && !member.closed);
-        self.ctx.communicators.values().filter(part).count() as u32
+    /// How many communicators each host takes part in; hosts of none are left out.
+    fn taking_part(&self) -> BTreeMap<HostId, u32> {
+        let mut counts = BTreeMap::new();
+        for known in self.ctx.communicators.values() {
+            let open = known.members.iter().filter(|member| !member.closed);
+            let hosts: BTreeSet<HostId> = open.map(|member| member.host).collect();
+            hosts.into_iter().for_each(|host| *counts.entry(host).or_default() += 1);
+        }
+        counts
     }
 
     /// Connections of all communicators whose path is known, those under way included.
@@ -282,11 +288,9 @@ impl Queries<'_> {
             communicator == CommunicatorId(0)
                 || decision.changes.iter().any(|changed| changed.communicator == communicator)
         };
-        let mut decisions: Vec<v1::DecisionRecord> =
-            self.decisions.recent().filter(about).map(|decision| self.decision(decision)).collect();
-        if last > 0 {
-            decisions.drain(..decisions.len().saturating_sub(last as usize));
-        }
+        let decisions: Vec<&Decision> = self.decisions.recent().filter(about).collect();
+        let passed = if last > 0 { decisions.len().saturating_sub(last as usize) } else { 0 };
+        let decisions = decisions.into_iter().skip(passed).map(|decision| self.decision(decision)).collect();
         let (suspicions_proven, suspicions_refuted) = self.links.reports.suspicions();
         let now_ns = self.ctx.operator.realtime(self.ctx.now).0;
         v1::ExplainReply {
@@ -368,7 +372,9 @@ impl Queries<'_> {
         let target = find(&self.ctx.settings.topology, &record.target).map(|(target, _)| target);
         let (what, left) = match target {
             None => ("unknown", None),
-            Some(Target::Node(Node::Host(host))) => ("host", Some(self.taking_part(host))),
+            Some(Target::Node(Node::Host(host))) => {
+                ("host", Some(self.taking_part().get(&host).copied().unwrap_or(0)))
+            }
             Some(Target::Node(Node::Switch(switch))) => ("switch", crossings.switches.get(&switch).copied()),
             Some(Target::Link(link)) => ("link", crossings.either.get(&link).copied()),
         };

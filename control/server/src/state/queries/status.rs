@@ -12,6 +12,15 @@ use std::time::Duration;
 
 impl Queries<'_> {
     pub(crate) fn status(&self, reports: &BTreeMap<SessionId, v1::Report>) -> v1::StatusReply {
+        v1::StatusReply {
+            agents: self.agents(reports),
+            tenants: self.tenant_status(reports),
+            ..self.status_without_agents(reports)
+        }
+    }
+
+    /// The same without agents and tenants.
+    pub(crate) fn status_without_agents(&self, reports: &BTreeMap<SessionId, v1::Report>) -> v1::StatusReply {
         let since =
             |at: Duration| u64::try_from(self.ctx.now.saturating_sub(at).as_nanos()).unwrap_or(u64::MAX);
         let known: Vec<(CommunicatorId, &Communicator)> =
@@ -19,8 +28,6 @@ impl Queries<'_> {
         v1::StatusReply {
             build: harmonaize_program::version().to_owned(),
             uptime_ns: since(Duration::ZERO),
-            agents: self.agents(reports),
-            tenants: self.tenant_status(reports),
             communicators: known
                 .into_iter()
                 .map(|(id, known)| self.communicator(id, known, reports))
@@ -51,6 +58,7 @@ impl Queries<'_> {
                     age_ns: since(ended.at),
                 })
                 .collect(),
+            ..v1::StatusReply::default()
         }
     }
 
