@@ -1,18 +1,8 @@
 #!/bin/sh
 # What an operator does in the first minutes, on a fresh Debian without network and compiler: install, init, hello, daemons, upgrade,
-# purge. A step that fails ends it.
-set -eu
-export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive NO_COLOR=1
-cd /
+# purge.
+. /package/common.sh
 
-seconds() { cut -d. -f1 /proc/uptime; }
-say() { echo "== $(seconds) s: $*"; }
-fail() {
-    echo "FAILED: $*"
-    journalctl --quiet --no-pager --lines 30 --unit 'harmonaize-*' || true
-    exit 1
-}
-refuses() { if "$@" >/dev/null 2>&1; then fail "$* worked"; fi; }
 # Everything that could be left, but for what apt, dpkg and the system's own daemons keep.
 everything() {
     find / -xdev \( -path /proc -o -path /sys -o -path /run -o -path /tmp -o -path /package -o -path /var/log -o -path /var/cache \
@@ -20,12 +10,6 @@ everything() {
     find /run /tmp -xdev -name '*harmonaize*' -o -xdev -name '*hello*'
     # The group rdma is libibverbs1's, which keeps it.
     cat /etc/passwd /etc/group | grep -v '^rdma:'
-}
-main_pid() { systemctl show --property MainPID --value "harmonaize-$1"; }
-# Waits for a condition for at most ten seconds.
-soon() {
-    for _ in $(seq 100); do if "$@" >/dev/null 2>&1; then return; fi; sleep 0.1; done
-    fail "not within 10 s: $*"
 }
 
 for program in cc gcc rustc cargo; do refuses command -v $program; done
@@ -84,7 +68,7 @@ for daemon in control agent aggregator; do
     systemd-analyze security --no-pager harmonaize-$daemon | tail -1
     systemd-analyze security --threshold=30 harmonaize-$daemon > /dev/null || fail "$daemon is exposed"
 done
-soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+connected
 harmonaize status | head -1 | tee /package/status
 grep -q "control ${version#harmonaize }," /package/status || fail "status has no build"
 harmonaize doctor || fail "doctor finds this host wrong"
@@ -99,9 +83,8 @@ refuses harmonaize doctor --config /etc/harmonaize/other.toml
 harmonaize doctor --config /etc/harmonaize/other.toml 2>/dev/null | grep "control *WRONG" || fail "doctor is content with a strange certificate"
 harmonaize tenants add job --uid 65534 > /dev/null
 soon test -S /run/harmonaize/tenants/job.sock
-perf="harmonaize-perf all_reduce --agent /run/harmonaize/tenants/job.sock --ranks 2 -b 1M -e 1M -n 5"
-setpriv --reuid 65534 --clear-groups $perf | tail -4
-refuses setpriv --reuid 65533 --clear-groups $perf
+as_tenant $perf -n 5 | tail -4
+refuses setpriv --reuid 65533 --clear-groups $perf -n 5
 harmonaize top --once --agent unix:/run/harmonaize/telemetry.sock | grep -q 'tcp.*127.0.0.1:7000' || fail "no flow is measured"
 
 say "watchdog"
@@ -114,29 +97,14 @@ sleep 5
 [ "$before" = "$(main_pid control)" ] || fail "a living control was ended"
 kill -STOP "$before"
 soon sh -c "[ \"\$(systemctl show --property NRestarts --value harmonaize-control)\" = 1 ]"
-soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+connected
 rm -r /run/systemd/system/harmonaize-control.service.d
 systemctl daemon-reload
 
 say "upgrades under load"
-# As many operations as take some twenty seconds.
-one_us=$(setpriv --reuid 65534 --clear-groups $perf | awk '$1 == 1048576 { print $6 }')
-operations=$(awk "BEGIN { print int(20e6 / $one_us) }")
-setpriv --reuid 65534 --clear-groups ${perf% -n 5} -n "$operations" > /package/load 2>&1 &
-load=$!
-sleep 1
-for upgrade in 1 2; do
-    control=$(main_pid control) agent=$(main_pid agent)
-    dpkg --install /package/harmonaize.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
-    [ "$agent" != "$(main_pid agent)" ] || fail "upgrade $upgrade: the agent is the one of before"
-    [ ! -e /proc/"$agent" ] || fail "upgrade $upgrade: two agents"
-    [ "$control" != "$(main_pid control)" ] || fail "upgrade $upgrade did not restart control"
-    soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
-done
-kill -0 $load || { cat /package/load; fail "the load ended before the upgrades"; }
-wait $load || { cat /package/load; fail "an operation failed"; }
-tail -4 /package/load
-echo "$operations operations"
+load 20
+for _ in 1 2; do upgrade /package/harmonaize.deb; done
+loaded
 harmonaize top --once --agent unix:/run/harmonaize/telemetry.sock | grep -q 'tcp.*127.0.0.1:7000' || fail "the successor shows no flow"
 ss --listening --tcp --numeric | grep -q 127.0.0.1:9477 || fail "the successor shows no metrics"
 [ "$(systemctl show --property NRestarts --value harmonaize-agent)" = 0 ] || fail "systemd restarted the agent"
@@ -145,17 +113,17 @@ tr '\0' '\n' < /proc/"$(main_pid agent)"/environ | grep -q '^WATCHDOG_USEC=30000
 kill -KILL "$(main_pid agent)"
 soon sh -c '[ "$(systemctl show --property NRestarts --value harmonaize-agent)" = 1 ]'
 soon systemctl --quiet is-active harmonaize-agent
-soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+connected
 # A reload without a new program is none of the process.
 agent=$(main_pid agent)
 systemctl reload harmonaize-agent
 [ "$agent" = "$(main_pid agent)" ] || fail "a reload without an upgrade replaced the agent"
 # One that cannot hand over goes on.
 sed -i 's/^handover = /# handover = /' /etc/harmonaize/agent.toml
-dpkg --install --force-confold /package/harmonaize.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
+install_package /package/harmonaize.deb
 grep -q "goes on as it was" /package/apt.log || fail "nobody says that the agent was not upgraded"
 [ "$agent" = "$(main_pid agent)" ] || fail "an agent that cannot hand over was replaced"
-soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+connected
 systemctl enable --quiet harmonaize-agent
 
 say "purge"

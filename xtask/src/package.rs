@@ -29,7 +29,9 @@ use std::time::Instant;
   cargo xtask package --format chart --test    Helm charts, rendered, and read as Kubernetes and the daemons read them
   cargo xtask package --arch arm64             for hosts and offload units with aarch64 cores
   cargo xtask package --smoke --test           quick to build, compared with each other, and installed, used and purged on a
-                                               fresh Debian, as CI does")]
+                                               fresh Debian, as CI does
+  cargo xtask package --upgrade old.deb,new.deb
+                                               a host with the one is upgraded to the other and back under load")]
 pub struct Args {
     /// The architecture of the programs
     #[arg(long, value_enum, default_value_t = Arch::HOST)]
@@ -47,6 +49,9 @@ pub struct Args {
     /// machine: init, hello, daemons, purge
     #[arg(long)]
     pub test: bool,
+    /// Make nothing, and upgrade a fresh Debian from the first package to the second and back, while a tenant computes
+    #[arg(long, value_name = "EARLIER,LATER", value_delimiter = ',', num_args = 1, conflicts_with_all = ["format", "release_dir", "smoke", "test", "arch"])]
+    pub upgrade: Vec<PathBuf>,
     /// Install missing packages without asking
     #[arg(long)]
     pub yes: bool,
@@ -137,6 +142,11 @@ const PROGRAMS: &[(&str, &str)] = &[
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
     let begun = Instant::now();
+    match args.upgrade.as_slice() {
+        [] => {}
+        [earlier, later] => return root::upgrade(earlier, later, consent),
+        _ => bail!("--upgrade takes two packages, as in --upgrade old.deb,new.deb"),
+    }
     packages::require(packages::PACKAGE, consent)?;
     let source = Source::read(args)?;
     let Some(programs) = build(args, consent, &source)? else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! A fresh Debian 12 with systemd, booted in namespaces of this machine. On it the package is installed, used and purged.
+//! A fresh Debian 12 with systemd, booted in namespaces of this machine. On it a package is installed, used, upgraded and purged.
 
 use super::folder;
 use anyhow::{Context, Result, bail};
@@ -23,21 +23,41 @@ const LIMIT: &str = "240";
 const CAPABILITIES: &str = "CAP_NET_ADMIN,CAP_BPF,CAP_PERFMON";
 
 /// Starts the script when the system is up, and ends the system with its outcome.
-const UNIT: &str = "[Unit]
+fn unit(script: &str) -> String {
+    format!(
+        "[Unit]
 After=basic.target
 SuccessAction=exit
 FailureAction=exit
 [Service]
 Type=oneshot
-ExecStart=/package/test.sh
+ExecStart=/package/{script}
 StandardOutput=file:/package/log
 StandardError=inherit
-";
+"
+    )
+}
 
 /// Installs the package there and runs `xtask/package/test.sh`. `version` is what its programs call themselves, where that is known.
 pub(super) fn test(package: &Path, version: &Option<String>, consent: Consent) -> Result<()> {
+    run(
+        "the package's test",
+        "test.sh",
+        &[("harmonaize.deb", package)],
+        version.as_deref().unwrap_or(""),
+        consent,
+    )
+}
+
+/// Runs `xtask/package/upgrade.sh` there: from the earlier package to the later and back, under load.
+pub(super) fn upgrade(earlier: &Path, later: &Path, consent: Consent) -> Result<()> {
+    run("the upgrade", "upgrade.sh", &[("earlier.deb", earlier), ("later.deb", later)], "", consent)
+}
+
+/// Runs one script of `xtask/package` on such a system, with each package under its name and a file `version` in the script's folder.
+fn run(what: &str, script: &str, debs: &[(&str, &Path)], version: &str, consent: Consent) -> Result<()> {
     if !fabric::privileged() {
-        return strict::skip("the package's test", "it boots a system in namespaces, which needs root");
+        return strict::skip(what, "it boots a system in namespaces, which needs root");
     }
     packages::require(packages::PACKAGE, consent)?;
     let begun = Instant::now();
@@ -45,14 +65,19 @@ pub(super) fn test(package: &Path, version: &Option<String>, consent: Consent) -
     fs::create_dir_all(root)?;
     let lock = fs::File::open(root)?;
     lock.try_lock().with_context(|| format!("another test of a package runs in {ROOT}"))?;
-    make(root, package)?;
+    make(root, debs)?;
     println!("a fresh Debian is there after {:.0} s", begun.elapsed().as_secs_f64());
     let inside = root.join("package");
     fs::create_dir_all(&inside)?;
-    fs::copy(workspace::root().join("xtask/package/test.sh"), inside.join("test.sh"))?;
-    fs::copy(package, inside.join("harmonaize.deb"))?;
-    fs::write(inside.join("version"), version.as_deref().unwrap_or(""))?;
-    fs::write(root.join("etc/systemd/system/package-test.service"), UNIT)?;
+    for script in [script, "common.sh"] {
+        fs::copy(workspace::root().join("xtask/package").join(script), inside.join(script))?;
+    }
+    for (name, package) in debs {
+        fs::copy(package, inside.join(name))?;
+    }
+    fs::write(inside.join("version"), version)?;
+    fs::write(root.join("etc/systemd/system/package-test.service"), unit(script))?;
+    fs::create_dir_all(folder())?;
     let log = fs::File::create(folder().join("boot.log"))?;
     let mut boot = Command::new("timeout");
     boot.args(["--kill-after=10", LIMIT, "systemd-nspawn", "--quiet", "--register=no", "--keep-unit"]);
@@ -66,14 +91,14 @@ pub(super) fn test(package: &Path, version: &Option<String>, consent: Consent) -
     fs::remove_dir_all(root).with_context(|| format!("cannot remove {ROOT}"))?;
     if !passed {
         let boot = folder().join("boot.log");
-        bail!("the package's test ended with {status}; what the system did is in {}", boot.display());
+        bail!("{what} ended with {status}; what the system did is in {}", boot.display());
     }
-    println!("the package's test has passed after {:.0} s", begun.elapsed().as_secs_f64());
+    println!("{what} has passed after {:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Makes the system, which has packages that ours needs in its cache: it has no network.
-fn make(root: &Path, package: &Path) -> Result<()> {
+/// Makes the system, which has packages that ours need in its cache: it has no network.
+fn make(root: &Path, debs: &[(&str, &Path)]) -> Result<()> {
     // Of a test that was killed.
     for entry in fs::read_dir(root)? {
         let path = entry?.path();
@@ -83,11 +108,13 @@ fn make(root: &Path, package: &Path) -> Result<()> {
     let mut make = Command::new("mmdebstrap");
     make.args(["--quiet", "--variant=apt", "--format=directory", "--skip=cleanup/apt"]);
     make.args(["--dpkgopt=force-unsafe-io", &format!("--include={INCLUDED}")]);
-    make.arg(format!("--customize-hook=copy-in {} /tmp", package.display()));
-    let name = package.file_name().and_then(|name| name.to_str()).context("a package without a name")?;
     let install = "apt-get --quiet --quiet --yes --no-install-recommends --download-only install";
-    make.arg(format!("--customize-hook=chroot \"$1\" {install} /tmp/{name}"));
-    make.arg(format!("--customize-hook=rm \"$1\"/tmp/{name}"));
+    for (_, package) in debs {
+        let name = package.file_name().and_then(|name| name.to_str()).context("a package without a name")?;
+        make.arg(format!("--customize-hook=copy-in {} /tmp", package.display()));
+        make.arg(format!("--customize-hook=chroot \"$1\" {install} /tmp/{name}"));
+        make.arg(format!("--customize-hook=rm \"$1\"/tmp/{name}"));
+    }
     make.arg(RELEASE).arg(root).stdout(Stdio::null());
     make.env("DEBIAN_FRONTEND", "noninteractive");
     workspace::run(&mut make)

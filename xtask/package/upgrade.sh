@@ -1,0 +1,30 @@
+#!/bin/sh
+# A host with the earlier of two packages is upgraded to the later, and back, while a tenant computes.
+. /package/common.sh
+
+build() { harmonaize status | head -1; }
+
+say "the earlier package"
+apt-get --quiet --quiet --yes --no-install-recommends install /package/earlier.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
+harmonaize init | tail -1
+for daemon in control agent; do systemctl start harmonaize-$daemon || fail "$daemon does not start"; done
+connected
+earlier=$(build)
+echo "$earlier"
+harmonaize tenants add job --uid 65534 > /dev/null
+soon test -S /run/harmonaize/tenants/job.sock
+
+say "up and back under load"
+load 30
+upgrade /package/later.deb
+later=$(build)
+echo "$later"
+[ "$later" != "$earlier" ] || fail "both packages are of one build"
+upgrade /package/earlier.deb
+[ "$(build)" = "$earlier" ] || fail "the way back ends at $(build)"
+loaded
+upgrade /package/later.deb
+[ "$(systemctl show --property NRestarts --value harmonaize-agent)" = 0 ] || fail "systemd restarted the agent"
+as_tenant $perf -n 5 | tail -4
+touch /package/passed
+say "done"
