@@ -14,8 +14,13 @@ use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// An agent that can do everything; what it is asked stays to be looked at.
+/// An agent that can do everything over TCP; what it is asked stays to be looked at.
 fn able(world: &mut World, host: usize) -> SessionId {
+    able_over(world, host, false)
+}
+
+/// The same, whose links go over RDMA or not.
+fn able_over(world: &mut World, host: usize, rdma: bool) -> SessionId {
     let abilities = v1::Capabilities {
         trace: true,
         probe: true,
@@ -23,7 +28,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         probe_key: vec![host as u8; 32],
         rate_limit: true,
         congestion_reports: true,
-        links_over_tcp: true,
+        links_over_tcp: rdma,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Capabilities::default()
     };
@@ -113,6 +118,32 @@ fn traced_pair() -> (World, [SessionId; 2], u64) {
 fn path_count(world: &mut World) -> usize {
     let ports = world.state.ports_between(HostId(0), HostId(4)).into_iter();
     ports.filter(|port| port.symmetric).count()
+}
+
+/// Queue pairs send from their port at both ends. Where one end has none, links are connections.
+#[test]
+fn ways_of_queue_pairs_are_traced_from_both_ends() {
+    let mut world = two_racks();
+    let sessions = [0, 4].map(|host| able_over(&mut world, host, true));
+    let mut asked = 0;
+    for _ in 0..40 {
+        for (session, ends) in sessions.into_iter().zip([(1, 2), (2, 1)]) {
+            for question in questions(&mut world, session) {
+                assert!(question.queue_pairs, "{question:?}");
+                let to_roce = |ports: &v1::PortPair| ports.destination_port == 4791;
+                assert!(question.ports.iter().all(to_roce), "{question:?}");
+                asked += question.ports.len();
+                answer(&mut world, session, &question, ends, parity);
+            }
+        }
+        world.wait(MS * 50);
+    }
+    assert_eq!((asked, path_count(&mut world)), (48, 24), "each way of 24 ports, once");
+
+    let mut world = two_racks();
+    let sessions = [(0, true), (4, false)].map(|(host, rdma)| able_over(&mut world, host, rdma));
+    let asked = sessions.map(|session| questions(&mut world, session)).concat();
+    assert!(!asked.is_empty() && asked.iter().all(|question| !question.queue_pairs), "{asked:?}");
 }
 
 fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionReport {
