@@ -9,7 +9,7 @@ use crate::ways::{Others, RATE, Ways, topology};
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::clock::realtime_ns;
 use harmonaize_testkit::plans::{Plan, decisions_in, plans_in};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Of what crosses both ways, so many parts go over the one that the plan names, for each other part. Acknowledgements of what comes
 /// back may cross the other.
