@@ -106,8 +106,13 @@ fn answer_traces(
 
 /// Hosts 0 and 4, of two racks, with a traced pool and a communicator in use.
 fn traced_pair() -> (World, [SessionId; 2], u64) {
+    traced_pair_over(false)
+}
+
+/// The same, whose links go over RDMA or not.
+fn traced_pair_over(rdma: bool) -> (World, [SessionId; 2], u64) {
     let mut world = two_racks();
-    let sessions = [0, 4].map(|host| able(&mut world, host));
+    let sessions = [0, 4].map(|host| able_over(&mut world, host, rdma));
     let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
     assert_eq!(answer_traces(&mut world, &ends, &|_, port| parity(port)), 48, "each way of 24 ports, once");
     let id = world.form(&sessions, "world");
@@ -144,6 +149,28 @@ fn ways_of_queue_pairs_are_traced_from_both_ends() {
     let sessions = [(0, true), (4, false)].map(|(host, rdma)| able_over(&mut world, host, rdma));
     let asked = sessions.map(|session| questions(&mut world, session)).concat();
     assert!(!asked.is_empty() && asked.iter().all(|question| !question.queue_pairs), "{asked:?}");
+}
+
+/// While links go over TCP for a hand-over, what is known of a port is the way of queue pairs.
+#[test]
+fn reports_are_passed_over_while_links_go_over_tcp() {
+    let (mut world, sessions, id) = traced_pair_over(true);
+    let report = |epoch| {
+        let report = v1::CongestionReport { epoch, ..congestion_report(id, 1, 40001) };
+        from_agent::Message::CongestionReport(report)
+    };
+    world.send(sessions[0], report(1));
+    assert_eq!(world.state.report_counts("h0"), (0, 0, 1), "no queue pair has the port");
+    world.send(sessions[1], from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns: 60_000_000_000 }));
+    world.wait(MS * 10);
+    world.prepare(&sessions, id, 2);
+    for session in sessions {
+        let switched = v1::Switched { communicator: id, epoch: 2, first_segment: 1 };
+        world.send(session, from_agent::Message::Switched(switched));
+    }
+    assert_eq!(world.epoch(id).over_tcp, BTreeSet::from([1]));
+    world.send(sessions[0], report(2));
+    assert_eq!(world.state.report_counts("h0"), (1, 0, 1), "it is no fault, and nothing is made of it");
 }
 
 fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionReport {
