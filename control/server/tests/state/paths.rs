@@ -163,7 +163,11 @@ fn reports_are_passed_over_while_links_go_over_tcp() {
     assert_eq!(world.state.report_counts("h0"), (0, 0, 1), "no queue pair has the port");
     world.send(sessions[1], from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns: 60_000_000_000 }));
     world.wait(MS * 10);
-    world.prepare(&sessions, id, 2);
+    for session in sessions {
+        assert_eq!(every!(world.received(session), Change).len(), 1);
+        let prepared = v1::Prepared { communicator: id, epoch: 2, links: None };
+        world.send(session, from_agent::Message::Prepared(prepared));
+    }
     for session in sessions {
         let switched = v1::Switched { communicator: id, epoch: 2, first_segment: 1 };
         world.send(session, from_agent::Message::Switched(switched));
