@@ -407,7 +407,7 @@ fn a_silent_switch_is_not_a_dead_link() {
 /// A plan that does not pass the check keeps no link from the way that a hand-over needs, nor on it.
 #[test]
 fn links_go_over_tcp_and_back_where_no_plan_passes_the_check() {
-    let (mut world, sessions, id) = traced_pair();
+    let (mut world, sessions, id) = traced_pair_over(true);
     // Traced paths cannot be by this topology: all hosts are at the other leaf. Off a drained spine there is no other way.
     let moved = leaf_spine(&EVERYONE.map(|host| 1 - host / 4), 2, || "50us".to_owned());
     world.state.settings_mut().topology = Topology::parse(&moved).unwrap();
