@@ -143,7 +143,7 @@ pub const fn udp_source_port(flow_label: u32) -> u16 {
     (folded | 0xc000) as u16
 }
 
-/// The UDP source port of a path that is opened with this one: the port itself from 0xc001 on, where the device chooses none.
+/// The UDP source port of a path that is opened with this one. From 0xc001 on it is the port itself.
 pub const fn source_port_on_wire(source_port: u16) -> u16 {
     udp_source_port(flow_label(source_port))
 }

@@ -1,4 +1,4 @@
-//! The closed loop on verbs: others' traffic on one of two ways is found on the wire, and queue pairs leave that way. Nothing tells
+//! The closed loop on verbs. Others' traffic on one of two ways is found on the wire, and queue pairs leave that way. Nothing tells
 //! control but the agents' programs in the kernel, which see SoftRoCE's packets.
 
 use crate::alone;
@@ -11,8 +11,7 @@ use harmonaize_testkit::clock::realtime_ns;
 use harmonaize_testkit::plans::{Plan, decisions_in, plans_in};
 use std::time::{Duration, Instant};
 
-/// Of what crosses both ways, so many parts go over the one that the plan names, for each other part. Acknowledgements of what comes
-/// back may cross the other.
+/// For each byte on the other way, more than so many cross the one that the plan names. Acknowledgements may cross the other.
 const MOST: u64 = 4;
 
 /// Control's lines. A ring has all of a hop's bytes on one link; the ports are those on the wire.
@@ -51,7 +50,7 @@ fn up(plan: &Plan) -> impl Iterator<Item = (&str, &str, u16, &str)> {
     })
 }
 
-/// The one spine that takes the ring from the first rack to the second; none where they are more, or not all paths are known.
+/// The one spine that takes the ring from the first rack to the second. None where they are more, or not all paths are known.
 fn spine_of(plan: &Plan) -> Option<&str> {
     let mut spines = up(plan).map(|(_, _, _, spine)| spine);
     let spine = spines.next().filter(|_| plan.paths_known())?;
@@ -102,7 +101,7 @@ impl Scene<'_> {
             let before = read()?;
             self.job.wait_for_progress();
             let after = read()?;
-            let [here, there] = [0, 1].map(|at| after[at] - before[at]);
+            let [here, there] = [0, 1].map(|at: usize| after[at] - before[at]);
             seen.push((here, there));
             Ok((here > MOST * there).then_some(here))
         });

@@ -1,5 +1,5 @@
-//! The guest's hosts in two racks under two spines, in place of the one switch: between racks there are two ways. Switches are network
-//! namespaces that route, and choose among equal ways by addresses and ports.
+//! The guest's hosts in two racks under two spines, in place of the one switch. Between racks there are two ways. Switches are
+//! network namespaces that route, and choose among equal ways by addresses and ports.
 
 use crate::host::{Host, may_break, until};
 use crate::provider::HOSTS;
@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 pub(crate) const RATE: u32 = 40;
 /// As all of the guest's links.
 const MTU: u32 = 4200;
-/// Bytes of others that wait at the narrow place all the while, at most: what it carries in 60 ms. The kernel counts about twice what packets
-/// have, so that a buffer of so many, which it doubles, is that.
+/// Bytes of others that wait at the narrow place, at most. It carries them in 60 ms. The kernel counts about twice what packets have,
+/// so that a buffer of so many, which it doubles, is that.
 const STANDING: usize = 300_000;
 /// Bytes of a datagram of others.
 const DATAGRAM: usize = 4096;
