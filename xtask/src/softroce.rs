@@ -39,6 +39,8 @@ const MODULES: &[&str] = &[
     "sch_red",
     "sch_ingress",
     "cls_bpf",
+    "cls_u32",
+    "act_gact",
 ];
 const PROGRAMS: &[&str] = &[
     "busybox",

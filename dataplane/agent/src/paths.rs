@@ -9,6 +9,7 @@ use harmonaize_probe::{
     Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question,
     TracedRoute, Tracer, TrainConfig, TrainKey,
 };
+use harmonaize_verbs::source_port_on_wire;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -204,7 +205,7 @@ fn trace(source: Ipv4Addr, asked: &v1::TracePaths) -> v1::PathsTraced {
         tracer.trace(question, PATIENCE).map_err(PathError::Trace)
     });
     let (paths, error) = match found {
-        Ok(ways) => (ways.iter().map(to_traced_path).collect(), String::new()),
+        Ok(ways) => (to_traced_paths(asked, &ways), String::new()),
         Err(error) => (Vec::new(), error.to_string()),
     };
     v1::PathsTraced { request: asked.request, paths, error }
@@ -218,15 +219,28 @@ fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, PathEr
     }
     let pair = |pair: &v1::PortPair| Ok((port(pair.source_port)?, port(pair.destination_port)?));
     let pairs = asked.ports.iter().map(pair).collect::<Result<Vec<_>, PathError>>()?;
-    Ok(Question { protocol: Protocol::Tcp, source, destination: address(&asked.address)?, pairs, hops })
+    let pairs = pairs.into_iter().map(|pair| on_wire(asked.queue_pairs, pair)).collect();
+    let protocol = if asked.queue_pairs { Protocol::Udp } else { Protocol::Tcp };
+    Ok(Question { protocol, source, destination: address(&asked.address)?, pairs, hops })
 }
 
-fn to_traced_path(traced: &TracedRoute) -> v1::TracedPath {
-    v1::TracedPath {
-        source_port: traced.ports.0.into(),
-        destination_port: traced.ports.1.into(),
-        hops: traced.hops.iter().map(|hop| hop.map_or_else(String::new, |hop| hop.to_string())).collect(),
-    }
+/// The ports of packets of a connection or of a queue pair that is opened with these.
+fn on_wire(queue_pair: bool, (source_port, destination_port): (u16, u16)) -> (u16, u16) {
+    let source_port = if queue_pair { source_port_on_wire(source_port) } else { source_port };
+    (source_port, destination_port)
+}
+
+/// What was asked for, as far as it was traced.
+fn to_traced_paths(asked: &v1::TracePaths, ways: &[TracedRoute]) -> Vec<v1::TracedPath> {
+    let ports = |pair: &v1::PortPair| Some((port(pair.source_port).ok()?, port(pair.destination_port).ok()?));
+    let traced = asked.ports.iter().filter_map(|pair| {
+        let ports = on_wire(asked.queue_pairs, ports(pair)?);
+        let way = ways.iter().find(|way| way.ports == ports)?;
+        let hops = way.hops.iter().map(|hop| hop.map_or_else(String::new, |hop| hop.to_string())).collect();
+        let v1::PortPair { source_port, destination_port } = *pair;
+        Some(v1::TracedPath { source_port, destination_port, hops })
+    });
+    traced.collect()
 }
 
 fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
@@ -285,7 +299,19 @@ mod tests {
     fn trace_request(ports: Vec<(u32, u32)>, hops: u32, address: &str) -> v1::TracePaths {
         let pair = |(source_port, destination_port)| v1::PortPair { source_port, destination_port };
         let ports = ports.into_iter().map(pair).collect();
-        v1::TracePaths { request: 7, address: address.to_owned(), ports, hops }
+        v1::TracePaths { request: 7, address: address.to_owned(), ports, hops, queue_pairs: false }
+    }
+
+    #[test]
+    fn queue_pairs_are_traced_as_their_devices_send() {
+        let ports = vec![(50_000, 4791), (20_000, 4791)];
+        let asked = v1::TracePaths { queue_pairs: true, ..trace_request(ports, 3, "10.0.0.2") };
+        let asking = question(HERE, &asked).unwrap();
+        assert_eq!((asking.protocol, asking.pairs), (Protocol::Udp, vec![(50_000, 4791), (52_768, 4791)]));
+        let ways = [TracedRoute { ports: (52_768, 4791), hops: vec![Some([10, 0, 0, 9].into()), None] }];
+        let told = to_traced_paths(&asked, &ways);
+        let path = |path: &v1::TracedPath| (path.source_port, path.destination_port, path.hops.join(" "));
+        assert_eq!(told.iter().map(path).collect::<Vec<_>>(), [(20_000, 4791, "10.0.0.9 ".to_owned())]);
     }
 
     #[test]

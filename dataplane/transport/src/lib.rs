@@ -158,6 +158,9 @@ pub enum Flow {
         local_pair: u32,
         /// The other end's: what leaves is for it.
         remote_pair: u32,
+        /// The source port that the path was opened with; 0: the device chose one. On the wire it is as
+        /// [`source_port_on_wire`](harmonaize_verbs::source_port_on_wire) says.
+        source_port: u16,
     },
 }
 

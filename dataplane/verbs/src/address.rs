@@ -143,6 +143,11 @@ pub const fn udp_source_port(flow_label: u32) -> u16 {
     (folded | 0xc000) as u16
 }
 
+/// The UDP source port of a path that is opened with this one. From 0xc001 on it is the port itself.
+pub const fn source_port_on_wire(source_port: u16) -> u16 {
+    udp_source_port(flow_label(source_port))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,7 +166,9 @@ mod tests {
     fn a_flow_label_gives_back_its_port() {
         for port in 0xc000..=0xffff {
             assert_eq!(udp_source_port(flow_label(port)), port);
+            assert_eq!(source_port_on_wire(port), port);
         }
+        assert_eq!(source_port_on_wire(20_000), 0xc000 | (20_000 & 0x3fff));
         assert_eq!(udp_source_port(flow_label(17)), 0xc011);
     }
 

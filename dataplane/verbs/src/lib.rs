@@ -20,7 +20,7 @@ mod queue_pair;
 mod region;
 mod work;
 
-pub use address::{Gid, GidEntry, GidKind, Mtu, flow_label, udp_source_port};
+pub use address::{Gid, GidEntry, GidKind, Mtu, flow_label, source_port_on_wire, udp_source_port};
 pub use completion::{Completion, CompletionQueue, Opcode, Status};
 pub use datagram::{AddressHandle, Datagram, Delivered, GRH_BYTES, Received};
 pub use device::{AsyncEvent, Device, Devices, Limits, LinkLayer, Port, PortRef, PortState};

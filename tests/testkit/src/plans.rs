@@ -145,7 +145,12 @@ pub struct Link {
 
 /// What all communicators run by.
 pub fn plans(deployment: &Deployment) -> Result<Vec<Plan>> {
-    part(deployment.ask(&["plans"])?, "plans")
+    plans_in(deployment.ask(&["plans"])?)
+}
+
+/// The same in what `harmonaize plans --json` printed.
+pub fn plans_in(said: Value) -> Result<Vec<Plan>> {
+    part(said, "plans")
 }
 
 /// A spine that the one communicator's traffic crosses, once control knows its paths.
@@ -166,7 +171,12 @@ pub fn crossed_spine(deployment: &Deployment, limit: Duration) -> Result<String>
 
 /// What control has decided lately, oldest first.
 pub fn decisions(deployment: &Deployment) -> Result<Vec<Decision>> {
-    part(deployment.ask(&["explain"])?, "decisions")
+    decisions_in(deployment.ask(&["explain"])?)
+}
+
+/// The same in what `harmonaize explain --json` printed.
+pub fn decisions_in(said: Value) -> Result<Vec<Decision>> {
+    part(said, "decisions")
 }
 
 /// Every link, both ways.

@@ -16,7 +16,7 @@ const OPERATIONS: u64 = 40;
 fn aggregated_collectives_are_right_over_datagrams() {
     let _alone = crate::alone();
     let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let provider = Provider::start_on(&topology, |_| String::new(), |_| program("harmonaize-agent"));
+    let provider = Provider::start_on(&topology, "", |_| String::new(), |_| program("harmonaize-agent"));
     let Some(provider) = provider else { return };
     let host = Host(0);
     let text = format!(

@@ -65,6 +65,18 @@ impl Host {
         PathBuf::from(format!("/sys/class/infiniband/{}", self.device()))
     }
 
+    /// Waits until its device's port is active and has its address.
+    pub(crate) fn wait_until_active(self) {
+        let port = self.sysfs().join("ports/1");
+        let gid = format!("0000:0000:0000:0000:0000:ffff:0a00:{:04x}", self.0 + 1);
+        until("a device has no active port, or no address", || {
+            let state = std::fs::read_to_string(port.join("state")).unwrap_or_default();
+            let gids = std::fs::read_dir(port.join("gids")).into_iter().flatten().flatten();
+            let mut gids = gids.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+            state.contains("ACTIVE") && gids.any(|found| found.trim() == gid)
+        });
+    }
+
     /// What its device has counted.
     pub(crate) fn counter(self, name: &str) -> u64 {
         let path = self.sysfs().join("ports/1/hw_counters").join(name);
@@ -120,14 +132,7 @@ impl Broken {
     /// As it was before.
     pub(crate) fn mend(mut self) {
         self.restore();
-        let port = self.host.sysfs().join("ports/1");
-        let gid = format!("0000:0000:0000:0000:0000:ffff:0a00:{:04x}", self.host.0 + 1);
-        until("the mended device has no active port, or no address", || {
-            let state = std::fs::read_to_string(port.join("state")).unwrap_or_default();
-            let gids = std::fs::read_dir(port.join("gids")).into_iter().flatten().flatten();
-            let mut gids = gids.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
-            state.contains("ACTIVE") && gids.any(|found| found.trim() == gid)
-        });
+        self.host.wait_until_active();
     }
 
     fn restore(&mut self) {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod aggregated;
+mod congested;
 mod faults;
 mod flaps;
 mod host;
@@ -10,6 +11,7 @@ mod links;
 mod provider;
 mod training;
 mod upgrade;
+mod ways;
 
 use anyhow::Result;
 use harmonaize_abi::session::{

@@ -1,6 +1,7 @@
 //! Control and an agent for each host, as programs.
 
 use crate::host::{Host, present, until};
+use anyhow::{Result, ensure};
 use harmonaize_tests::star;
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
@@ -99,12 +100,13 @@ impl Provider {
         lines: impl Fn(usize) -> String,
         agent: impl Fn(usize) -> Command,
     ) -> Option<Self> {
-        Self::start_on(&star(HOSTS, "1Gbit/s"), lines, agent)
+        Self::start_on(&star(HOSTS, "1Gbit/s"), "", lines, agent)
     }
 
-    /// The same for a fabric that control has this topology of.
+    /// The same for a fabric that control has this topology of, and with more lines for control's configuration.
     pub(crate) fn start_on(
         topology: &str,
+        control: &str,
         lines: impl Fn(usize) -> String,
         agent: impl Fn(usize) -> Command,
     ) -> Option<Self> {
@@ -118,10 +120,13 @@ impl Provider {
         std::fs::write(&secret, "tenant a and the agents of this test").unwrap();
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
         let text = format!(
-            "listen = \"{CONTROL}\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n"
+            "listen = \"{CONTROL}\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n{control}[[tenant]]\nname = \"a\"\n"
         );
         let config = folder.path().join("control.toml");
-        let control = Program::start(&mut program("harmonaize-control"), &config, &text);
+        let mut control = program("harmonaize-control");
+        // What is said of links is in the log of a test that fails.
+        control.env("RUST_LOG", "info,harmonaize_server::state::world=debug");
+        let control = Program::start(&mut control, &config, &text);
         until("control does not listen", || TcpStream::connect(CONTROL).is_ok());
         let mut provider = Self { agents: Vec::new(), _control: control, folder };
         for host in 0..HOSTS {
@@ -154,6 +159,20 @@ impl Provider {
             println!("  no successor on host {host} yet: {}", successor.output());
         }
         panic!("{UPGRADES} successors of host {host} have not taken the agent's place");
+    }
+
+    /// What control told an operator, as text.
+    pub(crate) fn harmonaize(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = program("harmonaize");
+        let output = command.args(["--control", CONTROL, "--insecure-loopback"]).args(arguments).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "harmonaize {arguments:?} failed: {}", said.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The same as JSON.
+    pub(crate) fn ask(&self, argument: &str) -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(&self.harmonaize(&[argument, "--json"])?)?)
     }
 
     /// The tenant's socket on a host.

@@ -12,7 +12,8 @@ use anyhow::{Context, Result};
 use harmonaize_testkit::workspace::{Binaries, Profile};
 use std::path::PathBuf;
 
-const MODULES: &[&str] = &["virtio_pci", "virtio_net", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
+const MODULES: &[&str] =
+    &["virtio_pci", "virtio_net", "rdma_rxe", "ib_uverbs", "rdma_ucm", "sch_ingress", "cls_bpf"];
 const PROGRAMS: &[&str] = &["busybox", "ip", "rdma", "ibv_rc_pingpong"];
 
 /// Debian's arm64 packages from which an offload unit's programs come. With them are the libraries that

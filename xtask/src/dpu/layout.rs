@@ -21,6 +21,7 @@ pub(super) const TENANT: &str = "offloaded";
 const CONTROL_PORT: u16 = 7100;
 const AGENT_PORT: u16 = 7200;
 const TENANT_PORT: u16 = 7300;
+const METRICS_PORT: u16 = 9464;
 const PING_PORT: u16 = 18_600;
 
 /// How long a ping-pong of two machines may take. It takes seconds; the rest is for the other's boot and for a
@@ -28,6 +29,8 @@ const PING_PORT: u16 = 18_600;
 const PING_LIMIT: Duration = Duration::from_secs(120);
 /// What the collectives may take, with the wait for agents and control.
 const RANKS_LIMIT: Duration = Duration::from_secs(180);
+/// How long metrics may lack what has crossed a unit's interfaces.
+const TELEMETRY_LIMIT: Duration = Duration::from_secs(60);
 /// Longer than all else: agents serve until the run is over.
 const AGENT_LIMIT: Duration = Duration::from_secs(900);
 
@@ -114,6 +117,7 @@ impl Order {
             collectives.push("all-to-all");
         }
         steps.extend(collectives.into_iter().map(|collective| self.ranks(pair, collective)));
+        steps.push(self.telemetry(pair));
         let job = Job { links, steps, ..Job::default() };
         MachineSpec {
             side: Side::Host,
@@ -153,15 +157,34 @@ impl Order {
         Step::new(collective, &words, RANKS_LIMIT)
     }
 
+    /// Waits until the unit's metrics have RDMA of the tenant, and of the other unit where there is one, in both directions.
+    fn telemetry(&self, pair: u32) -> Step {
+        let url = format!("http://{}:{METRICS_PORT}/metrics", inner_address(pair, 2));
+        let interfaces = if self.pairs > 1 { &["host", "fabric"][..] } else { &["host"] };
+        let mut script = format!("until page=$(/usr/bin/busybox wget -q -O - {url})");
+        for interface in interfaces {
+            for direction in ["egress", "ingress"] {
+                let series = "harmonaize_interface_roce_packets_total";
+                let labels = format!("interface=\"{interface}\",direction=\"{direction}\"");
+                script +=
+                    &format!(" && echo \"$page\" | /usr/bin/busybox grep '^{series}{{{labels}}} [1-9]'");
+            }
+        }
+        script += "; do /usr/bin/busybox sleep 0.5; done";
+        Step::new("telemetry", &["/usr/bin/busybox", "sh", "-c", &script], TELEMETRY_LIMIT)
+    }
+
     fn agent(&self, pair: u32) -> String {
         // Emulated processors are slow: nobody is given up early.
         format!(
             "host = \"{}\"\ncontrol = \"{}:{CONTROL_PORT}\"\ntls = \"tls\"\nlisten = \"{}:{AGENT_PORT}\"\npeer_timeout = \"30s\"\n\
-             connect_timeout = \"60s\"\n[verbs]\n[rdma]\nlisten = \"{}:{TENANT_PORT}\"\n[[tenant]]\nname = \"a\"\n\
+             connect_timeout = \"60s\"\nmetrics = \"{}:{METRICS_PORT}\"\n[verbs]\n[rdma]\nlisten = \"{}:{TENANT_PORT}\"\n\
+             [telemetry]\ninterfaces = [\"host\", \"fabric\"]\nkernel = false\nflows = 1024\n[[tenant]]\nname = \"a\"\n\
              socket = \"/run/a.sock\"\nuids = [0]\nrdma = true\nsecret = \"{SECRET}\"\naddresses = [\"{}\"]\n",
             unit_name(pair),
             fabric_address(0),
             fabric_address(pair),
+            inner_address(pair, 2),
             inner_address(pair, 2),
             inner_address(pair, 1),
         )
@@ -312,6 +335,8 @@ mod tests {
             assert_eq!(agent["control"].as_str(), Some("10.0.0.1:7100"));
             assert_eq!(agent["listen"].as_str().unwrap(), format!("10.0.0.{}:7200", pair + 1));
             assert_eq!(agent["rdma"]["listen"].as_str().unwrap(), format!("10.0.{}.2:7300", pair + 1));
+            assert_eq!(agent["telemetry"]["interfaces"].as_array().unwrap().len(), place.cards.len());
+            assert_eq!(agent["metrics"].as_str().unwrap(), format!("10.0.{}.2:9464", pair + 1));
             let tenant = &agent["tenant"][0];
             assert_eq!(tenant["addresses"][0].as_str().unwrap(), format!("10.0.{}.1", pair + 1));
             assert_eq!((tenant["rdma"].as_bool(), tenant["secret"].as_str()), (Some(true), Some(SECRET)));
@@ -322,9 +347,26 @@ mod tests {
     }
 
     #[test]
+    fn telemetry_is_looked_for_after_all_else() {
+        for pairs in [1, 2] {
+            let places = places(pairs);
+            let hosts = places.iter().filter(|place| place.side == Side::Host);
+            for (pair, host) in hosts.enumerate() {
+                let step = host.job.steps.last().unwrap();
+                let script = step.command.last().unwrap();
+                assert_eq!(step.name, "telemetry");
+                assert!(script.contains(&format!("http://10.0.{}.2:9464/metrics", pair + 1)), "{script}");
+                let series = "_packets_total{interface=\"host\",direction=\"egress\"} [1-9]";
+                assert!(script.contains(series), "{script}");
+                assert_eq!(script.contains("interface=\"fabric\""), pairs == 2, "{script}");
+            }
+        }
+    }
+
+    #[test]
     fn the_limit_is_the_longest_hosts() {
-        assert_eq!(limit(&places(1)), PING_LIMIT + RANKS_LIMIT);
-        assert_eq!(limit(&places(2)), PING_LIMIT + 2 * RANKS_LIMIT);
+        assert_eq!(limit(&places(1)), PING_LIMIT + RANKS_LIMIT + TELEMETRY_LIMIT);
+        assert_eq!(limit(&places(2)), PING_LIMIT + 2 * RANKS_LIMIT + TELEMETRY_LIMIT);
         assert!(limit(&places(2)) < AGENT_LIMIT, "or agents would end too early");
     }
 }

@@ -129,6 +129,8 @@ mod tests {
         (0, "@@ begin agent"),
         (1, "@@ begin all-reduce"),
         (1, "@@ end all-reduce 0 2.00"),
+        (1, "@@ begin telemetry"),
+        (1, "@@ end telemetry 0 1.00"),
         (1, "@@ halt 0"),
     ];
 
@@ -164,7 +166,7 @@ mod tests {
         };
         assert_eq!(closed(0, &GuestOutcome::Done(0)), "unit0 powered off, with 0 failures");
         assert_eq!(closed(1, &GuestOutcome::Done(1)), "host0 powered off, with 1 failures");
-        assert_eq!(closed(1, &GuestOutcome::TimedOut), "host0 did not end, after all-reduce");
+        assert_eq!(closed(1, &GuestOutcome::TimedOut), "host0 did not end, after telemetry");
         assert_eq!(closed(0, &GuestOutcome::Died("killed".into())), "unit0 died, at agent: killed");
         assert_eq!(watch(&[]).0.state(), "unit0 while it booted, host0 while it booted");
     }

@@ -42,7 +42,7 @@ const SUITES: &[Suite] = &[
     Suite {
         with_loss: Some("every_collective"),
         deploys: true,
-        ..Suite::of("collectives", "harmonaize-tests", "softroce", 420)
+        ..Suite::of("collectives", "harmonaize-tests", "softroce", 540)
     },
 ];
 
@@ -99,7 +99,7 @@ pub(super) fn project(tree: &mut Initramfs, hosts: u32, wanted: impl Fn(&str) ->
         step.environment.insert("HARMONAIZE_GUEST".into(), "its devices may be taken away".into());
         if suite.deploys {
             let binaries = Binaries::build_with(Profile::Dev, &["harmonaize-bench"])?;
-            for name in ["harmonaize-agent", "harmonaize-control", "train"] {
+            for name in ["harmonaize", "harmonaize-agent", "harmonaize-control", "train"] {
                 programs::add(tree, &here, &binaries.path(name)?, &format!("{BINARIES}/{name}"))?;
             }
             step.environment.insert("HARMONAIZE_BINARIES".into(), BINARIES.into());

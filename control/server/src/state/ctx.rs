@@ -56,6 +56,12 @@ impl<'a> Ctx<'a> {
         self.session_of(host).is_some_and(|session| session.abilities.trace)
     }
 
+    /// Whether links between two hosts go over RDMA: both have agents that say so.
+    pub(crate) fn links_by_queue_pairs(&self, pair: (HostId, HostId)) -> bool {
+        let goes = |host| self.session_of(host).is_some_and(|session| session.abilities.links_over_tcp);
+        goes(pair.0) && goes(pair.1)
+    }
+
     /// Switches on the shortest ways between two hosts.
     pub(crate) fn switches_between(&self, pair: (HostId, HostId)) -> usize {
         let paths = self.settings.topology.equal_cost_paths(pair.0, pair.1);

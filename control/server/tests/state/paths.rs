@@ -14,8 +14,13 @@ use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// An agent that can do everything; what it is asked stays to be looked at.
+/// An agent that can do everything over TCP; what it is asked stays to be looked at.
 fn able(world: &mut World, host: usize) -> SessionId {
+    able_over(world, host, false)
+}
+
+/// The same, whose links go over RDMA or not.
+fn able_over(world: &mut World, host: usize, rdma: bool) -> SessionId {
     let abilities = v1::Capabilities {
         trace: true,
         probe: true,
@@ -23,7 +28,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         probe_key: vec![host as u8; 32],
         rate_limit: true,
         congestion_reports: true,
-        links_over_tcp: true,
+        links_over_tcp: rdma,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Capabilities::default()
     };
@@ -101,8 +106,13 @@ fn answer_traces(
 
 /// Hosts 0 and 4, of two racks, with a traced pool and a communicator in use.
 fn traced_pair() -> (World, [SessionId; 2], u64) {
+    traced_pair_over(false)
+}
+
+/// The same, whose links go over RDMA or not.
+fn traced_pair_over(rdma: bool) -> (World, [SessionId; 2], u64) {
     let mut world = two_racks();
-    let sessions = [0, 4].map(|host| able(&mut world, host));
+    let sessions = [0, 4].map(|host| able_over(&mut world, host, rdma));
     let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
     assert_eq!(answer_traces(&mut world, &ends, &|_, port| parity(port)), 48, "each way of 24 ports, once");
     let id = world.form(&sessions, "world");
@@ -113,6 +123,58 @@ fn traced_pair() -> (World, [SessionId; 2], u64) {
 fn path_count(world: &mut World) -> usize {
     let ports = world.state.ports_between(HostId(0), HostId(4)).into_iter();
     ports.filter(|port| port.symmetric).count()
+}
+
+/// Queue pairs send from their port at both ends. Where one end has none, links are connections.
+#[test]
+fn ways_of_queue_pairs_are_traced_from_both_ends() {
+    let mut world = two_racks();
+    let sessions = [0, 4].map(|host| able_over(&mut world, host, true));
+    let mut asked = 0;
+    for _ in 0..40 {
+        for (session, ends) in sessions.into_iter().zip([(1, 2), (2, 1)]) {
+            for question in questions(&mut world, session) {
+                assert!(question.queue_pairs, "{question:?}");
+                let to_roce = |ports: &v1::PortPair| ports.destination_port == 4791;
+                assert!(question.ports.iter().all(to_roce), "{question:?}");
+                asked += question.ports.len();
+                answer(&mut world, session, &question, ends, parity);
+            }
+        }
+        world.wait(MS * 50);
+    }
+    assert_eq!((asked, path_count(&mut world)), (48, 24), "each way of 24 ports, once");
+
+    let mut world = two_racks();
+    let sessions = [(0, true), (4, false)].map(|(host, rdma)| able_over(&mut world, host, rdma));
+    let asked = sessions.map(|session| questions(&mut world, session)).concat();
+    assert!(!asked.is_empty() && asked.iter().all(|question| !question.queue_pairs), "{asked:?}");
+}
+
+/// While links go over TCP for a hand-over, what is known of a port is the way of queue pairs.
+#[test]
+fn reports_are_passed_over_while_links_go_over_tcp() {
+    let (mut world, sessions, id) = traced_pair_over(true);
+    let report = |epoch| {
+        let report = v1::CongestionReport { epoch, ..congestion_report(id, 1, 40001) };
+        from_agent::Message::CongestionReport(report)
+    };
+    world.send(sessions[0], report(1));
+    assert_eq!(world.state.report_counts("h0"), (0, 0, 1), "no queue pair has the port");
+    world.send(sessions[1], from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns: 60_000_000_000 }));
+    world.wait(MS * 10);
+    for session in sessions {
+        assert_eq!(every!(world.received(session), Change).len(), 1);
+        let prepared = v1::Prepared { communicator: id, epoch: 2, links: None };
+        world.send(session, from_agent::Message::Prepared(prepared));
+    }
+    for session in sessions {
+        let switched = v1::Switched { communicator: id, epoch: 2, first_segment: 1 };
+        world.send(session, from_agent::Message::Switched(switched));
+    }
+    assert_eq!(world.epoch(id).over_tcp, BTreeSet::from([1]));
+    world.send(sessions[0], report(2));
+    assert_eq!(world.state.report_counts("h0"), (1, 0, 1), "it is no fault, and nothing is made of it");
 }
 
 fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionReport {
@@ -345,7 +407,7 @@ fn a_silent_switch_is_not_a_dead_link() {
 /// A plan that does not pass the check keeps no link from the way that a hand-over needs, nor on it.
 #[test]
 fn links_go_over_tcp_and_back_where_no_plan_passes_the_check() {
-    let (mut world, sessions, id) = traced_pair();
+    let (mut world, sessions, id) = traced_pair_over(true);
     // Traced paths cannot be by this topology: all hosts are at the other leaf. Off a drained spine there is no other way.
     let moved = leaf_spine(&EVERYONE.map(|host| 1 - host / 4), 2, || "50us".to_owned());
     world.state.settings_mut().topology = Topology::parse(&moved).unwrap();

@@ -168,6 +168,7 @@ mod tests {
             remote: IpAddr::from([10, 0, 1, host]),
             local_pair: 17,
             remote_pair,
+            source_port: 0,
         };
         EpochLinks {
             communicator: CommunicatorId(communicator),

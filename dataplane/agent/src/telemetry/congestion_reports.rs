@@ -1,4 +1,4 @@
-//! Congestion reports that control gets at once, on the paths of own connections. It gets the newest of each path, and
+//! Congestion reports that control gets at once, on the paths of own connections and queue pairs. It gets the newest of each path, and
 //! no more than it wants.
 
 use crate::telemetry::analysis::Analysis;
@@ -9,7 +9,6 @@ use crate::telemetry::own_flows::OwnFlows;
 use crate::telemetry::to_proto::{self, Clock};
 use harmonaize_abi::{CongestionLevel, Nanos};
 use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals};
-use harmonaize_analysis::trace::Owner;
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
 use harmonaize_events::Direction;
@@ -77,8 +76,9 @@ impl CongestionReports {
     pub(crate) fn take(&mut self, now: Nanos, found: &Found) {
         let Found::Congestion(found) = found else { return };
         let link = found.link;
-        let own = matches!(link.path, Path::Connection { .. }) && link.direction == Direction::Egress;
-        if self.sink.is_none() || !own {
+        // Whether queue pairs that send from a port are own ones is seen once it is to be told.
+        let may_be_own = matches!(link.path, Path::Connection { .. } | Path::Remote { port: 1.., .. });
+        if self.sink.is_none() || !may_be_own || link.direction != Direction::Egress {
             return;
         }
         let full = self.paths.len() >= MAX_PATHS;
@@ -154,8 +154,8 @@ impl CongestionReports {
         sink: &ReportSink,
     ) -> bool {
         let Some(known) = self.paths.get_mut(link) else { return true };
-        let Some(owner) = own.owner_of(link.path) else {
-            // The connection is gone.
+        let Some((owner, source_port)) = own.owner_of(link.path, sink.listen) else {
+            // It is gone, or others' queue pairs.
             self.paths.remove(link);
             return true;
         };
@@ -164,7 +164,13 @@ impl CongestionReports {
             let names = names.lock().unwrap_or_else(PoisonError::into_inner);
             to_proto::congestion(&newest, &names, Clock(offset_ns))
         };
-        let message = message(congestion, &owner, sink.listen);
+        let message = v1::CongestionReport {
+            congestion: Some(congestion),
+            communicator: owner.communicator.0,
+            epoch: owner.epoch.into(),
+            peer: owner.to,
+            source_port: source_port.into(),
+        };
         let Some(sender) = sink.to.upgrade() else { return false };
         match sender.try_send(Message::CongestionReport(message)) {
             Ok(()) => {}
@@ -183,17 +189,6 @@ impl CongestionReports {
 fn is_congested(current: &Congestion) -> bool {
     let Signals { delay, ecn_ce: marks, loss, .. } = current.signals;
     (delay || marks || loss) && current.own_rate > current.capacity / MIN_OWN_PART
-}
-
-fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::CongestionReport {
-    let (local, remote) = (owner.flow.local_port, owner.flow.remote_port);
-    v1::CongestionReport {
-        congestion: Some(congestion),
-        communicator: owner.communicator.0,
-        epoch: owner.epoch.into(),
-        peer: owner.to,
-        source_port: if local == listen { remote } else { local }.into(),
-    }
 }
 
 #[cfg(test)]
@@ -221,11 +216,16 @@ mod tests {
     impl World {
         /// An agent with connections, local and remote port of each, that may say so much.
         fn new(ports: &[(u16, u16)], per_second: u32, room: usize) -> Self {
-            let (to, heard) = mpsc::channel(room);
             let flow = |&(local, remote): &(u16, u16)| {
                 let local = format!("10.0.0.1:{local}").parse().unwrap();
                 (3, Flow::Tcp { local, remote: format!("10.0.0.2:{remote}").parse().unwrap() })
             };
+            Self::with_flows(ports.iter().map(flow).collect(), per_second, room)
+        }
+
+        /// The same with flows to participants.
+        fn with_flows(flows: Vec<(u32, Flow)>, per_second: u32, room: usize) -> Self {
+            let (to, heard) = mpsc::channel(room);
             let formed = EpochLinks {
                 communicator: CommunicatorId(7),
                 tenant: "a".into(),
@@ -234,7 +234,7 @@ mod tests {
                 size: 2,
                 epoch: Epoch(2),
                 participant: 1,
-                flows: ports.iter().map(flow).collect(),
+                flows,
             };
             let mut world = Self {
                 reports: CongestionReports::default(),
@@ -322,6 +322,26 @@ mod tests {
             world.reports.take(Nanos(BEGIN), &Found::Congestion(other));
         }
         assert_eq!(world.reports(BEGIN + 1002 * MS), []);
+    }
+
+    #[test]
+    fn a_report_names_the_port_that_its_queue_pair_was_opened_with() {
+        let [local, remote] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(std::net::IpAddr::from);
+        let (local_pair, remote_pair, source_port) = (17, 18, 20_000);
+        let flow = Flow::Roce { local, remote, local_pair, remote_pair, source_port };
+        let mut world = World::with_flows(vec![(3, flow)], 100, 8);
+        // Others' queue pairs, what comes in, and what goes over TCP that is not ours.
+        let (out, into) = (Direction::Egress, Direction::Ingress);
+        for (port, direction) in [(52_768, out), (52_769, out), (20_000, out), (52_768, into), (0, out)] {
+            let path = Path::Remote { address: key().remote, port };
+            let link = Link { interface: 5, direction, path };
+            let found = found(BEGIN, (1, 2), CongestionLevel::Severe);
+            world.reports.take(Nanos(BEGIN), &Found::Congestion(Congestion { link, ..found }));
+        }
+        let told = world.reports(BEGIN);
+        let of = |told: &v1::CongestionReport| (told.communicator, told.epoch, told.peer, told.source_port);
+        assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 20_000)]);
+        assert_eq!(world.reports.paths.len(), 1, "others' are not kept in mind");
     }
 
     /// What is reported of a connection, and when, in milliseconds. At each it sends so many packets and its round trips take so

@@ -651,6 +651,7 @@ mod tests {
             remote: [10, 0, 0, host].into(),
             local_pair,
             remote_pair: 99,
+            source_port: 0,
         };
         let flows = vec![(1, flow(17, 2)), (1, flow(18, 2)), (2, flow(19, 3))];
         own.formed(&EpochLinks { flows, ..formed(1, 1) }, Nanos(1), &[], &mut Vec::new());
@@ -697,7 +698,8 @@ mod tests {
             let flows = flows.into_iter().map(|(device, local_pair)| {
                 let local = [10, 0, device, 1].into();
                 let remote = [10, 0, 9, 9].into();
-                (1, harmonaize_transport::Flow::Roce { local, remote, local_pair, remote_pair: 99 })
+                let (remote_pair, source_port) = (99, 0);
+                (1, harmonaize_transport::Flow::Roce { local, remote, local_pair, remote_pair, source_port })
             });
             own.formed(
                 &EpochLinks { flows: flows.collect(), ..formed(1, 1) },

@@ -8,6 +8,7 @@ use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Label, Owner, Record};
 use harmonaize_events::{Direction, FlowKey, Mark, MarkKind, Protocol};
 use harmonaize_transport::Flow;
+use harmonaize_verbs::source_port_on_wire;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -95,6 +96,8 @@ pub(crate) struct OwnFlows {
     communicators: BTreeMap<CommunicatorId, Traffic>,
     /// By the flow's key with interface 0: it is the same on each.
     owners: HashMap<FlowKey, Owner>,
+    /// Of what leaves by queue pairs: the ports that they were opened with, by the same keys. None where a device chose one.
+    source_ports: HashMap<FlowKey, u16>,
     /// What metrics tell of communicators that are over, too.
     series: Arc<Series>,
 }
@@ -112,13 +115,27 @@ impl OwnFlows {
         Arc::clone(&self.series)
     }
 
-    /// Whose connection takes a path; none where it is nobody's any more.
-    pub(crate) fn owner_of(&self, path: Path) -> Option<Owner> {
-        let Path::Connection { address, local, remote } = path else { return None };
-        // The other end's address and both ports: this host has few connections, and reports on them are rare.
-        let takes = |key: &FlowKey| (key.remote, key.local_port, key.remote_port) == (address, local, remote);
-        let owner = self.owners.iter().find(|(key, _)| takes(key) && key.protocol == Protocol::Tcp as u8);
-        owner.map(|(_, owner)| *owner)
+    /// Whose connection or queue pair takes a path, and by which source port. None where it is nobody's any more. `listen`: of a
+    /// connection's two ports this is not the one.
+    pub(crate) fn owner_of(&self, path: Path, listen: u16) -> Option<(Owner, u16)> {
+        // This host has few connections, and reports on them are rare.
+        match path {
+            Path::Connection { address, local, remote } => {
+                let wanted = (Protocol::Tcp as u8, address, local, remote);
+                let takes =
+                    |key: &FlowKey| (key.protocol, key.remote, key.local_port, key.remote_port) == wanted;
+                let (_, owner) = self.owners.iter().find(|(key, _)| takes(key))?;
+                Some((*owner, if local == listen { remote } else { local }))
+            }
+            Path::Remote { address, port } if port != 0 => {
+                let takes = |(key, opened): &(&FlowKey, &u16)| {
+                    key.remote == address && source_port_on_wire(**opened) == port
+                };
+                let (key, opened) = self.source_ports.iter().find(takes)?;
+                Some((*self.owners.get(key)?, *opened))
+            }
+            _ => None,
+        }
     }
 
     /// Whether a flow is an own communicator's; its key as events have it.
@@ -168,6 +185,17 @@ impl OwnFlows {
                 };
                 announce(&owner, interfaces, into);
                 self.owners.insert(key, owner);
+                match *flow {
+                    Flow::Roce { source_port, .. }
+                        if source_port != 0 && key.direction == Direction::Egress as u8 =>
+                    {
+                        self.source_ports.insert(key, source_port);
+                    }
+                    // A device may give a closed queue pair's number again.
+                    _ => {
+                        self.source_ports.remove(&key);
+                    }
+                }
             }
         }
     }
@@ -239,9 +267,11 @@ impl OwnFlows {
         into: &mut Vec<Record>,
         which: impl Fn(&Owner) -> bool,
     ) {
-        self.owners.retain(|_, owner| {
+        let Self { owners, source_ports, .. } = self;
+        owners.retain(|key, owner| {
             let goes = which(owner);
             if goes {
+                source_ports.remove(key);
                 announce(&Owner { time_ns: now.0, owned: false, ..*owner }, interfaces, into);
             }
             !goes
@@ -275,7 +305,7 @@ fn keys(flow: &Flow) -> Vec<FlowKey> {
             protocol: Protocol::Tcp as u8,
             ..FlowKey::default()
         }],
-        Flow::Roce { local, remote, local_pair, remote_pair } => {
+        Flow::Roce { local, remote, local_pair, remote_pair, .. } => {
             let way = |queue_pair, direction: Direction| FlowKey {
                 local: address_lanes(local),
                 remote: address_lanes(remote),
@@ -356,6 +386,7 @@ mod tests {
             remote: "::ffff:10.0.0.2".parse().unwrap(),
             local_pair: 17,
             remote_pair: 18,
+            source_port: 20_000,
         };
         let (mut own, mut records) = (OwnFlows::default(), Vec::new());
         own.formed(&EpochLinks { flows: vec![(0, flow)], ..formed(1, 1) }, Nanos(5), &[3], &mut records);
@@ -366,6 +397,25 @@ mod tests {
             assert_eq!(key.queue_pair, number);
             assert_eq!(key.remote_address().to_string(), "10.0.0.2");
         }
+        // Its path goes by the port on the wire; what it was opened with is what control knows.
+        let address = address_lanes("10.0.0.2".parse().unwrap());
+        let path = |port| Path::Remote { address, port };
+        let found = own.owner_of(path(52_768), 7100).map(|(owner, port)| (owner.to, port));
+        assert_eq!(found, Some((0, 20_000)));
+        assert!([20_000, 0].iter().all(|port| own.owner_of(path(*port), 7100).is_none()));
+        // Later the device chooses the port of a queue pair with the same number.
+        let chosen = match flow {
+            Flow::Roce { local, remote, local_pair, remote_pair, .. } => {
+                Flow::Roce { local, remote, local_pair, remote_pair, source_port: 0 }
+            }
+            other => other,
+        };
+        own.formed(&EpochLinks { flows: vec![(0, chosen)], ..formed(2, 1) }, Nanos(6), &[3], &mut records);
+        assert!(own.owner_of(path(52_768), 7100).is_none());
+        own.formed(&EpochLinks { flows: vec![(0, flow)], ..formed(3, 1) }, Nanos(7), &[3], &mut records);
+        assert!(own.owner_of(path(52_768), 7100).is_some());
+        own.ended(CommunicatorId(7), Nanos(8), &[3], &mut records);
+        assert!(own.source_ports.is_empty());
     }
 
     #[test]

@@ -219,6 +219,7 @@ fn messages_that_wait_are_congestion_towards_their_peer() {
     let source = fake.clone();
     let (handle, thread) = start(setup, move || Ok(Box::new(source))).unwrap();
     let (local, remote) = ([127, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let flow = Flow::Roce { local, remote, local_pair: 17, remote_pair: 18, source_port: 0 };
     handle.formed(EpochLinks {
         communicator: CommunicatorId(7),
         tenant: "a".into(),
@@ -227,7 +228,7 @@ fn messages_that_wait_are_congestion_towards_their_peer() {
         size: 2,
         epoch: Epoch(1),
         participant: 0,
-        flows: vec![(3, Flow::Roce { local, remote, local_pair: 17, remote_pair: 18 })],
+        flows: vec![(3, flow)],
     });
     // A MiB takes 1.05 ms at the interface's rate.
     let send = |waited_ns: u64| {

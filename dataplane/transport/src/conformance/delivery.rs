@@ -23,9 +23,13 @@ pub(super) fn comes_up(make: Maker<'_>) -> Outcome {
 fn turned(flow: Flow) -> Flow {
     match flow {
         Flow::Tcp { local, remote } => Flow::Tcp { local: remote, remote: local },
-        Flow::Roce { local, remote, local_pair, remote_pair } => {
-            Flow::Roce { local: remote, remote: local, local_pair: remote_pair, remote_pair: local_pair }
-        }
+        Flow::Roce { local, remote, local_pair, remote_pair, source_port } => Flow::Roce {
+            local: remote,
+            remote: local,
+            local_pair: remote_pair,
+            remote_pair: local_pair,
+            source_port,
+        },
     }
 }
 

@@ -208,10 +208,9 @@ impl Link {
         let ports = std::mem::take(&mut self.source_ports);
         for (number, port) in (0_u16..).zip(&ports) {
             let at = usize::from(number) % spread;
-            let label = if *port == 0 { 0 } else { harmonaize_verbs::flow_label(*port) };
             let rail = rails.get_mut(at).ok_or_else(|| DownReason::Connect("no device".into()))?;
             let made = (self.tenant, self.slots, self.queue_frames);
-            let (path, end) = Path::create(rail, at, made, label, number)
+            let (path, end) = Path::create(rail, at, made, *port, number)
                 .map_err(|error| DownReason::Connect(format!("path {number}: {error}")))?;
             self.paths.push(path);
             self.queue_control(&Control::Path(end));

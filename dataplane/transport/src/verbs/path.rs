@@ -79,6 +79,8 @@ pub(super) struct Path {
     pub(super) rail: usize,
     /// Whose link it is, by the agent's number.
     tenant: Option<u32>,
+    /// As it was opened; 0: the device chooses.
+    source_port: u16,
     pair: Pair,
     completions: Arc<CompletionQueue>,
     /// Our mailbox, and behind it as many slots for messages under way.
@@ -131,7 +133,7 @@ impl Path {
         rail: &mut Rail,
         at: usize,
         (tenant, count, queue_frames): (Option<u32>, u32, usize),
-        flow_label: u32,
+        source_port: u16,
         number: u16,
     ) -> Result<(Self, PathEnd), VerbsError> {
         // The memory that a peer writes into, and never the tenants'.
@@ -139,6 +141,7 @@ impl Path {
         let domain = Arc::clone(rail.registrations(tenant)?.domain());
         let slots = Region::register(&domain, &memory, Access::REMOTE_WRITE)?;
         let completions = CompletionQueue::create(&rail.device, 2 * count + receives(count))?;
+        let flow_label = if source_port == 0 { 0 } else { harmonaize_verbs::flow_label(source_port) };
         let route = harmonaize_verbs::Path { flow_label, ..rail.route };
         let pair = create_pair(&domain, &completions, count, route)?;
         let endpoint = pair.endpoint();
@@ -154,6 +157,7 @@ impl Path {
         let path = Self {
             rail: at,
             tenant,
+            source_port,
             inline_bytes: pair.depths().inline_bytes as usize,
             pair: Pair::Unconnected(pair),
             completions,
@@ -213,7 +217,8 @@ impl Path {
         let Pair::Connected(pair) = &self.pair else { return None };
         let (local, (gid, remote_pair)) = (pair.endpoint(), self.theirs);
         let (here, there) = (local.gid.ip()?, gid.ip()?);
-        Some(Flow::Roce { local: here, remote: there, local_pair: local.number, remote_pair })
+        let (local_pair, source_port) = (local.number, self.source_port);
+        Some(Flow::Roce { local: here, remote: there, local_pair, remote_pair, source_port })
     }
 
     /// What one sleeps on.

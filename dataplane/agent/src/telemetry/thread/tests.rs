@@ -151,7 +151,8 @@ fn completions_and_counters_by_queue_pair_are_read() {
     let (writer, reader) = marks(16);
     let mut thread = begin(&fake, vec![reader]);
     let (local, remote) = ([127, 0, 0, 1].into(), [10, 0, 0, 2].into());
-    let flow = harmonaize_transport::Flow::Roce { local, remote, local_pair: 17, remote_pair: 18 };
+    let (local_pair, remote_pair, source_port) = (17, 18, 0);
+    let flow = harmonaize_transport::Flow::Roce { local, remote, local_pair, remote_pair, source_port };
     let formed = crate::telemetry::EpochLinks { flows: vec![(1, flow)], ..formed() };
     thread.apply(Command::Formed(Box::new(formed)));
     let timed = Mark { communicator: 3, epoch: 1, peer: 1, segment: 30_000, ..Mark::default() };

@@ -32,11 +32,12 @@ impl LinkState {
         }
         let Some(asked) = self.traces.close(answer.request) else { return };
         let (pair, back) = asked.direction;
+        let by_destination = back && !asked.queue_pairs;
         let most = ctx.switches_between(pair);
         let asked_ports: BTreeSet<u16> = asked.ports.iter().copied().collect();
         let mut seen: BTreeMap<u16, Vec<Option<IpAddr>>> = BTreeMap::new();
         for path in answer.paths.iter().take(BATCH) {
-            let port = if back { path.destination_port } else { path.source_port };
+            let port = if by_destination { path.destination_port } else { path.source_port };
             let Some(port) = u16::try_from(port).ok().filter(|port| asked_ports.contains(port)) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Congestion reports: what agents report on the paths of their own connections. They are taken within
+//! Congestion reports: what agents report on the paths of their own connections and queue pairs. They are taken within
 //! bounds, placed on paths, and handed to the estimates.
 
 use super::LinkState;
@@ -6,12 +6,14 @@ use super::ports::{Pair, pair_of};
 use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, LearnedPort};
 use crate::state::job::decisions::Noticed;
+use crate::state::job::over_tcp::is_over_tcp;
 use crate::state::output::SessionId;
 use crate::state::world::telemetry::check::{self, ReportFault};
 use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel, Nanos};
 use harmonaize_api::v1;
 use harmonaize_planner::{CongestionReport, Connection, HostId, Path, Rate};
 use harmonaize_units::Quota;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The most reports that an agent may send in a second; as many at once after a pause.
@@ -104,6 +106,9 @@ impl LinkState {
         };
         if message.epoch == 0 || message.epoch >= u64::from(known.next_epoch) {
             return Err(PlaceFault::Epoch(message.epoch));
+        }
+        if known.current().is_some_and(|current| goes_over_tcp(&current.over_tcp, me, message.peer)) {
+            return Ok(());
         }
         let pair = pair_of(host, peer);
         if self.ports.traced(pair, port).is_none() && !self.adopt_port(ctx, effects, &message, me, pair, port)
@@ -228,6 +233,11 @@ impl LinkState {
         }
         self.reports.unplaced.retain(|_, (at, _, _)| *at + UNPLACED_FOR > ctx.now);
     }
+}
+
+/// Whether the link to a peer goes over TCP while its agents hand over. What is known of its port is the way of queue pairs.
+fn goes_over_tcp(over_tcp: &BTreeSet<u32>, me: usize, peer: u32) -> bool {
+    u32::try_from(me).is_ok_and(|me| is_over_tcp(over_tcp, (me, peer)))
 }
 
 fn describe_report(level: CongestionLevel, cause: CongestionCause, own: Rate) -> String {

@@ -28,6 +28,9 @@ const PACE: Duration = Duration::from_millis(50);
 /// Least time between two orders to trace all ports of a pair anew.
 const ANEW: Duration = Duration::from_millis(250);
 
+/// Where packets of RoCE v2 go, by UDP.
+const ROCE_PORT: u16 = 4791;
+
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(4);
 
@@ -171,15 +174,22 @@ impl LinkState {
     ) {
         let own = ctx.hosts.get(&from).and_then(|session| ctx.sessions.get(session));
         let (listen, own) = (target.port(), own.map_or(0, |session| session.listen.port()));
-        let pairs = ports.iter().map(|port| match back {
-            false => v1::PortPair { source_port: u32::from(*port), destination_port: u32::from(listen) },
-            true => v1::PortPair { source_port: u32::from(own), destination_port: u32::from(*port) },
+        let queue_pairs = ctx.links_by_queue_pairs(pair);
+        let pairs = ports.iter().map(|port| {
+            let (source_port, destination_port) = match (queue_pairs, back) {
+                // Both ends send from the port.
+                (true, _) => (*port, ROCE_PORT),
+                (false, false) => (*port, listen),
+                (false, true) => (own, *port),
+            };
+            v1::PortPair { source_port: source_port.into(), destination_port: destination_port.into() }
         });
         let hops = self.hops_of(ctx, pair) as u32;
         let (pairs, deadline) = (pairs.collect(), ctx.now.saturating_add(PATIENCE));
-        let question = self.traces.ask(PendingTrace { direction: (pair, back), of, ports, deadline });
-        let message =
-            v1::TracePaths { request: question, address: target.ip().to_string(), ports: pairs, hops };
+        let direction = (pair, back);
+        let question = self.traces.ask(PendingTrace { direction, of, ports, queue_pairs, deadline });
+        let address = target.ip().to_string();
+        let message = v1::TracePaths { request: question, address, ports: pairs, hops, queue_pairs };
         effects.send(of, to_agent::Message::TracePaths(message));
     }
 

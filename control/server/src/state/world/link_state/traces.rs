@@ -73,6 +73,8 @@ pub(crate) struct PendingTrace {
     pub direction: Direction,
     pub of: SessionId,
     pub ports: Vec<u16>,
+    /// Whether it is about queue pairs, which send from these ports at both ends.
+    pub queue_pairs: bool,
     pub deadline: Duration,
 }
 
@@ -284,7 +286,8 @@ mod tests {
         let pair = |other| pair_of(HostId(0), HostId(other));
         let ask = |traces: &mut Traces, other, deadline| {
             let (direction, deadline) = ((pair(other), false), at(deadline));
-            traces.ask(PendingTrace { direction, of: SessionId(1), ports: Vec::new(), deadline })
+            let (of, ports, queue_pairs) = (SessionId(1), Vec::new(), false);
+            traces.ask(PendingTrace { direction, of, ports, queue_pairs, deadline })
         };
         let mut traces = Traces::default();
         for other in 1..=3 {

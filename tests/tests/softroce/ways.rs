@@ -1,0 +1,373 @@
+//! The guest's hosts in two racks under two spines, in place of the one switch. Between racks there are two ways. Switches are
+//! network namespaces that route, and choose among equal ways by addresses and ports.
+
+use crate::host::{Host, may_break, until};
+use crate::provider::HOSTS;
+use anyhow::{Context, Result, ensure};
+use harmonaize_testkit::namespace::{Namespace, batch};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// What each link carries, in Mbit/s. A guest whose processor is emulated forwards more than that.
+pub(crate) const RATE: u32 = 40;
+/// As all of the guest's links.
+const MTU: u32 = 4200;
+/// Bytes of others that wait at the narrow place, at most. It carries them in 60 ms. The kernel counts about twice what packets have,
+/// so that a buffer of so many, which it doubles, is that.
+const STANDING: usize = 300_000;
+/// Bytes of a datagram of others.
+const DATAGRAM: usize = 4096;
+/// Where packets of RoCE v2 go.
+const ROCE_PORT: u16 = 4791;
+
+const RACKS: usize = 2;
+const SPINES: usize = 2;
+const SWITCHES: [&str; 4] = ["leaf0", "leaf1", "spine0", "spine1"];
+
+/// Hosts of a rack.
+fn hosts(rack: usize) -> std::ops::Range<usize> {
+    let each = HOSTS / RACKS;
+    rack * each..(rack + 1) * each
+}
+
+fn leaf(rack: usize) -> Namespace {
+    Namespace::named(format!("leaf{rack}"))
+}
+
+fn spine(number: usize) -> Namespace {
+    Namespace::named(format!("spine{number}"))
+}
+
+/// The address by which a leaf tells that a packet has died there.
+fn leaf_address(rack: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 1, 1 + rack as u8)
+}
+
+fn spine_address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 1, 11 + number as u8)
+}
+
+/// Both ends of the link of a leaf and a spine.
+fn link(rack: usize, spine: usize) -> (Ipv4Addr, Ipv4Addr) {
+    let first = 2 * (SPINES * rack + spine) as u8;
+    (Ipv4Addr::new(10, 0, 2, first), Ipv4Addr::new(10, 0, 2, first + 1))
+}
+
+/// Where others' packets go that cross a spine, at the second leaf.
+fn sink(spine: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 3, spine as u8)
+}
+
+/// What control is told of the fabric.
+pub(crate) fn topology() -> String {
+    let mut text = String::new();
+    for rack in 0..RACKS {
+        let addresses: Vec<Ipv4Addr> =
+            (0..SPINES).map(|spine| link(rack, spine).0).chain([leaf_address(rack)]).collect();
+        text += &format!("[[switch]]\nname = \"leaf{rack}\"\naddresses = {}\n", listed(&addresses));
+        for host in hosts(rack) {
+            text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{rack}\"\n");
+            text += &linked(&format!("h{host}"), &format!("leaf{rack}"));
+        }
+    }
+    for spine in 0..SPINES {
+        let addresses: Vec<Ipv4Addr> =
+            (0..RACKS).map(|rack| link(rack, spine).1).chain([spine_address(spine)]).collect();
+        text += &format!(
+            "[[switch]]\nname = \"spine{spine}\"\nkind = \"spine\"\naddresses = {}\n",
+            listed(&addresses)
+        );
+        (0..RACKS).for_each(|rack| text += &linked(&format!("leaf{rack}"), &format!("spine{spine}")));
+    }
+    text
+}
+
+fn listed(addresses: &[Ipv4Addr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    format!("{texts:?}")
+}
+
+fn linked(from: &str, to: &str) -> String {
+    format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{RATE}Mbit/s\"\n")
+}
+
+/// A shaper that holds a queue of up to 200 ms: nothing is lost where others' packets stand.
+fn shaped(device: &str) -> String {
+    format!("qdisc replace dev {device} root tbf rate {RATE}mbit burst 64kb latency 200ms")
+}
+
+/// The hardware address of a leaf's port to a host.
+fn port_mac(host: usize) -> String {
+    format!("02:00:00:00:01:{host:02x}")
+}
+
+/// The fabric, until this is dropped.
+pub(crate) struct Ways(());
+
+impl Ways {
+    /// Builds it. `None`, loudly, where nobody's devices may be taken away.
+    pub(crate) fn build() -> Option<Self> {
+        if !may_break(HOSTS) {
+            return None;
+        }
+        // From here on a drop puts everything back.
+        let ways = Self(());
+        ways.wire().unwrap();
+        reach_each_other();
+        Some(ways)
+    }
+
+    fn wire(&self) -> Result<()> {
+        let (leaves, spines) = ((0..RACKS).map(leaf), (0..SPINES).map(spine));
+        for switch in leaves.chain(spines) {
+            batch("ip", &[format!("netns add {}", switch.name())])?;
+            for (setting, value) in [
+                ("net.ipv4.ip_forward", "1"),
+                // By both addresses, the protocol and both ports, as packets bear them.
+                ("net.ipv4.fib_multipath_hash_policy", "3"),
+                ("net.ipv4.fib_multipath_hash_fields", "55"),
+                ("net.ipv4.conf.all.send_redirects", "0"),
+                ("net.ipv4.conf.default.send_redirects", "0"),
+                // Traced ways are many at a time, and switches answer each probe that dies there.
+                ("net.ipv4.icmp_ratemask", "0"),
+            ] {
+                switch.set(setting, value)?;
+            }
+            switch.ip(&["link set lo up".to_owned()])?;
+        }
+        for rack in 0..RACKS {
+            for spine in 0..SPINES {
+                let (near, far) = (format!("up{spine}"), format!("down{rack}"));
+                let near = format!("{near} mtu {MTU} netns leaf{rack}");
+                let far = format!("{far} mtu {MTU} netns spine{spine}");
+                batch("ip", &[format!("link add {near} type veth peer name {far}")])?;
+            }
+        }
+        for rack in 0..RACKS {
+            self.wire_leaf(rack)?;
+        }
+        for number in 0..SPINES {
+            self.wire_spine(number)?;
+        }
+        for host in 0..HOSTS {
+            Host(host as u32).wait_until_active();
+            let others = (0..HOSTS).filter(|other| *other != host);
+            let known = |other: usize| {
+                let address = Host(other as u32).address();
+                format!("neigh replace {address} lladdr {} dev h{host} nud permanent", port_mac(host))
+            };
+            batch("ip", &others.map(known).collect::<Vec<_>>())?;
+            batch("tc", &[shaped(&format!("h{host}"))])?;
+        }
+        // A device with a queue for each flow does so. Else packets of a queue pair overtake one another, and are sent again.
+        receive_on(1, &SWITCHES)
+    }
+
+    fn wire_leaf(&self, rack: usize) -> Result<()> {
+        let (here, own) = (leaf(rack), leaf_address(rack));
+        let mut lines = vec![format!("addr add {own}/32 dev lo")];
+        let mut shapers = Vec::new();
+        let (mut hops, mut sinks) = (String::new(), Vec::new());
+        for spine in 0..SPINES {
+            let (near, far) = link(rack, spine);
+            lines.push(format!("addr add {near}/31 dev up{spine}"));
+            lines.push(format!("link set up{spine} up"));
+            hops += &format!(" nexthop via {far} dev up{spine}");
+            sinks.push(match rack {
+                0 => format!("route add {}/32 via {far} dev up{spine}", sink(spine)),
+                _ => format!("addr add {}/32 dev lo", sink(spine)),
+            });
+            shapers.push(shaped(&format!("up{spine}")));
+        }
+        lines.append(&mut sinks);
+        for host in 0..HOSTS {
+            let address = Host(host as u32).address();
+            if !hosts(rack).contains(&host) {
+                lines.push(format!("route add {address}/32 src {own}{hops}"));
+                continue;
+            }
+            moved("sw", here.name(), host)?;
+            lines.push(format!("link set p{host} address {} mtu {} up", port_mac(host), MTU));
+            lines.push(format!(
+                "neigh replace {address} lladdr 02:00:00:00:00:{host:02x} dev p{host} nud permanent"
+            ));
+            lines.push(format!("route add {address}/32 dev p{host} src {own}"));
+            shapers.push(shaped(&format!("p{host}")));
+        }
+        here.ip(&lines)?;
+        here.tc(&shapers)
+    }
+
+    fn wire_spine(&self, number: usize) -> Result<()> {
+        let (here, own) = (spine(number), spine_address(number));
+        let mut lines = vec![format!("addr add {own}/32 dev lo")];
+        let mut shapers = Vec::new();
+        for rack in 0..RACKS {
+            let (far, near) = link(rack, number);
+            lines.push(format!("addr add {near}/31 dev down{rack}"));
+            lines.push(format!("link set down{rack} up"));
+            for host in hosts(rack) {
+                let address = Host(host as u32).address();
+                lines.push(format!("route add {address}/32 via {far} dev down{rack} src {own}"));
+            }
+            shapers.push(shaped(&format!("down{rack}")));
+        }
+        lines.push(format!("route add {}/32 via {} dev down1", sink(number), link(1, number).0));
+        here.ip(&lines)?;
+        // What comes from the first leaf to RoCE's port is counted, and goes on.
+        shapers.push("qdisc add dev down0 clsact".to_owned());
+        shapers.push(format!(
+            "filter add dev down0 ingress protocol ip prio 1 u32 match ip protocol 17 0xff match ip dport {ROCE_PORT} 0xffff \
+             action ok"
+        ));
+        here.tc(&shapers)
+    }
+
+    /// Bytes of RoCE that have come from the first rack over a spine so far.
+    pub(crate) fn roce_bytes(&self, spine: &str) -> Result<u64> {
+        let said = told("tc", &format!("-n {spine} -s filter show dev down0 ingress"))?;
+        let mut words = said.split_whitespace().skip_while(|word| *word != "Sent");
+        let bytes = words.nth(1).and_then(|bytes| bytes.parse().ok());
+        bytes.with_context(|| format!("{spine} counts nothing: {said}"))
+    }
+
+    /// The spine to which the kernel of the sender's leaf sends datagrams of RoCE from a port.
+    pub(crate) fn spine_of(&self, from: &str, to: &str, source_port: u16) -> Result<String> {
+        let number = |name: &str| name.strip_prefix('h').and_then(|digits| digits.parse::<u32>().ok());
+        let (from, to) = number(from).zip(number(to)).with_context(|| format!("hosts {from} and {to}"))?;
+        let leaf = format!("leaf{}", from as usize / (HOSTS / RACKS));
+        let [source, target] = [from, to].map(|host| Host(host).address());
+        let flow = format!("from {source} iif p{from} ipproto udp sport {source_port} dport {ROCE_PORT}");
+        let said = told("ip", &format!("-n {leaf} route get {target} {flow}"))?;
+        let device = said.split_whitespace().skip_while(|word| *word != "dev").nth(1);
+        let spine = device.and_then(|device| device.strip_prefix("up"));
+        Ok(format!("spine{}", spine.with_context(|| format!("{leaf} sends by no spine: {said}"))?))
+    }
+
+    /// What an onlooker would want to know of the switches.
+    pub(crate) fn state(&self) -> String {
+        let mut text = String::new();
+        for name in SWITCHES {
+            let said =
+                told("tc", &format!("-n {name} -s qdisc show")).unwrap_or_else(|error| format!("{error:#}"));
+            text += &format!("{name}:\n{said}");
+        }
+        for name in ["spine0", "spine1"] {
+            text += &format!("bytes of RoCE from the first rack over {name}: {:?}\n", self.roce_bytes(name));
+        }
+        text
+    }
+}
+
+impl Drop for Ways {
+    fn drop(&mut self) {
+        let back = || {
+            // What was never done needs no undoing.
+            for host in 0..HOSTS {
+                let _ = moved(leaf(host / (HOSTS / RACKS)).name(), "sw", host);
+                let _ = told("ip", &format!("-n sw link set p{host} master br0 mtu {MTU} up"));
+                let _ = told("tc", &format!("qdisc del dev h{host} root"));
+                for other in (0..HOSTS).filter(|other| *other != host) {
+                    let address = Host(other as u32).address();
+                    let _ = told("ip", &format!("neigh del {address} dev h{host}"));
+                }
+            }
+            let _ = receive_on(0, &["sw"]);
+            for name in SWITCHES {
+                let _ = told("ip", &format!("netns del {name}"));
+            }
+            (0..HOSTS).for_each(|host| Host(host as u32).wait_until_active());
+            reach_each_other();
+        };
+        // A test that has failed says why; the next one finds the switch, or fails too.
+        if !std::thread::panicking() {
+            back();
+        } else {
+            let _ = std::panic::catch_unwind(back);
+        }
+    }
+}
+
+/// What a program printed, which must have ended well.
+fn told(program: &str, words: &str) -> Result<String> {
+    let mut command = Command::new(program);
+    let output = command.args(words.split_whitespace()).stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`{program} {words}` failed: {}", said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Moves a switch's port to a host from one namespace to another.
+fn moved(from: &str, to: &str, host: usize) -> Result<()> {
+    told("ip", &format!("-n {from} link set p{host} netns {to}")).map(drop)
+}
+
+/// Sets the processors, as a mask, on which hosts' links and those of switches are received; 0 for any.
+fn receive_on(mask: u32, switches: &[&str]) -> Result<()> {
+    let script = format!(
+        "for queue in /sys/class/net/[hpud][0-9po]*/queues/rx-0/rps_cpus; do echo {mask} > $queue || exit; done"
+    );
+    let inside = switches.iter().map(|switch| vec!["ip", "netns", "exec", *switch]);
+    for namespace in std::iter::once(Vec::new()).chain(inside) {
+        let words = [namespace.as_slice(), &["busybox", "sh", "-c", &script]].concat();
+        let (program, arguments) = words.split_first().context("no program")?;
+        let status = Command::new(program).args(arguments).status()?;
+        ensure!(status.success(), "{words:?} ended with {status}");
+    }
+    Ok(())
+}
+
+/// Waits until all hosts reach each other.
+fn reach_each_other() {
+    for host in 0..HOSTS {
+        for other in (0..HOSTS).filter(|other| *other != host) {
+            let [from, to] = [host, other].map(|host| Host(host as u32).address());
+            until(&format!("{from} does not reach {to}"), || {
+                told("ping", &format!("-c 1 -W 1 -I {from} {to}")).is_ok()
+            });
+        }
+    }
+}
+
+/// A flow of others from the first leaf to the second over one spine. It takes what that has left, and keeps a queue standing
+/// there.
+pub(crate) struct Others {
+    stop: Arc<AtomicBool>,
+    sender: Option<JoinHandle<()>>,
+    /// Holds the receiver's port; nobody reads it.
+    _sink: UdpSocket,
+}
+
+impl Others {
+    /// Begins it.
+    pub(crate) fn begin(name: &str) -> Result<Self> {
+        let number = (0..SPINES).find(|number| spine(*number).name() == name);
+        let target = sink(number.with_context(|| format!("no spine {name}"))?);
+        let receiver = leaf(1).enter(|| UdpSocket::bind((target, 0)))??;
+        let target = receiver.local_addr()?;
+        let socket = leaf(0).enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))??;
+        socket.connect(target)?;
+        rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, STANDING)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&stop);
+        let sender = std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                // Waits for room in the queue.
+                let _ = socket.send(&[0x5a; DATAGRAM]);
+            }
+        });
+        Ok(Self { stop, sender: Some(sender), _sink: receiver })
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(sender) = self.sender.take() {
+            let _ = sender.join();
+        }
+    }
+}
