@@ -1,6 +1,7 @@
 //! The lines that tenants' programs print, one JSON object each, and their logs read while they run.
 
 use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -143,6 +144,18 @@ pub fn print(line: &impl Serialize) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
+}
+
+/// The whole lines of a log so far that are of this kind.
+///
+/// # Errors
+/// Where the log cannot be read.
+pub fn whole<T: DeserializeOwned>(log: &Path) -> Result<Vec<T>> {
+    let bytes = std::fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let end = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    let lines = bytes.get(..end).unwrap_or_default().split(|byte| *byte == b'\n');
+    // What is no such line (a warning, an error's text) is for people.
+    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
 /// A log that grows: gives each whole line once.
