@@ -41,7 +41,8 @@ fn main() -> Result<()> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
-    let place = Place::from_env().context("no place in the environment; `harmonaize tenant run` gives one")?;
+    let place =
+        Place::from_env().context("no place in the environment; `harmonaize tenant run` gives one")?;
     let (job, mut place) = (job_from_env(), place);
     let arena_bytes = elements as u64 * 8 + ROOM;
     let client = Client::from_env(AttachOptions { arena_bytes, ..AttachOptions::default() })?;

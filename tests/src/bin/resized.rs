@@ -4,9 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use harmonaize_client::{
-    AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor, job_from_env,
-};
+use harmonaize_client::{AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor, job_from_env};
 use harmonaize_tests::place::{Latest, Place, is_agreed};
 use std::io::Write;
 use std::path::PathBuf;
