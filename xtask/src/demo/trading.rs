@@ -148,9 +148,12 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         let began = traffic.began_realtime_ns();
         self.record.flow = Some(Flow { spine, rate, span_ns: [began, traffic.stop()?] });
         self.record.decisions = plans::decisions(self.stage.deployment)?;
+        // That all end is no trade.
+        let traded = self.record.samples.len();
         for place in 0..TRADERS.len() {
             self.end(place)?;
         }
+        self.record.samples.truncate(traded);
         self.collect()
     }
 
