@@ -53,7 +53,7 @@ impl Sample {
 
     /// Hosts of its workers.
     fn hosts(&self, trader: &Trader) -> &[String] {
-        self.of(trader).map_or(&[], |job| &job.hosts)
+        self.of(trader).map_or(&[], |job| job.hosts.as_slice())
     }
 }
 
