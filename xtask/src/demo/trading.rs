@@ -335,7 +335,9 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
 }
 
 /// Runs its first argument with the seat that the environment says, and the arguments behind it.
-const SEATED: &str = r#"exec "$0" --socket "$HARMONAIZE_SOCKET" --rank "$RANK" --ranks "$WORLD_SIZE" --name "$HARMONAIZE_JOB" "$@""#;
+const SEATED: &str = r#"
+exec "$0" --socket "$HARMONAIZE_SOCKET" --rank "$RANK" --ranks "$WORLD_SIZE" --name "$HARMONAIZE_JOB" "$@"
+"#;
 
 /// What ranks that answer requests have printed so far, the one that agreed on a target first.
 fn served(logs: &[PathBuf]) -> Result<Served> {
