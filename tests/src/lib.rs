@@ -6,6 +6,7 @@ pub mod aggregated;
 pub mod c_program;
 pub mod job;
 pub mod load;
+pub mod place;
 pub mod replay;
 pub mod scrape;
 mod worker;

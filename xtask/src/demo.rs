@@ -1,12 +1,16 @@
 //! `cargo xtask demo`: three tenants share links, and cross traffic congests a spine meanwhile. One trains a model through the provider's
 //! AllReduce, another exchanges by AllToAll, a third answers requests within a time that was promised. Then the first trains so that it
-//! reacts to what it is told, while hosts are taken away and lost, beside one that adopts nothing. All results are proved right.
+//! reacts to what it is told, while hosts are taken away and lost, beside one that adopts nothing. At last two elastic jobs and an
+//! inference tenant trade hosts by bids, while a spine is congested. All results are proved right.
 
 pub mod changes;
 pub mod course;
 pub mod page;
 pub mod picture;
+pub mod schedule;
 pub mod timeline;
+pub mod trade;
+pub mod trading;
 pub mod views;
 
 use anyhow::{Context, Result, bail};
@@ -33,6 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use timeline::{Seen, Timeline};
+use trade::Trade;
 use views::Views;
 
 /// Racks, hosts with agents in each, spines.
@@ -115,7 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
     let began = Instant::now();
     let demo = Demo { args, logs, stop, binaries, topology };
-    let Ran { mut printed, seen, requests, changes } = demo.tenants()?;
+    let Ran { mut printed, seen, requests, changes, trade } = demo.tenants()?;
     eprintln!("The same training in one process");
     printed.reference = demo.reference(printed.steps())?;
     let mut summary = summary::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
@@ -125,15 +130,15 @@ pub fn run(args: &Args) -> Result<()> {
     let training = printed.workers.first().map(Vec::as_slice).unwrap_or_default();
     let views = Views::of(&timeline, training, &requests, began_us);
     summary.add_check(views.check.clone());
-    changes.checks.iter().for_each(|check| summary.add_check(check.clone()));
+    changes.checks.iter().chain(&trade.checks).for_each(|check| summary.add_check(check.clone()));
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
     let hosts: Vec<picture::Host> = demo.topology.hosts().map(placed).collect();
     let cross: Vec<&str> = timeline.spine.as_deref().map(course::path).into_iter().flatten().collect();
     let picture = picture::fabric(&demo.topology, &hosts, &cross);
-    let page = page::page(&summary, &picture, &timeline, (&views, &changes), &setting)?;
+    let page = page::page(&summary, &picture, &timeline, (&views, &changes, &trade), &setting)?;
     std::fs::write(&report, page).with_context(|| format!("cannot write {}", report.display()))?;
-    show(args, &summary, &report)?;
+    show(args, (&summary, &trade), &report)?;
     if !summary.passed {
         let failed = summary.checks.iter().filter(|check| !check.passed && !check.warns);
         let failed: Vec<String> = failed.map(|check| format!("{}: {}", check.what, check.found)).collect();
@@ -149,6 +154,15 @@ struct Ran {
     /// What the ranks printed that answer requests.
     requests: Vec<Vec<Line>>,
     changes: Changes,
+    trade: Trade,
+}
+
+/// What is printed as JSON.
+#[derive(serde::Serialize)]
+struct Json<'a> {
+    #[serde(flatten)]
+    summary: &'a Summary,
+    trade: &'a Trade,
 }
 
 struct Demo<'a> {
@@ -205,6 +219,7 @@ impl Demo<'_> {
         let mut setup = Setup::new(self.binaries.clone(), &tenants);
         setup.unmanaged_hosts = RACKS;
         setup.measure(&host_rate);
+        setup.control += trading::ALLOCATOR;
         let mut deployment = Deployment::start(fabric, setup)?;
         let done = self.jobs(&mut deployment, &tenants);
         self.keep_logs(&mut deployment);
@@ -228,7 +243,8 @@ impl Demo<'_> {
 
     fn jobs(&self, deployment: &mut Deployment, [a, b, c]: &[Tenant; 3]) -> Result<Ran> {
         let folder = self.binaries.path("train")?.parent().map(Path::to_path_buf).unwrap_or_default();
-        let programs = Programs::publish(&folder, &["train", "alltoall", "inference", "elastic"])?;
+        let names = ["harmonaize", "train", "alltoall", "inference", "elastic"];
+        let programs = Programs::publish(&folder, &[&names[..], &trading::PROGRAMS].concat())?;
         let seed = ["--seed".to_owned(), self.args.seed.to_string()];
         let steps = ["--steps".to_owned(), self.args.steps.to_string()];
         let (space_a, space_b) = (Spaces::make(deployment, a)?, Spaces::make(deployment, b)?);
@@ -257,7 +273,11 @@ impl Demo<'_> {
         let (exchangers, requests) = (lines(&exchange)?, lines(&inference)?);
         let printed =
             Printed { workers, exchangers, reference: Vec::new(), workers_per_host: WORKERS_PER_HOST };
-        Ok(Ran { printed, seen, requests, changes })
+        let spaces = [&space_a, &space_b, &space_c];
+        let stage =
+            trading::Stage { deployment, spaces, programs: &programs, logs: &self.logs, rate: CROSS_TRAFFIC };
+        let trade = trading::trade(stage, || self.go_on())?;
+        Ok(Ran { printed, seen, requests, changes, trade })
     }
 
     /// The first tenant trains so that it reacts, beside the others and one that adopts nothing.
@@ -407,14 +427,16 @@ impl Progress {
     }
 }
 
-fn show(args: &Args, summary: &Summary, report: &Path) -> Result<()> {
+fn show(args: &Args, (summary, trade): (&Summary, &Trade), report: &Path) -> Result<()> {
     if args.json {
-        println!("{}", serde_json::to_string_pretty(summary)?);
+        println!("{}", serde_json::to_string_pretty(&Json { summary, trade })?);
     } else {
         println!();
         for (what, figure) in page::rows(summary) {
             println!("{what:<80} {figure:>14}");
         }
+        println!();
+        trade.story.iter().for_each(|sentence| println!("{sentence}"));
         println!();
         for check in &summary.checks {
             println!("{}  {}\n        {}", check.label(), check.what, check.found);

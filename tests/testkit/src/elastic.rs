@@ -5,6 +5,7 @@ pub mod disturbances;
 
 use crate::deployment::Deployment;
 use crate::job::Spaces;
+use crate::lines::whole;
 use crate::process::Process;
 use anyhow::{Context, Result, bail, ensure};
 use disturbances::{Disturbances, Happened, Moments, Places};
@@ -139,7 +140,7 @@ pub fn train(
     let (mut moved, mut known, mut started) = (Instant::now(), 0, hosts);
     let lines = loop {
         go_on()?;
-        let lines = lines_of(&log)?;
+        let lines: Vec<Line> = whole(&log)?;
         if lines.len() > known {
             (moved, known) = (Instant::now(), lines.len());
         }
@@ -158,7 +159,7 @@ pub fn train(
     ensure!(disturbances.over(), "the training ended before all had happened: {disturbances:?}");
     let deadline = Instant::now() + STANDSTILL;
     for rank in ranks.iter_mut().flatten() {
-        if lines_of(rank.log())?.iter().any(|line| matches!(line, Line::Joined { .. })) {
+        if whole::<Line>(rank.log())?.iter().any(|line| matches!(line, Line::Joined { .. })) {
             rank.succeed_by(deadline)?;
         } else {
             // It was back too late to be taken in.
@@ -178,13 +179,6 @@ fn running(ranks: &mut [Option<Process>]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn lines_of(log: &Path) -> Result<Vec<Line>> {
-    let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
-    let whole = text.rfind('\n').and_then(|end| text.get(..end)).unwrap_or_default();
-    // What is no line of ours (a warning, an error's text) is for people.
-    Ok(whole.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// Hundredths of micro-batches that are done.
@@ -303,7 +297,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         std::fs::write(&log, text).unwrap();
-        let lines = lines_of(&log).unwrap();
+        let lines: Vec<Line> = whole(&log).unwrap();
         assert_eq!(lines.len(), 11);
         assert_eq!(done(&lines), 4000);
         assert!(adapted(&lines) && !adapted(&lines[..4]) && !adapted(&[]));

@@ -26,6 +26,7 @@ pub mod lines;
 pub mod load;
 pub mod namespace;
 pub mod packages;
+pub mod placed;
 pub mod plans;
 pub mod process;
 pub mod python;

@@ -1,6 +1,7 @@
 //! The lines that tenants' programs print, one JSON object each, and their logs read while they run.
 
 use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -145,6 +146,26 @@ pub fn print(line: &impl Serialize) -> Result<()> {
     Ok(out.flush()?)
 }
 
+/// How a line of a program begins.
+const BEGINS: &[u8] = b"{\"event\":";
+
+/// The whole lines of a log so far that are of this kind. Who started the program may write into the same log: part of its text may
+/// stand before a line, which is written at once.
+///
+/// # Errors
+/// Where the log cannot be read.
+pub fn whole<T: DeserializeOwned>(log: &Path) -> Result<Vec<T>> {
+    let bytes = std::fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let end = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    let lines = bytes.get(..end).unwrap_or_default().split(|byte| *byte == b'\n');
+    let own = |line: &[u8]| {
+        let begin = line.windows(BEGINS.len()).position(|word| word == BEGINS)?;
+        // What is no such line (a warning, an error's text) is for people.
+        serde_json::from_slice(line.get(begin..)?).ok()
+    };
+    Ok(lines.filter_map(own).collect())
+}
+
 /// A log that grows: gives each whole line once.
 #[derive(Debug)]
 pub struct Tail {
@@ -184,6 +205,17 @@ mod tests {
         writeln!(log, "\"verified_bytes\":3}}").unwrap();
         assert_eq!(tail.lines().unwrap(), [Line::Stopped { at_us: 1, rounds: 2, verified_bytes: 3 }]);
         assert_eq!(tail.lines().unwrap(), []);
+    }
+
+    #[test]
+    fn whole_lines_are_read_behind_others_text() {
+        let mut log = tempfile::NamedTempFile::new().unwrap();
+        let stopped = |rounds| Line::Stopped { at_us: 1, rounds, verified_bytes: 3 };
+        let text = |rounds| serde_json::to_string(&stopped(rounds)).unwrap();
+        write!(log, "a runner\n{}\na/job: rank {}\n 1 starts\n{{\"event\":\n{}", text(1), text(2), text(3))
+            .unwrap();
+        assert_eq!(whole::<Line>(log.path()).unwrap(), [stopped(1), stopped(2)]);
+        assert!(whole::<Line>(Path::new("/missing")).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What control says of plans, decisions and links, through `harmonaize` as an operator has it.
+//! What control says of plans, decisions, links and jobs, through `harmonaize` as an operator has it.
 
 use crate::deployment::Deployment;
 use anyhow::{Context, Result, ensure};
@@ -143,6 +143,25 @@ pub struct Link {
     pub state: String,
 }
 
+/// A job that control places.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PlacedJob {
+    /// Whose.
+    pub tenant: String,
+    /// Its name.
+    pub job: String,
+    /// What it is doing, in a word.
+    pub phase: String,
+    /// Hosts of its workers, by rank.
+    pub hosts: Vec<String>,
+    /// How often a generation ended because a worker failed.
+    pub failures: u32,
+    /// Why it has what it has, as a code.
+    pub reason: String,
+    /// The same in words.
+    pub reason_text: String,
+}
+
 /// What all communicators run by.
 pub fn plans(deployment: &Deployment) -> Result<Vec<Plan>> {
     plans_in(deployment.ask(&["plans"])?)
@@ -182,6 +201,11 @@ pub fn decisions_in(said: Value) -> Result<Vec<Decision>> {
 /// Every link, both ways.
 pub fn links(deployment: &Deployment) -> Result<Vec<Link>> {
     part(deployment.ask(&["topology"])?, "links")
+}
+
+/// All jobs that control places, the next one first.
+pub fn jobs(deployment: &Deployment) -> Result<Vec<PlacedJob>> {
+    part(deployment.ask(&["jobs"])?, "jobs")
 }
 
 fn part<T: DeserializeOwned>(mut said: Value, name: &str) -> Result<T> {

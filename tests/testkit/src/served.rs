@@ -46,6 +46,11 @@ impl Served {
         served
     }
 
+    /// How many requests were answered.
+    pub fn requests(&self) -> usize {
+        self.times.len()
+    }
+
     fn p99(&self) -> f64 {
         let place = (self.times.len() * 99).div_ceil(100).saturating_sub(1);
         self.times.get(place).copied().unwrap_or(f64::NAN)

@@ -10,9 +10,9 @@ use harmonaize_testkit::plans::{self, Decision, Plan};
 use std::time::{Duration, Instant};
 
 /// The spines of the demo's fabric.
-const SPINES: [&str; 2] = ["spine0", "spine1"];
+pub(super) const SPINES: [&str; 2] = ["spine0", "spine1"];
 /// The hosts that the cross traffic goes from and to, and their leaves.
-const ENDS: [&str; 2] = ["f0", "f1"];
+pub(super) const ENDS: [&str; 2] = ["f0", "f1"];
 const LEAVES: [&str; 2] = ["leaf0", "leaf1"];
 /// How often their links are read.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
@@ -185,7 +185,7 @@ pub fn path(spine: &str) -> [&str; 5] {
 }
 
 /// How many own connections cross a spine the way the cross traffic does.
-fn crossing(plans: &[Plan], spine: &str) -> usize {
+pub(super) fn crossing(plans: &[Plan], spine: &str) -> usize {
     let [from, to] = LEAVES;
     let paths = plans.iter().flat_map(|plan| &plan.ring_edges).flat_map(|hop| &hop.paths);
     paths.filter(|path| path.switches == [from, spine, to]).count()

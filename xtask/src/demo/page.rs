@@ -1,7 +1,9 @@
 //! The demo's report: one HTML file with its plots, without any outside resource.
 
 use super::changes::Changes;
+use super::schedule;
 use super::timeline::Timeline;
+use super::trade::Trade;
 use super::views::{View, Views};
 use anyhow::Result;
 use harmonaize_plot::{Axes, Chart, Series, figure};
@@ -174,7 +176,7 @@ pub fn page(
     summary: &Summary,
     picture: &Markup,
     timeline: &Timeline,
-    (views, changes): (&Views, &Changes),
+    (views, changes, trade): (&Views, &Changes, &Trade),
     setting: &[String],
 ) -> Result<String> {
     let (class, word) = match (summary.passed, summary.checks.iter().all(|check| check.passed)) {
@@ -189,7 +191,7 @@ pub fn page(
             "Tenant A trains a classifier of handwritten digits on " (summary.workers) " workers; its gradients go through \
              the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests by \
              small AllReduces. Then tenant A trains the same model so that it reacts to what it is told, beside tenant D, \
-             which adopts nothing."
+             which adopts nothing. At last tenants A, B and C trade hosts by bids."
         }
         p { (timeline.story) }
         p class=(class) { strong { (word) } }
@@ -206,6 +208,7 @@ pub fn page(
         (self::timeline(summary, timeline)?)
         (self::views(views))
         (self::changes(changes)?)
+        (schedule::section(trade)?)
         @for chart in charts(summary)? { (chart) }
         h2 { "Why " (format!("{TOLERANCE:e}")) }
         p { (WHY) }
@@ -225,6 +228,7 @@ pub fn page(
 mod tests {
     use super::super::picture::{self, Host};
     use super::super::timeline::Event;
+    use super::super::trade::example::record;
     use super::*;
     use harmonaize_testkit::summary::Check;
     use harmonaize_testkit::topology::{self, Topology};
@@ -291,7 +295,7 @@ mod tests {
     }
 
     fn html(passed: bool) -> String {
-        let views = (&sample_views(), &reacting());
+        let views = (&sample_views(), &reacting(), &Trade::of(&record()));
         page(&sample_summary(passed), &picture(), &seen(), views, &["<script>".into()]).unwrap()
     }
 
@@ -309,8 +313,8 @@ mod tests {
     #[test]
     fn the_page_stands_alone_and_escapes_text() {
         let html = html(true);
-        assert_eq!(html.matches("<svg").count(), 10);
-        assert_eq!(html.matches("</svg>").count(), 10);
+        assert_eq!(html.matches("<svg").count(), 13);
+        assert_eq!(html.matches("</svg>").count(), 13);
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
             assert!(!html.contains(outside), "{outside}");
         }
@@ -327,6 +331,7 @@ mod tests {
             "4.0 ms",
             "<td></td><td>Maintenance</td><td></td>",
             "17.0 ms",
+            "<td>gets h1, h3</td>",
         ] {
             assert!(html.contains(text), "{text}");
         }

@@ -153,7 +153,7 @@ fn drawn(place: &Place, name: &str, host: &Host) -> Markup {
 }
 
 /// The colour beside a tenant's name, which says the same; Okabe and Ito's.
-fn colour(tenant: char) -> &'static str {
+pub(super) fn colour(tenant: char) -> &'static str {
     match tenant {
         'A' => "#0072b2",
         'B' => "#e69f00",

@@ -1,0 +1,347 @@
+//! The demo's second act: two elastic jobs and an inference tenant trade hosts by bids while a spine is congested. The load of the
+//! inference tenant rises and falls; control places, recalls and offers.
+
+use super::course::{ENDS, SPINES, crossing};
+use super::trade::{Cleared, Flow, Record, Sample, Trade, Trader, won};
+use anyhow::{Context, Result, bail};
+use harmonaize_testkit::clock::realtime_ns;
+use harmonaize_testkit::cross_traffic::CrossTraffic;
+use harmonaize_testkit::deployment::Deployment;
+use harmonaize_testkit::job::{Programs, Spaces, printed};
+use harmonaize_testkit::lines::{Line, whole};
+use harmonaize_testkit::placed::{self, Steps};
+use harmonaize_testkit::plans;
+use harmonaize_testkit::process::Process;
+use harmonaize_testkit::served::Served;
+use rustix::process::Signal;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The programs of the act, beside `harmonaize`.
+pub const PROGRAMS: [&str; 2] = ["placed", "exchange"];
+
+/// Lines for control's configuration. Rounds are short, as the act is.
+pub const ALLOCATOR: &str = "[allocator]\npolicy = \"fifo\"\nround = \"2s\"\nnotice = \"8s\"\n";
+
+/// Who trades.
+const TRADERS: [Trader; 3] = [
+    Trader { tenant: "a", job: "pretrain", workers: (1, 2), elastic: true },
+    Trader { tenant: "b", job: "finetune", workers: (1, 2), elastic: true },
+    Trader { tenant: "c", job: "answers", workers: (2, 2), elastic: false },
+];
+/// What the elastic jobs bid for their first host and for the second, in dollars an hour. A job stops without the first.
+const FIXED: [[f64; 2]; 2] = [[3.0, 0.9], [2.5, 0.7]];
+/// What an hour of a host costs at least, in dollars.
+const BASE: f64 = 0.3;
+/// What the inference tenant has for a thousand requests, in dollars. It bids all of it, in equal parts for its hosts.
+const PER_THOUSAND: f64 = 0.05;
+/// Requests a second, one after another. The program makes as many as the second says.
+const LOADS: [f64; 3] = [2.0, 20.0, 2.0];
+/// From one request to the next at that load, and the 99th percentile that is asked for; in milliseconds.
+const EVERY_MS: u64 = 50;
+const P99_MS: u64 = 50;
+
+/// How often control is asked.
+const POLL: Duration = Duration::from_millis(200);
+/// How long each placement is looked at, and how long one is waited for.
+const HOLDS: Duration = Duration::from_secs(4);
+const UNTIL_PLACED: Duration = Duration::from_secs(30);
+/// Requests that are waited for before the load falls, and for how long.
+const REQUESTS: usize = 100;
+const UNTIL_SERVED: Duration = Duration::from_secs(20);
+/// How long runners may take to end: control's notice, and some.
+const UNTIL_ENDED: Duration = Duration::from_secs(15);
+
+/// What the act runs on.
+#[derive(Debug)]
+pub struct Stage<'a> {
+    /// Control and agents.
+    pub deployment: &'a mut Deployment,
+    /// Those of tenants A, B and C.
+    pub spaces: [&'a Spaces; 3],
+    /// The tenants' programs.
+    pub programs: &'a Programs,
+    /// For what runners and workers print.
+    pub logs: &'a Path,
+    /// The rate of the cross traffic in bits a second.
+    pub rate: u64,
+}
+
+/// Runners of a job, one a host. Dropping them ends them all at once.
+#[derive(Debug, Default)]
+struct Runners(Vec<Process>);
+
+impl Runners {
+    fn ask_to_end(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(|runner| runner.signal(Signal::TERM))
+    }
+
+    /// An error with its last lines where one has ended.
+    fn check(&mut self) -> Result<()> {
+        for runner in &mut self.0 {
+            if let Some(status) = runner.status()? {
+                bail!("{} ended with {status}; its last lines:\n{}", runner.name(), runner.log_tail(2048));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Runners {
+    fn drop(&mut self) {
+        if let Err(error) = self.ask_to_end() {
+            eprintln!("warning: runners may still run: {error:#}");
+        }
+    }
+}
+
+/// What the program `exchange` prints.
+#[derive(Debug, Deserialize)]
+struct Market {
+    price: f64,
+    hosts: BTreeMap<String, u32>,
+}
+
+/// Runs the act. `go_on` is asked meanwhile.
+///
+/// # Errors
+/// Where a program fails, or `go_on` says so. What hosts did not do is for the checks of what comes back.
+pub fn trade(stage: Stage<'_>, go_on: impl Fn() -> Result<()>) -> Result<Trade> {
+    eprintln!("Two elastic jobs and an inference tenant trade hosts, by bids and while a spine is congested");
+    let hosts = stage.deployment.hosts().iter().map(|host| host.name.clone()).collect();
+    let record = Record { traders: TRADERS.to_vec(), hosts, ..Record::default() };
+    let mut act = Act { stage, go_on, record, runners: BTreeMap::new(), logs: BTreeMap::new() };
+    act.run().context("the trade of hosts did not finish")?;
+    Ok(Trade::of(&act.record))
+}
+
+struct Act<'a, G: Fn() -> Result<()>> {
+    stage: Stage<'a>,
+    go_on: G,
+    record: Record,
+    /// By the place of their job.
+    runners: BTreeMap<usize, Runners>,
+    /// What they printed: logs of runners that have ended, too.
+    logs: BTreeMap<usize, Vec<PathBuf>>,
+}
+
+impl<G: Fn() -> Result<()>> Act<'_, G> {
+    fn run(&mut self) -> Result<()> {
+        let [low, high, low_again] = LOADS;
+        self.clear(low)?;
+        self.hold(HOLDS)?;
+        let spine = self.spine()?;
+        let rate = self.stage.rate;
+        eprintln!("Cross traffic of {} Mbit/s begins on {spine}", rate / 1_000_000);
+        let [from, to] = ENDS;
+        let traffic = CrossTraffic::start(self.stage.deployment.fabric(), from, to, &spine, rate)
+            .with_context(|| format!("no cross traffic over {spine}"))?;
+        self.hold(HOLDS / 2)?;
+        self.clear(high)?;
+        self.hold(HOLDS)?;
+        self.until_served()?;
+        self.clear(low_again)?;
+        self.hold(HOLDS)?;
+        let began = traffic.began_realtime_ns();
+        self.record.flow = Some(Flow { spine, rate, span_ns: [began, traffic.stop()?] });
+        self.record.decisions = plans::decisions(self.stage.deployment)?;
+        // That all end is no trade.
+        let traded = self.record.samples.len();
+        for place in 0..TRADERS.len() {
+            self.end(place)?;
+        }
+        self.record.samples.truncate(traded);
+        self.collect()
+    }
+
+    /// Has the market clear at a load of the inference tenant. Those that win have their runners wait, and those that do not end
+    /// theirs. Waits until control has placed the jobs so.
+    fn clear(&mut self, load: f64) -> Result<()> {
+        let [first, second] = FIXED.map(|bids| bids.to_vec());
+        let own = load * 3600.0 / 1000.0 * PER_THOUSAND;
+        let [.., answers] = TRADERS;
+        let (_, hosts) = answers.workers;
+        let bids = vec![first, second, vec![own / f64::from(hosts); hosts as usize]];
+        let market = self.exchange(&bids)?;
+        let won = won(&TRADERS, &market.hosts);
+        eprintln!("Tenant C has {load} requests a second: a host costs {:.2} dollars an hour", market.price);
+        let (at_ns, price) = (realtime_ns()?, market.price);
+        self.record.cleared.push(Cleared { at_ns, load, bids, price, won: won.clone(), placed_ns: None });
+        for ((place, trader), won) in TRADERS.iter().enumerate().zip(&won) {
+            let wins = *won >= trader.workers.0;
+            match (wins, self.runners.contains_key(&place)) {
+                (true, false) => self.start(place, trader)?,
+                (false, true) => self.end(place)?,
+                _ => {}
+            }
+        }
+        let placed = self.watch(UNTIL_PLACED, |sample| {
+            let has = |(trader, won): (&Trader, &u32)| {
+                let (hosts, runs) = sample.of(trader).map_or((0, true), |job| {
+                    (job.hosts.len(), job.hosts.is_empty() || job.phase == "running")
+                });
+                hosts == *won as usize && runs
+            };
+            Ok(TRADERS.iter().zip(&won).all(has))
+        })?;
+        let placed_ns = self.record.samples.last().map(|sample| sample.at_ns).filter(|_| placed);
+        if placed_ns.is_none() {
+            eprintln!("warning: control has not placed the jobs so within {UNTIL_PLACED:?}");
+        }
+        if let Some(cleared) = self.record.cleared.last_mut() {
+            cleared.placed_ns = placed_ns;
+        }
+        Ok(())
+    }
+
+    /// Has the allocator's market clear.
+    fn exchange(&self, bids: &[Vec<f64>]) -> Result<Market> {
+        let mut command = Command::new(self.stage.programs.path("exchange"));
+        command.args(["--hosts", &self.record.hosts.len().to_string(), "--base", &BASE.to_string()]);
+        for (trader, bids) in TRADERS.iter().zip(bids) {
+            let prices: Vec<String> = bids.iter().map(ToString::to_string).collect();
+            command.arg("--bid").arg(format!("{}={}", trader.name(), prices.join(",")));
+        }
+        let said = printed(&mut command)?;
+        serde_json::from_str(&said)
+            .with_context(|| format!("the market did not print what it should: {said}"))
+    }
+
+    /// Starts a job's runners, one on each host.
+    fn start(&mut self, place: usize, trader: &Trader) -> Result<()> {
+        let Stage { spaces, programs, logs, .. } = &self.stage;
+        let spaces = spaces.get(place).context("the job's tenant has no spaces")?;
+        let (least, most) = trader.workers;
+        let mut runners = Runners::default();
+        for (host, name) in self.record.hosts.iter().enumerate() {
+            let title = format!("the runner of {} on {name}", trader.name());
+            let log = logs.join(format!("{}-{}-{name}.log", trader.tenant, trader.job));
+            let runner = spaces.start_command(
+                &title,
+                host,
+                &programs.path("harmonaize"),
+                &log,
+                |command, socket| {
+                    command.env("HARMONAIZE_SOCKET", socket);
+                    command.args([
+                        "tenant",
+                        "run",
+                        "--job",
+                        trader.job,
+                        "--workers",
+                        &format!("{least}..{most}"),
+                    ]);
+                    if trader.elastic {
+                        command.arg("--elastic").arg("--").arg(programs.path("placed"));
+                    } else {
+                        command.args(["--", "sh", "-c", SEATED]).arg(programs.path("inference"));
+                        command.args(["--every-ms", &EVERY_MS.to_string(), "--p99-ms", &P99_MS.to_string()]);
+                    }
+                },
+            )?;
+            self.logs.entry(place).or_default().push(log);
+            runners.0.push(runner);
+        }
+        self.runners.insert(place, runners);
+        Ok(())
+    }
+
+    /// Ends a job's runners, and their workers with them. They say so by their exit status, which is none of success.
+    fn end(&mut self, place: usize) -> Result<()> {
+        let Some(mut runners) = self.runners.remove(&place) else { return Ok(()) };
+        runners.ask_to_end()?;
+        let deadline = Instant::now() + UNTIL_ENDED;
+        for runner in &mut runners.0 {
+            while runner.status()?.is_none() {
+                (self.go_on)()?;
+                if Instant::now() > deadline {
+                    let (name, tail) = (runner.name(), runner.log_tail(2048));
+                    bail!("{name} has not ended within {UNTIL_ENDED:?}; its last lines:\n{tail}");
+                }
+                self.look()?;
+                std::thread::sleep(POLL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks on for a while.
+    fn hold(&mut self, time: Duration) -> Result<()> {
+        self.watch(time, |_| Ok(false)).map(drop)
+    }
+
+    /// Looks on until requests were answered, or time is over.
+    fn until_served(&mut self) -> Result<()> {
+        let logs = self.logs.get(&(TRADERS.len() - 1)).cloned().unwrap_or_default();
+        let done = self.watch(UNTIL_SERVED, |_| Ok(served(&logs)?.requests() >= REQUESTS))?;
+        if !done {
+            eprintln!(
+                "warning: tenant C has answered fewer than {REQUESTS} requests within {UNTIL_SERVED:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Looks again and again until it is as wanted, or time is over; whether it is.
+    fn watch(&mut self, limit: Duration, done: impl Fn(&Sample) -> Result<bool>) -> Result<bool> {
+        let since = Instant::now();
+        loop {
+            (self.go_on)()?;
+            self.stage.deployment.check()?;
+            self.runners.values_mut().try_for_each(Runners::check)?;
+            self.look()?;
+            if let Some(sample) = self.record.samples.last()
+                && done(sample)?
+            {
+                return Ok(true);
+            }
+            if since.elapsed() > limit {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Notes what control says of jobs.
+    fn look(&mut self) -> Result<()> {
+        let jobs = plans::jobs(self.stage.deployment)?;
+        self.record.samples.push(Sample { at_ns: realtime_ns()?, jobs });
+        Ok(())
+    }
+
+    /// The spine that most connections of the jobs cross from the first rack to the second.
+    fn spine(&self) -> Result<String> {
+        let plans = plans::plans(self.stage.deployment)?;
+        let spine = SPINES.into_iter().max_by_key(|spine| crossing(&plans, spine));
+        Ok(spine.context("the fabric has no spine")?.to_owned())
+    }
+
+    /// Reads what all workers have printed.
+    fn collect(&mut self) -> Result<()> {
+        for (place, trader) in TRADERS.iter().enumerate() {
+            let logs = self.logs.get(&place).cloned().unwrap_or_default();
+            if trader.elastic {
+                let lines = logs.iter().map(|log| whole::<placed::Line>(log)).collect::<Result<Vec<_>>>()?;
+                self.record.steps.push(Steps::of(&lines));
+            } else {
+                self.record.served = served(&logs)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs its first argument with the seat that the environment says, and the arguments behind it.
+const SEATED: &str = r#"
+exec "$0" --socket "$HARMONAIZE_SOCKET" --rank "$RANK" --ranks "$WORLD_SIZE" --name "$HARMONAIZE_JOB" "$@"
+"#;
+
+/// What ranks that answer requests have printed so far, the one that agreed on a target first.
+fn served(logs: &[PathBuf]) -> Result<Served> {
+    let mut lines = logs.iter().map(|log| whole::<Line>(log)).collect::<Result<Vec<_>>>()?;
+    lines.sort_by_key(|lines| !lines.iter().any(|line| matches!(line, Line::Promised { .. })));
+    Ok(Served::of(&lines))
+}
