@@ -175,7 +175,9 @@ mod tests {
         let key = Polyval::new([3; BLOCK]);
         let mut to = [7_u8; 4];
         for length in [0, 3, 5] {
-            assert!(key.hash_copying(&[], View::from(&[1_u8; 5][..length]), ViewMut::from(&mut to[..])).is_none());
+            assert!(
+                key.hash_copying(&[], View::from(&[1_u8; 5][..length]), ViewMut::from(&mut to[..])).is_none()
+            );
             assert_eq!(to, [7; 4]);
         }
     }

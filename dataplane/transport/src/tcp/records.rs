@@ -259,7 +259,7 @@ unsafe fn copy(pieces: &[Piece], to: &mut [u8]) -> Option<()> {
     for piece in pieces {
         let (to, behind) = rest.split_at_mut_checked(piece.iov_len)?;
         // SAFETY: the piece is readable by the caller's word, and `to` is as long and no part of it.
-        unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast_const().cast(), to.as_mut_ptr(), to.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast(), to.as_mut_ptr(), to.len()) };
         rest = behind;
     }
     rest.is_empty().then_some(())
@@ -741,7 +741,10 @@ mod tests {
             assert_eq!((&all[..], outcome), (&b"the last of a keythe first of the next"[..], Ok(())));
             let key = |before| Key::derive(protection, &opener.keys.secrets, INITIATOR, before).unwrap();
             assert!(key(1).open(RECORDS_PER_KEY, &mut first.clone(), None).is_some());
-            assert!(key(0).open(RECORDS_PER_KEY, &mut first.clone(), None).is_none(), "the key did not change");
+            assert!(
+                key(0).open(RECORDS_PER_KEY, &mut first.clone(), None).is_none(),
+                "the key did not change"
+            );
         }
     }
 
