@@ -26,7 +26,11 @@ pub(crate) fn is_available() -> bool {
 /// The CPU must have the instructions ([`is_available`]).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq,pclmulqdq")]
 pub(crate) unsafe fn hash(powers: &Powers, parts: [&[u8]; 2]) -> [u8; BLOCK] {
-    bytes_of(parts.into_iter().fold(_mm_setzero_si128(), |state, part| add(powers, state, part)))
+    let mut state = _mm_setzero_si128();
+    for part in parts {
+        state = add(powers, state, part);
+    }
+    bytes_of(state)
 }
 
 /// The hash of a part and of `bytes` bytes from `from`, which go to `to` on the way. Each is loaded once, and is stored and hashed out
