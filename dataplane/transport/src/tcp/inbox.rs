@@ -72,7 +72,8 @@ impl Inbox {
     }
 
     /// One system call at most: to where the payload that is coming in lands, and into the buffer behind it. On a protected path only what
-    /// is verified counts as filled: bytes behind that are nobody's, and are written again or the link ends. Call when [`Inbox::next`] has said that it needs more.
+    /// is verified counts as filled: bytes behind that are nobody's, and are written again or the link ends. Call when [`Inbox::next`]
+    /// has said that it needs more.
     pub(super) fn read(
         &mut self,
         socket: BorrowedFd<'_>,

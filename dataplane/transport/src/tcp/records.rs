@@ -485,6 +485,9 @@ impl Opener {
         for piece in pieces {
             while piece.iov_len > 0 {
                 if self.opened.is_empty() {
+                    if given > 0 && self.outgrows(piece.iov_len) {
+                        return Ok(given);
+                    }
                     // SAFETY: as the caller vouches.
                     let to = unsafe { ViewMut::new(piece.iov_base.cast(), piece.iov_len) };
                     match self.wrong.take().map_or_else(|| self.open_next(to), Err) {
@@ -519,6 +522,12 @@ impl Opener {
     fn next_bytes(&self) -> Option<usize> {
         let length = self.records.get(self.start..self.end)?.first_chunk()?;
         Some(usize::from(u16::from_le_bytes(*length)) + OVERHEAD)
+    }
+
+    /// Whether the next record has more data than there is room, and no more than a record may have. Behind a head it waits until that was
+    /// looked at: most likely it has a payload, and goes to where that lands.
+    fn outgrows(&self, room: usize) -> bool {
+        self.next_bytes().is_some_and(|bytes| (OVERHEAD + room + 1..=OVERHEAD + DATA).contains(&bytes))
     }
 
     fn has_record(&self) -> bool {
@@ -654,6 +663,26 @@ mod tests {
                 let (_, mut opener) = ends(protection);
                 let (all, outcome) = opened_into(lengths, &mut opener, &wire);
                 assert_eq!((all == data, outcome), (true, Ok(())), "{protection}, {lengths:?}");
+            }
+        }
+    }
+
+    /// So a payload's record does not pass through the buffer that its head came into.
+    #[test]
+    fn a_record_that_does_not_fit_waits_for_where_it_lands() {
+        for protection in PROTECTIONS {
+            let (mut sealer, mut opener) = ends(protection);
+            let data = pattern(DATA);
+            let wire = [sealed(&mut sealer, &data[..40]), sealed(&mut sealer, &data)].concat();
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(&wire).unwrap();
+            for (room, came) in [(1000, 40), (DATA, DATA)] {
+                let mut bytes = vec![0; room];
+                let mut piece = [Piece { iov_base: bytes.as_mut_ptr().cast(), iov_len: room }];
+                // SAFETY: the piece is `bytes`, which nothing else touches meanwhile.
+                let received = unsafe { opener.receive(ours.as_fd(), &mut piece) }.unwrap().unwrap();
+                assert_eq!(received, Opened::Bytes(came, true), "{protection}");
+                assert!(bytes[..came] == data[..came], "{protection}");
             }
         }
     }
