@@ -254,7 +254,7 @@ fn whatever_the_records_the_same_lands() {
             let layouts = [sent(protection, &frames), filled(protection, &frames), cut];
             for (layout, wire) in layouts.iter().enumerate() {
                 let mut end = end(protection, &frames);
-                let most = [30, 3000, 70_000][draw.below(3) as usize];
+                let most = [30, 3000, 50_000][draw.below(3) as usize];
                 let piece = || 1 + draw.below(most) as usize;
                 assert_eq!(end.take(wire, piece), Ok(()), "seed {seed}, {protection}, layout {layout}");
                 let right = end.told == expected(&frames);
