@@ -6,9 +6,12 @@ mod clmul;
 
 use ::polyval::Polyval as Reference;
 use ::polyval::universal_hash::UniversalHash;
+use harmonaize_abi::{View, ViewMut};
 
 /// Bytes of a block, of a key and of a hash.
 pub const BLOCK: usize = 16;
+/// Bytes that are copied and hashed at a time without those instructions: whole blocks.
+const PIECE: usize = 64 * BLOCK;
 /// Blocks that are multiplied before their sum is reduced.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const GROUP: usize = 32;
@@ -68,6 +71,37 @@ impl Polyval {
         }
         hash_of(&self.reference, parts)
     }
+
+    /// [`Self::hash`] of `first` and of what `from` has, which it copies to `to` on the way. What is hashed is what is copied, also
+    /// where others write to `from` meanwhile. `None`, and nothing done, where the two differ in length.
+    ///
+    /// Cost: one pass. `from` and `to` may not overlap, or bytes are hashed that are no longer what they were.
+    pub fn hash_copying(&self, first: &[u8], from: View<'_>, to: ViewMut<'_>) -> Option<[u8; BLOCK]> {
+        let bytes = from.bytes();
+        if bytes != to.bytes() {
+            return None;
+        }
+        let (from, to) = (from.pointer(), to.pointer());
+        #[cfg(target_arch = "x86_64")]
+        if let Some(powers) = &self.powers {
+            // SAFETY: there are powers only where the CPU has the instructions; the views have that many bytes.
+            return Some(unsafe { clmul::hash_copying(powers, first, from, to, bytes) });
+        }
+        let mut hash = self.reference.clone();
+        hash.update_padded(first);
+        // Nobody else writes to it, and it stays in the first cache.
+        let mut room = [0; PIECE];
+        for at in (0..bytes).step_by(PIECE) {
+            let Some(piece) = room.get_mut(..PIECE.min(bytes - at)) else { break };
+            let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
+            // SAFETY: so many bytes lie within the view, and the room is apart from it.
+            unsafe { std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
+            hash.update_padded(piece);
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
+        }
+        Some(hash.finalize().into())
+    }
 }
 
 fn hash_of(key: &Reference, parts: [&[u8]; 2]) -> [u8; BLOCK] {
@@ -108,6 +142,43 @@ mod tests {
                 let parts = [&bytes[64..64 + before], &bytes[at..at + length]];
                 assert_eq!(key.hash(parts), hash_of(&key.reference, parts), "{before} and {length} bytes");
             }
+        }
+    }
+
+    /// What is hashed and what is copied is the same, and nothing beside is written. By the CPU's instructions, and without them.
+    #[test]
+    fn a_copy_on_the_way_changes_no_hash_and_nothing_beside() {
+        let mut random = ChaCha8Rng::seed_from_u64(8);
+        let bytes: Vec<u8> = (0..17_000).map(|_| random.random()).collect();
+        for length in (0..1600).chain([2047, 2048, 2049, 8191, 8192, 8272, 16_383, 16_384]) {
+            let key = Polyval::new(random.random());
+            #[cfg(target_arch = "x86_64")]
+            let plain = Polyval { powers: None, ..key.clone() };
+            #[cfg(not(target_arch = "x86_64"))]
+            let plain = key.clone();
+            let [at, to_at, before] = [64_usize, 64, 40].map(|most| random.random_range(0..most));
+            let (first, from) = (&bytes[..before], &bytes[at..at + length]);
+            let expected = hash_of(&key.reference, [first, from]);
+            for key in [key, plain] {
+                let mut to = vec![0xa5_u8; length + 128];
+                let room = ViewMut::from(&mut to[to_at..to_at + length]);
+                assert_eq!(key.hash_copying(first, View::from(from), room), Some(expected), "{length} bytes");
+                assert_eq!(&to[to_at..to_at + length], from, "{length} bytes");
+                let beside = to[..to_at].iter().chain(&to[to_at + length..]);
+                assert!(beside.copied().all(|byte| byte == 0xa5), "{length} bytes to {to_at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_copy_to_another_length_is_none() {
+        let key = Polyval::new([3; BLOCK]);
+        let mut to = [7_u8; 4];
+        for length in [0, 3, 5] {
+            assert!(
+                key.hash_copying(&[], View::from(&[1_u8; 5][..length]), ViewMut::from(&mut to[..])).is_none()
+            );
+            assert_eq!(to, [7; 4]);
         }
     }
 

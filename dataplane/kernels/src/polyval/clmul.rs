@@ -28,16 +28,48 @@ pub(crate) fn is_available() -> bool {
 pub(crate) unsafe fn hash(powers: &Powers, parts: [&[u8]; 2]) -> [u8; BLOCK] {
     let mut state = _mm_setzero_si128();
     for part in parts {
-        let (groups, rest) = part.as_chunks::<{ GROUP * BLOCK }>();
-        for group in groups {
-            state = add_group(powers, state, group);
-        }
-        if !rest.is_empty() {
-            state = add_remainder(powers, state, rest);
-        }
+        state = add(powers, state, part);
     }
+    bytes_of(state)
+}
+
+/// The hash of a part and of `bytes` bytes from `from`, which go to `to` on the way. Each is loaded once, and is stored and hashed out
+/// of the same register.
+///
+/// # Safety
+/// The CPU must have the instructions ([`is_available`]). `from` must be readable and `to` writable for `bytes` bytes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq,pclmulqdq")]
+pub(crate) unsafe fn hash_copying(
+    powers: &Powers,
+    part: &[u8],
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+) -> [u8; BLOCK] {
+    let whole = |at: usize| {
+        let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
+        // SAFETY: the caller vouches for both, and a vector's bytes lie within by `add_vectors`.
+        unsafe {
+            let vector = _mm512_loadu_si512(from.cast());
+            _mm512_storeu_si512(to.cast(), vector);
+            vector
+        }
+    };
+    let first = |at: usize, mask: u64| {
+        let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
+        // SAFETY: as above; the mask has no byte that lies behind.
+        unsafe {
+            let vector = _mm512_maskz_loadu_epi8(mask, from.cast());
+            _mm512_mask_storeu_epi8(to.cast(), mask, vector);
+            vector
+        }
+    };
+    bytes_of(add_vectors(powers, add(powers, _mm_setzero_si128(), part), bytes, whole, first))
+}
+
+fn bytes_of(state: __m128i) -> [u8; BLOCK] {
     let mut bytes = [0; BLOCK];
-    // SAFETY: there is room for a vector of 16 bytes.
+    // SAFETY: there is room for a vector of 16 bytes, and every CPU of this architecture stores one.
     unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), state) };
     bytes
 }
@@ -105,30 +137,65 @@ fn powers_from(powers: &Powers, blocks: usize) -> __m512i {
     }
 }
 
+/// The state after a part.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq,pclmulqdq")]
+fn add(powers: &Powers, state: __m128i, part: &[u8]) -> __m128i {
+    let from = part.as_ptr();
+    // SAFETY: a vector's bytes lie within the part by `add_vectors`.
+    let whole = |at: usize| unsafe { _mm512_loadu_si512(from.wrapping_add(at).cast()) };
+    // SAFETY: so do those of the mask.
+    let first = |at: usize, mask| unsafe { _mm512_maskz_loadu_epi8(mask, from.wrapping_add(at).cast()) };
+    add_vectors(powers, state, part.len(), whole, first)
+}
+
+/// The state after so many bytes. `whole` gives the vector at a byte, `first` one that has the bytes of a mask alone, and zeros. Each is
+/// called once for each vector.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq,pclmulqdq")]
+fn add_vectors(
+    powers: &Powers,
+    mut state: __m128i,
+    bytes: usize,
+    whole: impl Fn(usize) -> __m512i,
+    first: impl Fn(usize, u64) -> __m512i,
+) -> __m128i {
+    let groups = bytes / (GROUP * BLOCK);
+    for group in 0..groups {
+        let at = group * GROUP * BLOCK;
+        state = add_group(powers, state, |vector| whole(at + vector * WIDE));
+    }
+    let at = groups * GROUP * BLOCK;
+    if at < bytes {
+        state = add_remainder(powers, state, bytes - at, |vector, mask| first(at + vector * WIDE, mask));
+    }
+    state
+}
+
 /// The state goes into the first block alone: all other products are there before it is.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq")]
-fn add_group(powers: &Powers, state: __m128i, group: &[u8; GROUP * BLOCK]) -> __m128i {
-    let (vectors, _) = group.as_chunks::<WIDE>();
-    // SAFETY: a vector's bytes are there.
-    let load = |vector: &[u8; WIDE]| unsafe { _mm512_loadu_si512(vector.as_ptr().cast()) };
-    let blocks = |at: usize| vectors.get(at).map_or_else(|| _mm512_setzero_si512(), load);
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq,pclmulqdq")]
+fn add_group(powers: &Powers, state: __m128i, blocks: impl Fn(usize) -> __m512i) -> __m128i {
     let product = |at: usize| Products::of(blocks(at), powers_from(powers, GROUP - 4 * at));
     let others = (2..VECTORS).fold(product(1), |sum, at| sum.and(product(at)));
     let first = _mm512_xor_si512(blocks(0), _mm512_zextsi128_si512(state));
     others.and(Products::of(first, powers_from(powers, GROUP))).reduced()
 }
 
-/// Less than a group, the last block filled up with zeros.
+/// Less than a group and no less than a byte, the last block filled up with zeros.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq")]
-fn add_remainder(powers: &Powers, state: __m128i, rest: &[u8]) -> __m128i {
-    let blocks = rest.len().div_ceil(BLOCK);
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq,pclmulqdq")]
+fn add_remainder(
+    powers: &Powers,
+    state: __m128i,
+    bytes: usize,
+    first: impl Fn(usize, u64) -> __m512i,
+) -> __m128i {
+    let blocks = bytes.div_ceil(BLOCK);
     let mut sum: Option<Products> = None;
-    for (at, piece) in rest.chunks(WIDE).enumerate().rev() {
-        let mask = u64::MAX >> (WIDE - piece.len()).min(63);
-        // SAFETY: the mask has as many bytes as the piece, of which there is one at least.
-        let vector = unsafe { _mm512_maskz_loadu_epi8(mask, piece.as_ptr().cast()) };
+    for at in (0..bytes.div_ceil(WIDE)).rev() {
+        let mask = u64::MAX >> WIDE.saturating_sub(bytes - at * WIDE).min(63);
+        let vector = first(at, mask);
         let own = if at == 0 { _mm512_xor_si512(vector, _mm512_zextsi128_si512(state)) } else { vector };
         let product = Products::of(own, powers_from(powers, blocks - 4 * at));
         sum = Some(sum.map_or(product, |sum| sum.and(product)));

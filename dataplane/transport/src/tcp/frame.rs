@@ -10,6 +10,9 @@ pub(super) const WIRE: usize = size_of::<Wire>();
 /// Most bytes before a payload.
 pub(super) const HEAD: usize = WIRE + MAX_HEADER;
 
+/// Payloads of at least so many bytes count as large.
+pub(super) const LARGE: usize = 16 << 10;
+
 const MAGIC: u16 = 0x7A48;
 
 /// What a frame is.

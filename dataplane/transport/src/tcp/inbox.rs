@@ -1,6 +1,6 @@
 //! What one path takes in: heads and small payloads through a buffer, large payloads straight to where they land.
 
-use super::frame::{HEAD, Kind, WIRE, Wire};
+use super::frame::{HEAD, Kind, LARGE, WIRE, Wire};
 use super::records::{Opened, Opener};
 use super::sys::{self, Piece};
 use crate::rings::Rings;
@@ -11,11 +11,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use zerocopy::FromBytes;
 
-/// Payloads of at least so many bytes count as large. Little is read ahead of the next then, for what is read ahead is
-/// copied.
-const LARGE: u32 = 16 << 10;
-
-/// How much is read ahead behind a large payload: the next frame's head, most likely.
+/// How much is read ahead behind a large payload: the next frame's head, most likely. It is little, for what is read ahead is copied.
 const AHEAD: usize = 2 * HEAD;
 
 /// Bytes taken from the connection and not yet given on.
@@ -28,7 +24,7 @@ pub(super) struct Inbox {
     /// The frame whose payload is coming in, and its header.
     current: Option<Current>,
     header: [u8; MAX_HEADER],
-    /// Whether the last payload was large.
+    /// Whether the last payload was [`LARGE`].
     large: bool,
     /// Verifies what comes in; none on a path without protection.
     opener: Option<Opener>,
@@ -75,8 +71,9 @@ impl Inbox {
         Self { buffer, start: 0, end: 0, current: None, header: [0; MAX_HEADER], large: false, opener }
     }
 
-    /// One system call at most: to where the payload that is coming in lands, and into the buffer behind it. On a protected path what
-    /// comes goes there once it is verified. Call when [`Inbox::next`] has said that it needs more.
+    /// One system call at most: to where the payload that is coming in lands, and into the buffer behind it. On a protected path only what
+    /// is verified counts as filled: bytes behind that are nobody's, and are written again or the link ends. Call when [`Inbox::next`]
+    /// has said that it needs more.
     pub(super) fn read(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -175,7 +172,7 @@ impl Inbox {
                 if let Some(room) = self.header.get_mut(..header_bytes) {
                     room.copy_from_slice(header);
                 }
-                self.large = bytes >= LARGE;
+                self.large = bytes as usize >= LARGE;
                 let posted = rings.begin(landing, bytes)?;
                 self.current = Some(Current { landing, posted, bytes, filled: 0, header_bytes });
                 self.start += used;

@@ -4,7 +4,7 @@
 //! chose (`records`). An [`Acceptor`] takes connections in, for any
 //! number of endpoints that share its address, on a thread of its own. Frames are gathered into one system
 //! call, payloads straight from the memory that they lie in; what arrives goes straight into its slot where it is large. On a
-//! protected connection both pass through a buffer of records.
+//! protected connection both pass through a buffer of records, and are hashed by the pass that copies them.
 //! A path that is silent for the peer's time-out has lost its peer: each end gives a sign of life when it has nothing else
 //! to say, because the kernel alone notices a vanished host only while data is on its way. The acceptor's thread gives them
 //! (`pulse`), so that no work of the endpoint's holds them up.
@@ -26,6 +26,8 @@ mod handshake;
 mod inbox;
 mod incoming;
 mod inherit;
+#[cfg(test)]
+mod landing;
 mod link;
 mod liveness;
 mod outbox;

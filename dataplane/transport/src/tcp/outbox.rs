@@ -1,9 +1,10 @@
 //! The frames of one path that are not yet with the kernel: a bounded queue whose room is made once.
 //!
 //! On a protected path bytes go from the queue into records, and those to the kernel: a payload that is in records is not read again,
-//! and counts as written.
+//! and counts as written. Payloads are copied into records, and hashed on the way. They lie in memory that tenants write: a tag over bytes
+//! in place could be wrong by the time that they leave, and the peer would take its link for tampered with.
 
-use super::frame::{HEAD, Kind, WIRE, Wire};
+use super::frame::{HEAD, Kind, LARGE, WIRE, Wire};
 use super::records::Sealer;
 use super::sys::{self, NOTHING, Piece};
 use crate::{Landing, MAX_HEADER, SendError};
@@ -187,7 +188,7 @@ impl Outbox {
             return written;
         }
         let mut pieces = [NOTHING; PIECES];
-        let (count, offered) = self.gather(most, &mut pieces);
+        let (count, offered) = self.gather(most, false, &mut pieces);
         // SAFETY: heads are ours; payloads lie in mappings that the queued spans keep alive.
         let taken = unsafe { sys::send(socket, pieces.get(..count).unwrap_or_default()) }?;
         self.advance(taken, sent);
@@ -204,33 +205,27 @@ impl Outbox {
     ) -> io::Result<(usize, bool)> {
         let mut left = if sealer.is_empty() { most } else { 0 };
         while left > 0 && !self.queue.is_empty() {
-            let Some(sealed) = sealer.seal(left, |room| self.copy(room))? else { break };
-            self.advance(sealed, sent);
-            left -= sealed;
+            let most = sealer.room().min(left);
+            if most == 0 {
+                break;
+            }
+            let mut pieces = [NOTHING; PIECES];
+            let (count, bytes) = self.gather(most, true, &mut pieces);
+            // SAFETY: heads are ours, payloads lie in mappings that the queued spans keep alive and no reference covers.
+            unsafe { sealer.seal(pieces.get(..count).unwrap_or_default()) }?;
+            self.advance(bytes, sent);
+            left -= bytes;
         }
         sealer.write(socket)
     }
 
-    /// Copies what is to be written next; how many bytes that is.
-    fn copy(&self, room: &mut [u8]) -> usize {
-        let mut pieces = [NOTHING; PIECES];
-        let (count, bytes) = self.gather(room.len(), &mut pieces);
-        let mut rest = room;
-        for piece in pieces.iter().take(count) {
-            let Some((to, behind)) = rest.split_at_mut_checked(piece.iov_len) else { break };
-            // SAFETY: heads are ours, payloads lie in mappings that the queued spans keep alive and no reference covers; `to` is as long.
-            unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast(), to.as_mut_ptr(), to.len()) };
-            rest = behind;
-        }
-        bytes
-    }
-
-    /// What is to be written next, at most so many bytes: how many pieces and bytes that is.
-    fn gather(&self, most: usize, pieces: &mut [Piece; PIECES]) -> (usize, usize) {
+    /// What is to be written next, at most so many bytes: how many pieces and bytes that is. `apart`: a piece of a large payload is alone.
+    /// So either end handles it in one pass, and a record of it lands whole.
+    fn gather(&self, most: usize, apart: bool, pieces: &mut [Piece; PIECES]) -> (usize, usize) {
         let mut room = pieces.iter_mut();
         let mut offered = 0;
         let mut skip = self.written;
-        for (index, frame) in self.queue.iter().enumerate() {
+        'frames: for (index, frame) in self.queue.iter().enumerate() {
             if offered >= most || room.len() < 2 {
                 break;
             }
@@ -238,6 +233,11 @@ impl Outbox {
             let payload = frame.payload.as_ref().map(|(span, _)| span.view());
             let payload = payload.map_or((std::ptr::null(), 0), |view| (view.pointer(), view.bytes()));
             for (pointer, bytes) in [(head.as_ptr(), head.len()), payload] {
+                // No head is as long.
+                let alone = apart && bytes >= LARGE;
+                if alone && offered > 0 {
+                    break 'frames;
+                }
                 let passed = skip.min(bytes);
                 skip -= passed;
                 let bytes = (bytes - passed).min(most - offered.min(most));
@@ -247,6 +247,9 @@ impl Outbox {
                     let base = pointer.wrapping_add(passed).cast_mut().cast();
                     *piece = Piece { iov_base: base, iov_len: bytes };
                     offered += bytes;
+                }
+                if alone {
+                    break 'frames;
                 }
             }
         }

@@ -17,7 +17,8 @@ use super::handshake::Hello;
 use super::inherit::RecordsImage;
 use super::sys::{self, Piece};
 use crate::DownReason;
-use harmonaize_kernels::polyval::Polyval;
+use harmonaize_abi::{View, ViewMut};
+use harmonaize_kernels::polyval::{BLOCK, Polyval};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::hmac;
@@ -201,10 +202,23 @@ impl Key {
         })
     }
 
-    /// Writes length and tag of a record around its data, which is encrypted in place.
-    fn seal(&self, number: u64, record: &mut [u8]) -> Option<()> {
+    /// Writes a record of these pieces, which are as long together as its room for data. A piece that is alone is copied and hashed in
+    /// one pass. Each byte of a piece is read once, so the tag is of what is sent, whatever a tenant writes there meanwhile.
+    ///
+    /// # Safety
+    /// Each piece must be readable for the time of the call.
+    unsafe fn seal(&self, number: u64, pieces: &[Piece], record: &mut [u8]) -> Option<()> {
         let (length, data, tag) = parts(record)?;
         *length = u16::try_from(data.len()).ok()?.to_le_bytes();
+        if let (Self::Authenticated { hash, mac }, [piece]) = (self, pieces) {
+            // SAFETY: as the caller vouches.
+            let from = unsafe { View::new(piece.iov_base.cast_const().cast(), piece.iov_len) };
+            let hashed = hash.hash_copying(&numbered(number, data), from, ViewMut::from(data))?;
+            *tag = sign(mac, &hashed)?;
+            return Some(());
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { copy(pieces, data) }?;
         *tag = match self {
             Self::Authenticated { hash, mac } => authenticate(hash, mac, number, data)?,
             Self::Encrypted(key) => {
@@ -215,20 +229,40 @@ impl Key {
         Some(())
     }
 
-    /// Whether the record is the peer's of this number; its data is decrypted in place.
-    fn open(&self, number: u64, record: &mut [u8]) -> bool {
-        let Some((length, data, tag)) = parts(record) else { return false };
-        match self {
-            Self::Authenticated { hash, mac } => {
-                authenticate(hash, mac, number, data).is_some_and(|right| right.ct_eq(tag).into())
+    /// Opens the peer's record of this number, or none if it is not that. Its data goes to `to`, as long as that, where the key can verify
+    /// and copy in one pass: true. It counts only once this has returned so. Else it stays in the record, decrypted: false.
+    fn open(&self, number: u64, record: &mut [u8], to: Option<ViewMut<'_>>) -> Option<bool> {
+        let (length, data, tag) = parts(record)?;
+        match (self, to) {
+            (Self::Authenticated { hash, mac }, Some(to)) => {
+                // What is hashed is the record, which nobody else writes to, and never what lies in `to`.
+                let hashed = hash.hash_copying(&numbered(number, data), View::from(&*data), to)?;
+                bool::from(sign(mac, &hashed)?.ct_eq(tag)).then_some(true)
             }
-            Self::Encrypted(key) => {
+            (Self::Authenticated { hash, mac }, None) => {
+                bool::from(authenticate(hash, mac, number, data)?.ct_eq(tag)).then_some(false)
+            }
+            (Self::Encrypted(key), _) => {
                 let aad = Aad::from(*length);
-                let sealed = record.get_mut(LENGTH..);
-                sealed.is_some_and(|sealed| key.open_in_place(nonce(number), aad, sealed).is_ok())
+                key.open_in_place(nonce(number), aad, record.get_mut(LENGTH..)?).ok().map(|_| false)
             }
         }
     }
+}
+
+/// Copies pieces one after the other to where there is as much room; none where there is not.
+///
+/// # Safety
+/// Each piece must be readable for the time of the call.
+unsafe fn copy(pieces: &[Piece], to: &mut [u8]) -> Option<()> {
+    let mut rest = to;
+    for piece in pieces {
+        let (to, behind) = rest.split_at_mut_checked(piece.iov_len)?;
+        // SAFETY: the piece is readable by the caller's word, and `to` is as long and no part of it.
+        unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast(), to.as_mut_ptr(), to.len()) };
+        rest = behind;
+    }
+    rest.is_empty().then_some(())
 }
 
 /// A record's length, data and tag.
@@ -247,14 +281,21 @@ fn nonce(number: u64) -> Nonce {
 }
 
 fn authenticate(hash: &Polyval, mac: &hmac::Key, number: u64, data: &[u8]) -> Option<[u8; TAG]> {
-    let head = [number, data.len() as u64].map(u64::to_le_bytes);
-    let hash = hash.hash([head.as_flattened(), data]);
-    hmac::sign(mac, &hash).as_ref().first_chunk().copied()
+    sign(mac, &hash.hash([&numbered(number, data), data]))
+}
+
+/// What is hashed before the data.
+fn numbered(number: u64, data: &[u8]) -> [u8; BLOCK] {
+    zerocopy::transmute!([number, data.len() as u64].map(u64::to_le_bytes))
+}
+
+fn sign(mac: &hmac::Key, hash: &[u8; BLOCK]) -> Option<[u8; TAG]> {
+    hmac::sign(mac, hash).as_ref().first_chunk().copied()
 }
 
 /// What goes out: plain bytes in, records to the socket.
 ///
-/// Cost a byte: a copy, a pass of POLYVAL or AES-GCM, both in the first caches.
+/// Cost a byte: a pass that copies and hashes, or a copy and a pass of AES-GCM, both in the first caches.
 #[derive(Debug)]
 pub(super) struct Sealer {
     keys: Keys,
@@ -273,33 +314,35 @@ impl Sealer {
         self.start == self.end
     }
 
-    /// Makes a record of at most `most` bytes, and returns how many. They are as many as `fill` puts into the room that
-    /// it is given. None if there is no room for another.
+    /// Most bytes of the next record's data; 0 if there is no room for another.
+    pub(super) fn room(&self) -> usize {
+        let used = if self.is_empty() { 0 } else { self.end };
+        if self.records.len() < used + OVERHEAD + DATA { 0 } else { DATA }
+    }
+
+    /// Makes a record of these pieces, in order.
     ///
     /// # Errors
-    /// If it cannot be sealed.
-    pub(super) fn seal(
-        &mut self,
-        most: usize,
-        fill: impl FnOnce(&mut [u8]) -> usize,
-    ) -> io::Result<Option<usize>> {
+    /// If it cannot be sealed: it has no data, or more than [`Self::room`].
+    ///
+    /// # Safety
+    /// Each piece must be readable for the time of the call.
+    pub(super) unsafe fn seal(&mut self, pieces: &[Piece]) -> io::Result<()> {
+        let data = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.iov_len));
+        let room = self.room();
         if self.is_empty() {
             (self.start, self.end) = (0, 0);
         }
-        let most = most.min(DATA);
-        let room = self.records.get_mut(self.end..).unwrap_or_default();
-        if room.len() < OVERHEAD + DATA {
-            return Ok(None);
-        }
-        let data = fill(room.get_mut(LENGTH..LENGTH + most).unwrap_or_default()).min(most);
-        let record = room.get_mut(..OVERHEAD + data).filter(|_| data > 0);
-        let sealed = record.and_then(|record| {
+        let fits = (1..=room).contains(&data);
+        let record = self.records.get_mut(self.end..).filter(|_| fits);
+        let sealed = record.and_then(|records| records.get_mut(..OVERHEAD + data)).and_then(|record| {
             let (number, key) = self.keys.take()?;
-            key.seal(number, record)
+            // SAFETY: as the caller vouches.
+            unsafe { key.seal(number, pieces, record) }
         });
         sealed.ok_or_else(|| io::Error::other("a record cannot be sealed"))?;
         self.end += OVERHEAD + data;
-        Ok(Some(data))
+        Ok(())
     }
 
     /// Offers all records in one call: how many bytes were taken, and whether all were.
@@ -322,10 +365,9 @@ impl Sealer {
         };
         take(self);
         for data in rest.chunks(DATA) {
-            self.seal(data.len(), |room| {
-                room.copy_from_slice(data);
-                data.len()
-            })?;
+            let piece = Piece { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
+            // SAFETY: the piece is `data`, which is only read.
+            unsafe { self.seal(&[piece]) }?;
             take(self);
         }
         Ok(bytes)
@@ -334,7 +376,7 @@ impl Sealer {
 
 /// What comes in: records from the socket, plain bytes out.
 ///
-/// Cost a byte: a pass of POLYVAL or AES-GCM, and a copy.
+/// Cost a byte: a pass that hashes and copies, or a pass of AES-GCM and a copy.
 #[derive(Debug)]
 pub(super) struct Opener {
     keys: Keys,
@@ -359,6 +401,22 @@ pub(super) enum Opened {
     End,
 }
 
+/// What became of the next record.
+enum Next {
+    /// It is not whole yet.
+    Incomplete,
+    /// It is verified, and its data lies in `opened`.
+    Kept,
+    /// It is verified, and so many bytes of data lie where they were to go.
+    Moved(usize),
+}
+
+/// Moves a piece past what was filled.
+fn pass(piece: &mut Piece, count: usize) {
+    piece.iov_base = piece.iov_base.wrapping_byte_add(count);
+    piece.iov_len -= count;
+}
+
 impl Sealer {
     /// The next record's number.
     pub(super) fn next(&self) -> u64 {
@@ -377,7 +435,8 @@ impl Opener {
         Self { keys, records: vec![0; ROOM].into_boxed_slice(), start: 0, end: 0, opened: 0..0, wrong: None }
     }
 
-    /// At most one system call: verified bytes into the pieces in order, which are moved past what was filled.
+    /// At most one system call: verified bytes into the pieces in order, which are moved past what was filled. Behind that, in what is left
+    /// of a piece, may lie bytes that nobody has verified.
     ///
     /// # Errors
     /// If a record is not the peer's next, or is cut off.
@@ -394,8 +453,10 @@ impl Opener {
         if got > 0 || !self.opened.is_empty() {
             return Ok(Ok(Opened::Bytes(got, true)));
         }
-        self.records.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
+        if self.start > 0 {
+            self.records.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
         let room = self.records.get_mut(self.end..).unwrap_or_default();
         let asked = room.len();
         let read = match sys::receive_bytes(socket, room) {
@@ -415,15 +476,28 @@ impl Opener {
         Ok(Ok(if got > 0 { Opened::Bytes(got, more) } else { Opened::Partial }))
     }
 
-    /// Copies verified bytes into the pieces while there are whole records and room.
+    /// Moves verified bytes into the pieces while there are whole records and room.
+    ///
+    /// # Safety
+    /// As of [`Self::receive`].
     unsafe fn give(&mut self, pieces: &mut [Piece]) -> Result<usize, DownReason> {
         let mut given = 0;
         for piece in pieces {
             while piece.iov_len > 0 {
                 if self.opened.is_empty() {
-                    match self.wrong.take().map_or_else(|| self.open_next(), Err) {
-                        Ok(true) => {}
-                        Ok(false) => return Ok(given),
+                    if given > 0 && self.outgrows(piece.iov_len) {
+                        return Ok(given);
+                    }
+                    // SAFETY: as the caller vouches.
+                    let to = unsafe { ViewMut::new(piece.iov_base.cast(), piece.iov_len) };
+                    match self.wrong.take().map_or_else(|| self.open_next(to), Err) {
+                        Ok(Next::Kept) => {}
+                        Ok(Next::Moved(count)) => {
+                            pass(piece, count);
+                            given += count;
+                            continue;
+                        }
+                        Ok(Next::Incomplete) => return Ok(given),
                         Err(reason) if given == 0 => return Err(reason),
                         // What is right before it counts.
                         Err(reason) => {
@@ -436,8 +510,7 @@ impl Opener {
                 let count = piece.iov_len.min(from.len());
                 // SAFETY: the piece has that many bytes by the caller's word, and the buffer, of which none is part, as well.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), piece.iov_base.cast(), count) };
-                piece.iov_base = piece.iov_base.wrapping_byte_add(count);
-                piece.iov_len -= count;
+                pass(piece, count);
                 self.opened.start += count;
                 given += count;
             }
@@ -451,13 +524,19 @@ impl Opener {
         Some(usize::from(u16::from_le_bytes(*length)) + OVERHEAD)
     }
 
+    /// Whether the next record has more data than there is room, and no more than a record may have. Behind a head it waits until that was
+    /// looked at: most likely it has a payload, and goes to where that lands.
+    fn outgrows(&self, room: usize) -> bool {
+        self.next_bytes().is_some_and(|bytes| (OVERHEAD + room + 1..=OVERHEAD + DATA).contains(&bytes))
+    }
+
     fn has_record(&self) -> bool {
         self.next_bytes().is_some_and(|bytes| bytes <= self.end - self.start)
     }
 
-    /// Verifies the next record, if it is whole.
-    fn open_next(&mut self) -> Result<bool, DownReason> {
-        let Some(bytes) = self.next_bytes() else { return Ok(false) };
+    /// Verifies the next record, if it is whole. Its data goes to `to` where that has room for all.
+    fn open_next(&mut self, to: ViewMut<'_>) -> Result<Next, DownReason> {
+        let Some(bytes) = self.next_bytes() else { return Ok(Next::Incomplete) };
         let number = self.keys.next;
         let forged = |what| Err(DownReason::Forged(format!("record {number} {what}")));
         if bytes == OVERHEAD || bytes > OVERHEAD + DATA {
@@ -465,14 +544,19 @@ impl Opener {
         }
         let whole = self.start..self.start + bytes;
         let Some(record) = self.records.get_mut(whole.clone()).filter(|_| whole.end <= self.end) else {
-            return Ok(false);
+            return Ok(Next::Incomplete);
         };
-        if !self.keys.take().is_some_and(|(number, key)| key.open(number, record)) {
+        let data = bytes - OVERHEAD;
+        let to = to.range(0, data);
+        let Some(moved) = self.keys.take().and_then(|(number, key)| key.open(number, record, to)) else {
             return forged("was changed on the way, repeated, left out or moved");
+        };
+        self.start = whole.end;
+        if moved {
+            return Ok(Next::Moved(data));
         }
         self.opened = whole.start + LENGTH..whole.end - TAG;
-        self.start = whole.end;
-        Ok(true)
+        Ok(Next::Kept)
     }
 }
 
@@ -499,17 +583,26 @@ mod tests {
         sealer.finish(data).unwrap()
     }
 
-    /// All that an opener gives on of these bytes, after which the stream ends, and how that goes.
     fn opened(opener: &mut Opener, bytes: &[u8]) -> (Vec<u8>, Result<(), DownReason>) {
+        opened_into([1000, 2000], opener, bytes)
+    }
+
+    /// All that an opener gives on of these bytes, after which the stream ends, and how that goes. It has two pieces of these lengths
+    /// at a time.
+    fn opened_into(
+        lengths: [usize; 2],
+        opener: &mut Opener,
+        bytes: &[u8],
+    ) -> (Vec<u8>, Result<(), DownReason>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let writer = {
             let bytes = bytes.to_vec();
             // The other end may be gone before all is written.
             std::thread::spawn(move || drop(theirs.write_all(&bytes)))
         };
-        let (mut room, mut all) = ([0; 3000], Vec::new());
+        let (mut room, mut all) = (vec![0; lengths[0] + lengths[1]], Vec::new());
         let outcome = loop {
-            let (one, two) = room.split_at_mut(1000);
+            let (one, two) = room.split_at_mut(lengths[0]);
             let piece = |room: &mut [u8]| Piece { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
             let mut pieces = [piece(one), piece(two)];
             // SAFETY: the pieces are `room`, which nothing else touches meanwhile.
@@ -551,20 +644,67 @@ mod tests {
         }
     }
 
+    /// Of one piece it is made in one pass, of several after they were copied. Into one piece it is opened in one pass.
+    #[test]
+    fn a_record_is_the_same_however_it_is_made_and_opened() {
+        let data = pattern(700);
+        for protection in PROTECTIONS {
+            let wire = sealed(&mut ends(protection).0, &data);
+            for parts in [vec![&data[..]], vec![&data[..1], &data[1..]], data.chunks(99).collect()] {
+                let (mut sealer, _) = ends(protection);
+                let piece =
+                    |part: &&[u8]| Piece { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
+                let pieces: Vec<Piece> = parts.iter().map(piece).collect();
+                // SAFETY: the pieces are `data`, which is only read.
+                unsafe { sealer.seal(&pieces) }.unwrap();
+                assert_eq!(sealer.finish(&[]).unwrap(), wire, "{protection}, {} pieces", pieces.len());
+            }
+            for lengths in [[1000, 2000], [700, 1], [699, 1], [699, 700], [3, 700], [1, 1]] {
+                let (_, mut opener) = ends(protection);
+                let (all, outcome) = opened_into(lengths, &mut opener, &wire);
+                assert_eq!((all == data, outcome), (true, Ok(())), "{protection}, {lengths:?}");
+            }
+        }
+    }
+
+    /// So a payload's record does not pass through the buffer that its head came into.
+    #[test]
+    fn a_record_that_does_not_fit_waits_for_where_it_lands() {
+        for protection in PROTECTIONS {
+            let (mut sealer, mut opener) = ends(protection);
+            let data = pattern(DATA);
+            let wire = [sealed(&mut sealer, &data[..40]), sealed(&mut sealer, &data)].concat();
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(&wire).unwrap();
+            for (room, came) in [(1000, 40), (DATA, DATA)] {
+                let mut bytes = vec![0; room];
+                let mut piece = [Piece { iov_base: bytes.as_mut_ptr().cast(), iov_len: room }];
+                // SAFETY: the piece is `bytes`, which nothing else touches meanwhile.
+                let received = unsafe { opener.receive(ours.as_fd(), &mut piece) }.unwrap().unwrap();
+                assert_eq!(received, Opened::Bytes(came, true), "{protection}");
+                assert!(bytes[..came] == data[..came], "{protection}");
+            }
+        }
+    }
+
     #[test]
     fn a_change_of_any_bit_lets_nothing_of_its_record_through() {
         for protection in PROTECTIONS {
             let (first, second) = (pattern(50), pattern(70));
             let wire = |sealer: &mut Sealer| [sealed(sealer, &first), sealed(sealer, &second)].concat();
-            for bit in 0..8 * (50 + 70 + 2 * OVERHEAD) {
-                let (mut sealer, mut opener) = ends(protection);
-                let mut wire = wire(&mut sealer);
-                wire[bit / 8] ^= 1 << (bit % 8);
-                let (all, outcome) = opened(&mut opener, &wire);
-                let right: &[u8] = if bit / 8 < 50 + OVERHEAD { &[] } else { &first };
-                assert_eq!(all, right, "{protection}, bit {bit}");
-                // A length that has grown waits for more than comes.
-                assert!(is_forged(&outcome) || matches!(outcome, Err(DownReason::Network(_))), "bit {bit}");
+            // With room for a whole record, for one of the two, and for none.
+            for lengths in [[1000, 2000], [60, 10], [7, 5]] {
+                for bit in 0..8 * (50 + 70 + 2 * OVERHEAD) {
+                    let (mut sealer, mut opener) = ends(protection);
+                    let mut wire = wire(&mut sealer);
+                    wire[bit / 8] ^= 1 << (bit % 8);
+                    let (all, outcome) = opened_into(lengths, &mut opener, &wire);
+                    let right: &[u8] = if bit / 8 < 50 + OVERHEAD { &[] } else { &first };
+                    assert_eq!(all, right, "{protection}, bit {bit}, {lengths:?}");
+                    // A length that has grown waits for more than comes.
+                    let ended = is_forged(&outcome) || matches!(outcome, Err(DownReason::Network(_)));
+                    assert!(ended, "{protection}, bit {bit}, {lengths:?}: {outcome:?}");
+                }
             }
         }
     }
@@ -629,20 +769,29 @@ mod tests {
             let (all, outcome) = opened(&mut opener, &[last, first.clone()].concat());
             assert_eq!((&all[..], outcome), (&b"the last of a keythe first of the next"[..], Ok(())));
             let key = |before| Key::derive(protection, &opener.keys.secrets, INITIATOR, before).unwrap();
-            assert!(key(1).open(RECORDS_PER_KEY, &mut first.clone()));
-            assert!(!key(0).open(RECORDS_PER_KEY, &mut first.clone()), "the key did not change");
+            assert!(key(1).open(RECORDS_PER_KEY, &mut first.clone(), None).is_some());
+            assert!(
+                key(0).open(RECORDS_PER_KEY, &mut first.clone(), None).is_none(),
+                "the key did not change"
+            );
         }
     }
 
     #[test]
-    fn no_room_is_no_error() {
+    fn a_full_room_says_so_and_takes_no_more() {
         let (mut sealer, _) = ends(LinkProtection::Encrypted);
-        let mut full = 0;
-        while sealer.seal(DATA, |room| room.len()).unwrap().is_some() {
+        let (data, mut full) = (pattern(DATA), 0);
+        let piece = |iov_len| Piece { iov_base: data.as_ptr().cast_mut().cast(), iov_len };
+        while sealer.room() > 0 {
+            // SAFETY: the piece is `data`, which is only read.
+            unsafe { sealer.seal(&[piece(sealer.room())]) }.unwrap();
             full += 1;
         }
         assert_eq!(full, ROOM / (DATA + OVERHEAD));
-        assert!(sealer.seal(1, |_| 0).unwrap().is_none());
+        for bytes in [0, 1, DATA] {
+            // SAFETY: as above.
+            assert!(unsafe { sealer.seal(&[piece(bytes)]) }.is_err(), "{bytes} bytes");
+        }
     }
 
     #[test]
