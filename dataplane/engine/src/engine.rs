@@ -576,7 +576,8 @@ impl Engine {
             transfer(&mut self.attachments, &mut self.broken, pending);
         }
         let whole = match &result {
-            Ok(StepResult::Unfinished) => None,
+            // Codecs count the bytes of all their passes.
+            Ok(StepResult::Unfinished | StepResult::Coded(_)) => None,
             Ok(StepResult::Copied { steps }) => Some(touched(member, channel, step, *steps)),
             _ => Some(touched(member, channel, step, 1)),
         };
