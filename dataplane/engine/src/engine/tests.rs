@@ -6,6 +6,7 @@ mod coded;
 mod common;
 mod deaf;
 mod gone;
+mod idle;
 mod midst;
 #[path = "../../tests/engine/tap.rs"]
 mod tap;
