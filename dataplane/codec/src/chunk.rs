@@ -1,7 +1,9 @@
 //! Writing chunks and reading them.
 
+use crate::passes::{Passes, elements, whole};
 use crate::{Codec, CodecError, HEADER_BYTES, Header, Squares, Store};
-use harmonaize_abi::{Dtype, View, ViewMut};
+use harmonaize_abi::{View, ViewMut};
+use harmonaize_kernels::codes::PartOf;
 use harmonaize_kernels::{Isa, KernelError, codes, copy};
 
 /// A chunk that was written.
@@ -20,6 +22,17 @@ pub struct Encoded {
 /// [`CodecError::Short`] if `to` is, and [`CodecError::Kernel`] if `source` is no whole number of elements or the codec has no
 /// such blocks; nothing is written then.
 pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Result<Encoded, CodecError> {
+    whole(|passes| encode_by(passes, codec, seed, source, to))
+}
+
+/// [`encode`] in slices; none: the turn is over before it is done.
+pub(crate) fn encode_by(
+    passes: &mut Passes<'_>,
+    codec: Codec,
+    seed: u64,
+    source: View<'_>,
+    to: ViewMut<'_>,
+) -> Result<Option<Encoded>, CodecError> {
     let elements = elements(source.bytes())?;
     let most = codec.max_payload(elements).ok_or(KernelError::Block)?;
     let short = CodecError::Short { expected: HEADER_BYTES.saturating_add(most), given: to.bytes() };
@@ -27,15 +40,29 @@ pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Res
     let count = u32::try_from(elements).map_err(|_| KernelError::Block)?;
     u32::try_from(most).map_err(|_| KernelError::Block)?;
     let isa = Isa::detect();
-    let (bytes, squares) = match codec {
-        Codec::Fixed(code) => (most, codes::encode(isa, code, seed, source, payload)?),
-        Codec::NonzeroBlocks => (codes::encode_nonzero(isa, source, payload)?, Squares::default()),
-    };
+    let done = passes.run(elements, (2, codec.weight()), |part, so_far| {
+        let source = part.of(source)?;
+        let room = codec.max_payload(part.elements).ok_or(KernelError::Block)?;
+        let to = payload.range(so_far.bytes, room).ok_or(short)?;
+        let bytes = match codec {
+            Codec::Fixed(code) => {
+                let place = PartOf { first: part.first, whole: most };
+                let lost = codes::encode_part(isa, code, seed, source, to, place)?;
+                so_far.squares = so_far.squares.and(lost);
+                room
+            }
+            Codec::NonzeroBlocks => codes::encode_nonzero(isa, source, to)?,
+        };
+        so_far.bytes += bytes;
+        Ok(())
+    })?;
+    let Some(done) = done else { return Ok(None) };
+    let (bytes, squares) = (done.bytes, done.squares);
     let length = u32::try_from(bytes).map_err(|_| KernelError::Block)?;
     let header = Header { codec, payload: length, elements: count, seed, squares, measured: 1.0 }.to_bytes();
     let head = to.range(0, HEADER_BYTES).ok_or(short)?;
     copy(View::from(&header[..]), &[head])?;
-    Ok(Encoded { bytes: HEADER_BYTES + bytes, squares })
+    Ok(Some(Encoded { bytes: HEADER_BYTES + bytes, squares }))
 }
 
 /// Sets other squares in the header of the chunk at the start of `chunk`. They are of all that was lost on the way to the chunk's
@@ -56,8 +83,22 @@ pub fn state(squares: Squares, measured: f32, chunk: ViewMut<'_>) -> Result<(), 
 /// # Errors
 /// All of [`CodecError`]; nothing is written then.
 pub fn decode(from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Header, CodecError> {
-    let expected = elements(to.bytes())?;
-    let header = header(from)?;
+    whole(|passes| {
+        let header = passes.header(|| header(from))?;
+        Ok(decode_by(passes, &header, from, store, to)?.map(|()| header))
+    })
+}
+
+/// [`decode`] in slices, of a chunk that has this header; none: the turn is over before it is done. What is wrong is found before anything is
+/// written, unless somebody changes the payload between two turns.
+pub(crate) fn decode_by(
+    passes: &mut Passes<'_>,
+    header: &Header,
+    from: View<'_>,
+    store: Store,
+    to: ViewMut<'_>,
+) -> Result<Option<()>, CodecError> {
+    let (expected, whole) = (elements(to.bytes())?, to.bytes());
     if header.elements as usize != expected {
         return Err(CodecError::Elements { expected, given: header.elements.into() });
     }
@@ -65,14 +106,30 @@ pub fn decode(from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Header, C
     let short = CodecError::Short { expected: HEADER_BYTES.saturating_add(bytes), given: from.bytes() };
     let payload = from.range(HEADER_BYTES, bytes).ok_or(short)?;
     let isa = Isa::detect();
-    match header.codec {
-        Codec::Fixed(code) => codes::decode(isa, code, header.seed, payload, store, to)?,
-        Codec::NonzeroBlocks => match codes::decode_nonzero(isa, payload, store, to) {
-            Err(KernelError::Content) => return Err(CodecError::Payload),
-            decoded => decoded?,
-        },
-    }
-    Ok(header)
+    let operands = if store == Store::Set { 2 } else { 3 };
+    let done = passes.run(expected, (operands, header.codec.weight()), |part, so_far| {
+        let to = part.of_mut(to)?;
+        let read = match header.codec {
+            Codec::Fixed(code) => {
+                let length = code.bytes(part.elements).ok_or(KernelError::Block)?;
+                let coded = payload.range(so_far.bytes, length).ok_or(short)?;
+                let place = PartOf { first: part.first, whole };
+                codes::decode_part(isa, code, header.seed, coded, store, to, place)?;
+                length
+            }
+            Codec::NonzeroBlocks => {
+                if part.first == 0 {
+                    codes::check_nonzero(payload, expected).map_err(|_| CodecError::Payload)?;
+                }
+                let left = bytes.saturating_sub(so_far.bytes);
+                let rest = payload.range(so_far.bytes, left).ok_or(CodecError::Payload)?;
+                codes::decode_nonzero_part(isa, rest, store, to, whole)?
+            }
+        };
+        so_far.bytes += read;
+        Ok(())
+    })?;
+    Ok(done.map(|_| ()))
 }
 
 /// Reads the header at the start of `from`.
@@ -84,13 +141,4 @@ pub fn header(from: View<'_>) -> Result<Header, CodecError> {
     let mut bytes = [0; HEADER_BYTES];
     copy(from.range(0, HEADER_BYTES).ok_or(short)?, &[ViewMut::from(&mut bytes[..])])?;
     Header::from_bytes(&bytes)
-}
-
-fn elements(bytes: usize) -> Result<usize, KernelError> {
-    let dtype = Dtype::F32;
-    if bytes.is_multiple_of(dtype.size()) {
-        Ok(bytes / dtype.size())
-    } else {
-        Err(KernelError::PartialElement { bytes, dtype })
-    }
 }

@@ -3,7 +3,8 @@
 //! that makes an operation end soonest within its tenant's budget.
 //!
 //! A chunk is a [`Header`] and a payload. [`encode`] writes one into a caller's buffer, whose size [`Codec::max_bytes`] tells
-//! beforehand; [`decode`] reads one from bytes that may be anything, and gives values or a [`CodecError`]. Neither allocates.
+//! beforehand; [`decode`] reads one from bytes that may be anything, and gives values or a [`CodecError`]. Neither allocates. What an
+//! AllReduce does with chunks, a caller may do in slices ([`Passes`]), or [as a whole](whole).
 //!
 //! Architecture invariant: no clock, no socket, no thread, no file; time and speeds come in as arguments.
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ mod controller;
 mod error;
 mod feedback;
 mod header;
+mod passes;
 mod reduction;
 
 pub use budget::{Budget, BudgetError};
@@ -25,4 +27,5 @@ pub use error::CodecError;
 pub use feedback::ErrorFeedback;
 pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Squares, Store};
 pub use header::{HEADER_BYTES, Header, VERSION};
+pub use passes::{Cursor, Load, PART, Passes, whole};
 pub use reduction::{Coded, Sums, Terms, shared_spread};

@@ -6,9 +6,9 @@
 //! all point the same way. A part of the budget is for contributions, so that there is always one for the sum; whoever would pass
 //! it sends exact elements, and so does, whatever the budget, who has elements that the codec would make infinite. Beside that bound, the sum's chunk says what the encoders measured.
 
-use crate::{
-    Code, Codec, CodecError, Encoded, HEADER_BYTES, Header, Squares, Store, decode, encode, header, state,
-};
+use crate::chunk::{decode_by, encode_by};
+use crate::passes::{self, Passes};
+use crate::{Code, Codec, CodecError, Encoded, HEADER_BYTES, Header, Squares, Store, header, state};
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_kernels::{Isa, codes};
 
@@ -27,6 +27,8 @@ const ROUNDING: f64 = 1.000_01;
 const ROTATED: f64 = 1e-6;
 
 /// The terms on which an AllReduce, or an AllToAll, is coded, alike at all participants.
+///
+/// Its steps run in slices: they give nothing where the turn is over before they are done. See [`Passes`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
     /// The codec that is tried first; exact chunks are always allowed.
@@ -72,16 +74,17 @@ impl Terms {
     /// budget, or has what the codec has no room for, such as a NaN. `to` has room for the chunk and for the exact elements with a header.
     ///
     /// # Errors
-    /// As [`encode`].
+    /// As [`crate::encode`].
     pub fn contribute(
         &self,
+        passes: &mut Passes<'_>,
         ranks: u32,
         seed: u64,
         source: View<'_>,
         to: ViewMut<'_>,
-    ) -> Result<Coded, CodecError> {
+    ) -> Result<Option<Coded>, CodecError> {
         let (others, elements) = (f64::from(self.participants.saturating_sub(1)), elements(source));
-        self.encode(seed, source, to, |codec, lost| {
+        self.encode(passes, seed, source, to, |codec, lost| {
             let share = if codec.is_unbiased() { CONTRIBUTED } else { 0.5 };
             let share = share / others.min(chance_of(codec, elements)).max(1.0);
             // The square of the ranks' sum is at most so many times the sum of their squares.
@@ -95,9 +98,15 @@ impl Terms {
     /// [`Terms::contribute`]; [`Terms::take`] reads them, and what they lost is what the chunk says.
     ///
     /// # Errors
-    /// As [`encode`].
-    pub fn pass(&self, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
-        self.encode(seed, source, to, |_, lost| {
+    /// As [`crate::encode`].
+    pub fn pass(
+        &self,
+        passes: &mut Passes<'_>,
+        seed: u64,
+        source: View<'_>,
+        to: ViewMut<'_>,
+    ) -> Result<Option<Coded>, CodecError> {
+        self.encode(passes, seed, source, to, |_, lost| {
             (HeaderValues::plain(lost), self.max_error.is_none_or(|most| lost.error <= most * lost.signal))
         })
     }
@@ -106,42 +115,54 @@ impl Terms {
     ///
     /// # Errors
     /// If `own` is no whole number of elements.
-    pub fn begin(&self, ranks: u32, own: View<'_>) -> Result<Sums, CodecError> {
+    pub fn begin(
+        &self,
+        passes: &mut Passes<'_>,
+        ranks: u32,
+        own: View<'_>,
+    ) -> Result<Option<Sums>, CodecError> {
         if self.codec.is_lossless() {
             // Of no error nobody asks what it is a part of.
-            return Ok(Sums::default());
+            return Ok(Some(Sums::default()));
         }
-        let signal = codes::signal(Isa::detect(), own)? / f64::from(ranks.max(1));
-        Ok(Sums { signal, ..Sums::default() })
+        let signal = signal(passes, own)?.map(|signal| signal / f64::from(ranks.max(1)));
+        Ok(signal.map(|signal| Sums { signal, ..Sums::default() }))
     }
 
     /// Adds a contribution to the owner's sum in `to`.
     ///
     /// # Errors
-    /// As [`decode`], and [`CodecError::NotAgreed`]; nothing is added then.
-    pub fn add(&self, sums: &mut Sums, from: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
-        let coded = self.read(from, Store::Add, to)?;
+    /// As [`crate::decode`], and [`CodecError::NotAgreed`]; nothing is added then.
+    pub fn add(
+        &self,
+        passes: &mut Passes<'_>,
+        sums: &mut Sums,
+        from: View<'_>,
+        to: ViewMut<'_>,
+    ) -> Result<Option<Coded>, CodecError> {
+        let Some(coded) = self.read(passes, from, Store::Add, to)? else { return Ok(None) };
         sums.add(coded.squares.error, chance_of(coded.codec, to.bytes() / size_of::<f32>()));
         sums.signal += coded.squares.signal;
-        Ok(coded)
+        Ok(Some(coded))
     }
 
     /// Encodes the sum, or with `average_of` ranks their average. It goes exactly if the whole would pass the budget, or there
     /// is a NaN. `to` has room as for [`Terms::contribute`]. The chunk says what was lost of the sum on the whole way.
     ///
     /// # Errors
-    /// As [`encode`].
+    /// As [`crate::encode`].
     pub fn conclude(
         &self,
+        passes: &mut Passes<'_>,
         sums: &Sums,
         average_of: Option<u32>,
         seed: u64,
         source: View<'_>,
         to: ViewMut<'_>,
-    ) -> Result<Coded, CodecError> {
+    ) -> Result<Option<Coded>, CodecError> {
         let elements = elements(source);
         let scale = f64::from(average_of.unwrap_or(1)).powi(2);
-        self.encode(seed, source, to, |codec, lost| {
+        self.encode(passes, seed, source, to, |codec, lost| {
             let mut all = *sums;
             all.add(lost.error * scale, chance_of(codec, elements));
             let squares = Squares { error: all.bound(), signal: sums.signal };
@@ -158,18 +179,30 @@ impl Terms {
     /// Reads a sum into `to`; what was lost of it is in what comes back.
     ///
     /// # Errors
-    /// As [`decode`], and [`CodecError::NotAgreed`]; nothing is written then.
-    pub fn take(&self, from: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
-        self.read(from, Store::Set, to)
+    /// As [`crate::decode`], and [`CodecError::NotAgreed`]; nothing is written then.
+    pub fn take(
+        &self,
+        passes: &mut Passes<'_>,
+        from: View<'_>,
+        to: ViewMut<'_>,
+    ) -> Result<Option<Coded>, CodecError> {
+        self.read(passes, from, Store::Set, to)
     }
 
-    fn read(&self, from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Coded, CodecError> {
-        let given = header(from)?.codec;
+    fn read(
+        &self,
+        passes: &mut Passes<'_>,
+        from: View<'_>,
+        store: Store,
+        to: ViewMut<'_>,
+    ) -> Result<Option<Coded>, CodecError> {
+        let header = passes.header(|| header(from))?;
+        let given = header.codec;
         if given != Codec::EXACT && self.codecs().all(|codec| codec != given) {
             return Err(CodecError::NotAgreed { given });
         }
-        let header = decode(from, store, to)?;
-        Ok(Coded::new(&header, given == Codec::EXACT && self.codec != Codec::EXACT))
+        let refused = given == Codec::EXACT && self.codec != Codec::EXACT;
+        Ok(decode_by(passes, &header, from, store, to)?.map(|()| Coded::new(&header, refused)))
     }
 
     /// Those of chunks that are not exact, coarsest first.
@@ -182,33 +215,38 @@ impl Terms {
     /// `judge` says what goes into the header and whether that may be.
     fn encode(
         &self,
+        passes: &mut Passes<'_>,
         seed: u64,
         source: View<'_>,
         to: ViewMut<'_>,
         judge: impl Fn(Codec, Squares) -> (HeaderValues, bool),
-    ) -> Result<Coded, CodecError> {
+    ) -> Result<Option<Coded>, CodecError> {
         let room = to.bytes();
         let fits = |codec: &Codec| codec.max_bytes(elements(source)).is_some_and(|most| most <= room);
         // Of no error nobody asks what it is a part of.
-        let mut signal = if self.codec == Codec::EXACT { 0.0 } else { f64::NAN };
+        let mut known = if self.codec == Codec::EXACT { 0.0 } else { f64::NAN };
         for codec in self.codecs().filter(fits) {
-            let Encoded { squares: mut lost, .. } = encode(codec, seed, source, to)?;
+            let encoded = encode_by(passes, codec, seed, source, to)?;
+            let Some(Encoded { squares: mut lost, .. }) = encoded else { return Ok(None) };
             if matches!(codec, Codec::Fixed(Code::Rotated { .. })) {
                 lost.error += ROTATED * lost.signal;
             }
             let (stated, holds) = judge(codec, lost);
             if holds && self.is_finite(lost) {
-                return stated.write(to, false);
+                return stated.write(to, false).map(Some);
             }
-            signal = lost.signal;
+            known = lost.signal;
         }
-        if !signal.is_finite() {
+        if !known.is_finite() {
             // None was tried, or perhaps the code alone had no room for an element, or for the squares.
-            signal = codes::signal(Isa::detect(), source)?;
+            let Some(signal) = signal(passes, source)? else { return Ok(None) };
+            known = signal;
         }
-        encode(Codec::EXACT, seed, source, to)?;
-        let (stated, _) = judge(Codec::EXACT, Squares { error: 0.0, signal });
-        stated.write(to, self.codec != Codec::EXACT)
+        if encode_by(passes, Codec::EXACT, seed, source, to)?.is_none() {
+            return Ok(None);
+        }
+        let (stated, _) = judge(Codec::EXACT, Squares { error: 0.0, signal: known });
+        stated.write(to, self.codec != Codec::EXACT).map(Some)
     }
 
     /// Whether what comes back is finite, and so is a sum of as many as there are participants. No element is farther off than all
@@ -283,6 +321,16 @@ impl Sums {
 /// many errors.
 fn chance(errors: usize) -> f64 {
     1.0 + DEVIATIONS * (2.0 / (errors as f64).max(1.0)).sqrt()
+}
+
+/// The sum of the squares of the elements, or NaN; none: the turn is over before.
+fn signal(passes: &mut Passes<'_>, source: View<'_>) -> Result<Option<f64>, CodecError> {
+    let (elements, isa) = (passes::elements(source.bytes())?, Isa::detect());
+    let done = passes.run(elements, (1, 1), |part, so_far| {
+        so_far.squares.signal += codes::signal(isa, part.of(source)?)?;
+        Ok(())
+    })?;
+    Ok(done.map(|done| done.squares.signal))
 }
 
 fn elements(source: View<'_>) -> usize {

@@ -5,7 +5,7 @@
 
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_codec::{
-    Code, Codec, Grid, HEADER_BYTES, Header, Rounding, Store, Terms, decode, encode, header,
+    Code, Codec, Grid, HEADER_BYTES, Header, Rounding, Store, Terms, decode, encode, header, whole,
 };
 use harmonaize_kernels::{Isa, codes};
 use rand::{RngExt, SeedableRng};
@@ -141,12 +141,13 @@ fn reduced(random: &mut ChaCha8Rng, agreed: Codec, chunk: &[u8], elements: usize
     let finer = random.random_bool(0.5).then_some(Codec::INT8);
     let terms = Terms { codec, finer, max_error: most, participants: random.random_range(0..9) };
     let mut room = Room::new(elements);
-    let taken = terms.take(View::from(chunk), room.view());
+    let taken = whole(|passes| terms.take(passes, View::from(chunk), room.view()));
     room.check(taken.is_ok(), &format!("{what}, taken"));
     let mut room = Room::new(elements);
-    let mut sums = terms.begin(random.random_range(0..3), room.view().as_view()).unwrap();
+    let ranks = random.random_range(0..3);
+    let mut sums = whole(|passes| terms.begin(passes, ranks, room.view().as_view())).unwrap();
     let before = sums;
-    let added = terms.add(&mut sums, View::from(chunk), room.view());
+    let added = whole(|passes| terms.add(passes, &mut sums, View::from(chunk), room.view()));
     room.check(added.is_ok(), &format!("{what}, added"));
     assert!(added.is_ok() || sums == before, "{what} was refused, and counts");
     assert_eq!(added.is_ok(), taken.is_ok(), "{what}");
@@ -154,7 +155,8 @@ fn reduced(random: &mut ChaCha8Rng, agreed: Codec, chunk: &[u8], elements: usize
     let average = [None, Some(4)][random.random_range(0..2)];
     let mut result = vec![0; 4 * elements + HEADER_BYTES + 128];
     let to = ViewMut::from(&mut result[..]);
-    let coded = terms.conclude(&sums, average, 7, room.view().as_view(), to).unwrap();
+    let sum = room.view().as_view();
+    let coded = whole(|passes| terms.conclude(passes, &sums, average, 7, sum, to)).unwrap();
     let within = most.is_none_or(|most| coded.squares.error <= most * coded.squares.signal);
     assert!(coded.refused || within || codec.is_lossless(), "{what}: {coded:?}");
 }

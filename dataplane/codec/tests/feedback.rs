@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
-use harmonaize_codec::{Codec, ErrorFeedback, Terms};
+use harmonaize_codec::{Codec, ErrorFeedback, Terms, whole};
 use harmonaize_kernels::reduce;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -40,22 +40,25 @@ impl World {
         let mut bytes = vec![0_u8; inputs[0].len() * 4 + 128];
         let (mut sum, chunk) = (inputs[owner].clone(), ViewMut::from(&mut bytes[..]));
         let to = ViewMut::from(&mut sum[..]);
-        accounts[owner].begin(to).unwrap();
-        let mut sums = terms.begin(1, to.as_view()).unwrap();
+        whole(|passes| accounts[owner].begin(passes, to)).unwrap();
+        let mut sums = whole(|passes| terms.begin(passes, 1, to.as_view())).unwrap();
         for other in (0..inputs.len()).filter(|other| *other != owner) {
-            let source = accounts[other].contribution(View::from(&inputs[other][..])).unwrap();
-            let coded = terms.contribute(1, seed ^ (other as u64) << 32, source, chunk).unwrap();
-            accounts[other].record_contribution(&coded, chunk.as_view()).unwrap();
-            terms.add(&mut sums, chunk.as_view(), to).unwrap();
+            let (account, own) = (accounts[other], View::from(&inputs[other][..]));
+            let source = whole(|passes| account.contribution(passes, own)).unwrap();
+            let seed = seed ^ (other as u64) << 32;
+            let coded = whole(|passes| terms.contribute(passes, 1, seed, source, chunk)).unwrap();
+            whole(|passes| account.record_contribution(passes, &coded, chunk.as_view())).unwrap();
+            whole(|passes| terms.add(passes, &mut sums, chunk.as_view(), to)).unwrap();
         }
-        accounts[owner].complete(to.as_view()).unwrap();
+        whole(|passes| accounts[owner].complete(passes, to.as_view())).unwrap();
         let average_of = average.then_some(all);
         if average {
             reduce(ReduceOp::Average, Dtype::F32, &[to.as_view()], &[to], average_of).unwrap();
         }
-        let coded = terms.conclude(&sums, average_of, !seed, to.as_view(), chunk).unwrap();
-        accounts[owner].record_result(&coded, average_of, chunk.as_view()).unwrap();
-        terms.take(chunk.as_view(), to).unwrap();
+        let coded =
+            whole(|passes| terms.conclude(passes, &sums, average_of, !seed, to.as_view(), chunk)).unwrap();
+        whole(|passes| accounts[owner].record_result(passes, &coded, average_of, chunk.as_view())).unwrap();
+        whole(|passes| terms.take(passes, chunk.as_view(), to)).unwrap();
         if !undone {
             std::mem::swap(&mut self.residual_in, &mut self.residual_out);
         }

@@ -5,7 +5,9 @@ mod common;
 
 use common::{Outcome, Part, normal};
 use harmonaize_abi::{View, ViewMut};
-use harmonaize_codec::{Budget, Codec, CodecError, HEADER_BYTES, Header, Squares, Terms, header, state};
+use harmonaize_codec::{
+    Budget, Codec, CodecError, HEADER_BYTES, Header, Squares, Terms, header, state, whole,
+};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -149,15 +151,15 @@ fn a_finer_codec_of_the_other_kind_is_not_used() {
     for (finer, found) in [(Codec::INT8, Codec::INT8), (Codec::rotated(4), Codec::EXACT)] {
         let (from, to) = (View::from(&values[..]), ViewMut::from(&mut chunk[..]));
         let terms = terms(finer);
-        assert_eq!(terms.contribute(1, 1, from, to).unwrap().codec, found);
+        assert_eq!(whole(|passes| terms.contribute(passes, 1, 1, from, to)).unwrap().codec, found);
     }
     let other = Terms { codec: Codec::rotated(4), max_error: None, ..terms(Codec::INT8) };
     let (from, to) = (View::from(&values[..]), ViewMut::from(&mut chunk[..]));
-    let coded = other.contribute(1, 1, from, to).unwrap();
+    let coded = whole(|passes| other.contribute(passes, 1, 1, from, to)).unwrap();
     let mut sum = vec![0.0; 2048];
     let to = ViewMut::from(&mut sum[..]);
     let terms = terms(Codec::rotated(4));
-    let refused = terms.take(View::from(&chunk[..coded.bytes]), to);
+    let refused = whole(|passes| terms.take(passes, View::from(&chunk[..coded.bytes]), to));
     assert_eq!(refused, Err(CodecError::NotAgreed { given: Codec::rotated(4) }));
 }
 
@@ -392,19 +394,23 @@ fn what_was_not_agreed_on_is_refused() {
     let values = vec![1.5_f32; 300];
     let mut chunk = vec![0; 1400];
     let to = ViewMut::from(&mut chunk[..]);
-    let coded = terms(Codec::BF16).contribute(1, 1, View::from(&values[..]), to).unwrap();
+    let (from, sender) = (View::from(&values[..]), terms(Codec::BF16));
+    let coded = whole(|passes| sender.contribute(passes, 1, 1, from, to)).unwrap();
     let chunk = &mut chunk[..coded.bytes];
     let mut sum = vec![1.0_f32; 300];
     let mine = terms(Codec::INT8);
-    let mut sums = mine.begin(1, View::from(&sum[..])).unwrap();
+    let mut sums = whole(|passes| mine.begin(passes, 1, View::from(&sum[..]))).unwrap();
     let before = sums;
-    let error = mine.add(&mut sums, View::from(&*chunk), ViewMut::from(&mut sum[..])).unwrap_err();
+    let (from, to) = (View::from(&*chunk), ViewMut::from(&mut sum[..]));
+    let error = whole(|passes| mine.add(passes, &mut sums, from, to)).unwrap_err();
     assert_eq!(error, CodecError::NotAgreed { given: Codec::BF16 });
     for cut in [0, 7, HEADER_BYTES, chunk.len() - 1] {
-        let error = terms(Codec::BF16).take(View::from(&chunk[..cut]), ViewMut::from(&mut sum[..]));
+        let (from, to) = (View::from(&chunk[..cut]), ViewMut::from(&mut sum[..]));
+        let error = whole(|passes| sender.take(passes, from, to));
         assert!(matches!(error, Err(CodecError::Short { .. })), "{cut}: {error:?}");
     }
-    let error = terms(Codec::BF16).take(View::from(&*chunk), ViewMut::from(&mut sum[..299])).unwrap_err();
+    let (from, to) = (View::from(&*chunk), ViewMut::from(&mut sum[..299]));
+    let error = whole(|passes| sender.take(passes, from, to)).unwrap_err();
     assert_eq!(error, CodecError::Elements { expected: 299, given: 300 });
     assert!(sum.iter().all(|value| *value == 1.0) && sums == before, "nothing was written");
     // What it says of its squares may be anything.
@@ -413,11 +419,12 @@ fn what_was_not_agreed_on_is_refused() {
         let Header { elements, .. } = header(View::from(&*chunk)).unwrap();
         assert_eq!(elements, 300);
         let terms = Terms { max_error: Some(0.1), ..terms(Codec::BF16) };
-        let mut sums = terms.begin(1, View::from(&sum[..])).unwrap();
-        terms.add(&mut sums, View::from(&*chunk), ViewMut::from(&mut sum[..])).unwrap();
+        let mut sums = whole(|passes| terms.begin(passes, 1, View::from(&sum[..]))).unwrap();
+        let (from, to) = (View::from(&*chunk), ViewMut::from(&mut sum[..]));
+        whole(|passes| terms.add(passes, &mut sums, from, to)).unwrap();
         let mut result = vec![0; 1400];
         let (from, to) = (View::from(&sum[..]), ViewMut::from(&mut result[..]));
-        let coded = terms.conclude(&sums, None, 1, from, to).unwrap();
+        let coded = whole(|passes| terms.conclude(passes, &sums, None, 1, from, to)).unwrap();
         let told = coded.squares.relative();
         assert!(coded.refused && (told.is_nan() || told > 0.1), "{coded:?}");
     }

@@ -14,7 +14,7 @@ use harmonaize_abi::{
 use harmonaize_aggregator::{Event, PayloadFormat, Tensors, Worker};
 use harmonaize_core::{CodingReport, Nanos, Segment};
 use harmonaize_kernels::Isa;
-use harmonaize_kernels::codes::{Code, Squares, Store, decode_part, encode_shared, ranges, signal};
+use harmonaize_kernels::codes::{Code, PartOf, Squares, Store, decode_part, encode_shared, ranges, signal};
 use harmonaize_plan::MAX_SOURCES;
 use harmonaize_shm::Memory;
 use std::sync::Arc;
@@ -358,7 +358,8 @@ impl<'a> SegmentTensors<'a> {
                 // What is read again here stays in the caches.
                 let read = holds || average || !others.is_empty();
                 let whole = if read { 0 } else { signature.count.saturating_mul(size) as usize };
-                decode_part(Isa::detect(), code, seed, sum.into(), Store::Set, *first, whole).ok()?;
+                let part = PartOf { first: 0, whole };
+                decode_part(Isa::detect(), code, seed, sum.into(), Store::Set, *first, part).ok()?;
             }
         }
         if average {

@@ -2,10 +2,14 @@
 
 use crate::context::Context;
 use crate::feedback::account;
+use crate::passes::{Kernel, Pass, PassSharing};
+use crate::slices::Slices;
 use crate::step::{CodedStep, ExecuteError, Located, MAX_DESTINATIONS, is_peer_operand};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
-use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Squares, Terms, header};
+use harmonaize_codec::{
+    Codec, CodecError, Coded, ErrorFeedback, HEADER_BYTES, Passes, Squares, Sums, Terms, header,
+};
 use harmonaize_core::{CodingReport, Segment};
 use harmonaize_plan::{Buffer, CODED_ROOM, Encoding, Operand, Stage, Step, StepKind};
 use harmonaize_shm::Span;
@@ -16,7 +20,7 @@ pub(crate) fn codec(number: u16) -> Option<Codec> {
 }
 
 /// What a chunk that was written or read says for the receipt.
-fn done(coded: &harmonaize_codec::Coded) -> CodingReport {
+fn done(coded: &Coded) -> CodingReport {
     let number = Codec::NAMED.iter().position(|(_, known)| *known == coded.codec);
     let codec = number.map_or(CodingReport::MIXED, |number| number as u16);
     CodingReport { codec, uncompressed_chunks: coded.refused, ..CodingReport::default() }
@@ -26,26 +30,24 @@ fn done(coded: &harmonaize_codec::Coded) -> CodingReport {
 struct Coder<'a, 'b> {
     context: &'a Context<'b>,
     segment: &'a Segment,
-    signature: &'a Signature,
     size: u64,
     terms: Terms,
 }
 
-/// Executes a coded step's memory operands. Cost: one pass over the source and the first destination, half a pass more for an own
-/// part's first addition; encoding what the budget refuses costs another, or two with a finer codec, error feedback three more, and of
-/// averages two over the own part. No allocation.
+/// Executes a coded step's memory operands, or goes on with them; none: the turn is over in their midst. Cost: one pass over the source and
+/// the first destination, half a pass more for an own part's first addition; encoding what the budget refuses costs another, or two with
+/// a finer codec, error feedback three more, and of averages two over the own part. No allocation.
 pub(crate) fn run(
     context: &Context<'_>,
-    segment: &Segment,
-    size: u64,
-    signature: &Signature,
+    (passes, slices): (&mut PassSharing, &mut Slices),
+    (segment, size): (&Segment, u64),
     step: &Step,
-) -> Result<CodedStep, ExecuteError> {
+) -> Result<Option<CodedStep>, ExecuteError> {
     let (Some(from), Some(to)) = (step.sources.first(), step.destinations.first()) else {
         return Err(ExecuteError::NoSource);
     };
     if from.part.elements(segment.lo, segment.hi).1 == 0 {
-        return Ok(CodedStep::default());
+        return Ok(Some(CodedStep::default()));
     }
     let coding = segment.coding.ok_or(ExecuteError::Operand(*from))?;
     let terms = Terms {
@@ -54,12 +56,12 @@ pub(crate) fn run(
         max_error: coding.max_error,
         participants: context.member.participants,
     };
-    let coder = Coder { context, segment, signature, size, terms };
+    let coder = Coder { context, segment, size, terms };
     match (step.kind, from.encoding, to.encoding) {
-        (StepKind::Move, Encoding::Exact, Encoding::Coded(stage)) => coder.encode(from, step, stage),
-        (StepKind::Move, Encoding::Coded(_), Encoding::Coded(_)) => coder.repeat(from),
-        (StepKind::Move, Encoding::Coded(_), Encoding::Exact) => coder.decode(from, step),
-        (StepKind::Reduce { last }, ..) => coder.add(step, last),
+        (StepKind::Move, Encoding::Exact, Encoding::Coded(stage)) => coder.encode(slices, from, step, stage),
+        (StepKind::Move, Encoding::Coded(_), Encoding::Coded(_)) => coder.repeat(from).map(Some),
+        (StepKind::Move, Encoding::Coded(_), Encoding::Exact) => coder.decode((passes, slices), from, step),
+        (StepKind::Reduce { last }, ..) => coder.add((passes, slices), step, last),
         _ => Err(ExecuteError::Operand(*from)),
     }
 }
@@ -97,38 +99,66 @@ impl<'a> Coder<'a, '_> {
         self.context.member.locals.len() as u32
     }
 
-    fn encode(&self, from: &Operand, step: &Step, stage: Stage) -> Result<CodedStep, ExecuteError> {
+    fn encode(
+        &self,
+        slices: &mut Slices,
+        from: &Operand,
+        step: &Step,
+        stage: Stage,
+    ) -> Result<Option<CodedStep>, ExecuteError> {
         let slot = step.destinations.iter().find(|operand| !is_peer_operand(operand));
         let slot = slot.ok_or(ExecuteError::NoSource)?;
         let (memory, at, room) = self.chunk(slot)?;
         let (source, to) = (self.view(from)?, memory.view_mut(at, room)?);
         let seed = self.seed(slot, stage);
         let account = account(self.context, self.segment, slot.part)?;
-        let coded = match stage {
-            Stage::Contribution => match account {
-                None => self.terms.contribute(self.ranks(), seed, source, to),
-                Some(account) => account.contribution(source).and_then(|owing| {
-                    let coded = self.terms.contribute(self.ranks(), seed, owing, to)?;
-                    account.record_contribution(&coded, to.as_view()).map(|()| coded)
-                }),
-            },
-            Stage::Moved => self.terms.pass(seed, source, to),
-            Stage::Result => {
-                let sums = self.context.member.sums(self.context.channel, self.segment.number);
-                let sums = sums.ok_or(ExecuteError::NoSource)?;
-                let average = self.signature.reduce == ReduceOp::Average;
-                let average_of = average.then_some(self.context.member.ranks);
-                let coded = self.terms.conclude(&sums, average_of, seed, source, to).map_err(own)?;
-                let concluded =
-                    account.map_or(Ok(()), |account| account.record_result(&coded, average_of, to.as_view()));
-                concluded.map(|()| coded)
-            }
-        };
-        let coded = coded.map_err(own)?;
+        let coded = slices.code(|passes| match stage {
+            Stage::Contribution => self.contribute(passes, account, seed, source, to).map_err(own),
+            Stage::Moved => self.terms.pass(passes, seed, source, to).map_err(own),
+            Stage::Result => self.conclude(passes, account, seed, source, to),
+        })?;
+        let Some(coded) = coded else { return Ok(None) };
         let from = Some(Span::new(memory, at, coded.bytes as u64)?);
         let done = Some(done(&coded));
         let settled = account.filter(|_| stage != Stage::Moved).map(|_| slot.part);
-        Ok(CodedStep { from, done, residual_part: settled, sums: None })
+        Ok(Some(CodedStep { from, done, residual_part: settled, sums: None }))
+    }
+
+    fn contribute(
+        &self,
+        passes: &mut Passes<'_>,
+        account: Option<ErrorFeedback<'_>>,
+        seed: u64,
+        source: View<'_>,
+        to: ViewMut<'_>,
+    ) -> Result<Option<Coded>, CodecError> {
+        let (terms, ranks) = (&self.terms, self.ranks());
+        let Some(account) = account else { return terms.contribute(passes, ranks, seed, source, to) };
+        let Some(owing) = account.contribution(passes, source)? else { return Ok(None) };
+        let Some(coded) = terms.contribute(passes, ranks, seed, owing, to)? else { return Ok(None) };
+        Ok(account.record_contribution(passes, &coded, to.as_view())?.map(|()| coded))
+    }
+
+    fn conclude(
+        &self,
+        passes: &mut Passes<'_>,
+        account: Option<ErrorFeedback<'_>>,
+        seed: u64,
+        source: View<'_>,
+        to: ViewMut<'_>,
+    ) -> Result<Option<Coded>, ExecuteError> {
+        let sums = self.context.member.sums(self.context.channel, self.segment.number);
+        let sums = sums.ok_or(ExecuteError::NoSource)?;
+        let average_of = self.average_of();
+        let coded = self.terms.conclude(passes, &sums, average_of, seed, source, to).map_err(own)?;
+        let (Some(coded), Some(account)) = (coded, account) else { return Ok(coded) };
+        let recorded = account.record_result(passes, &coded, average_of, to.as_view()).map_err(own)?;
+        Ok(recorded.map(|()| coded))
+    }
+
+    /// The ranks of which the operation gives the average, if it does.
+    fn average_of(&self) -> Option<u32> {
+        (self.segment.signature.reduce == ReduceOp::Average).then_some(self.context.member.ranks)
     }
 
     /// Sends what was encoded once more.
@@ -143,47 +173,81 @@ impl<'a> Coder<'a, '_> {
         })
     }
 
-    fn decode(&self, from: &Operand, step: &Step) -> Result<CodedStep, ExecuteError> {
+    fn decode(
+        &self,
+        (passes, slices): (&mut PassSharing, &mut Slices),
+        from: &Operand,
+        step: &Step,
+    ) -> Result<Option<CodedStep>, ExecuteError> {
         let (first, others) = step.destinations.split_first().ok_or(ExecuteError::NoSource)?;
-        let to = self.view_mut(first)?;
-        let taken = self.terms.take(self.view(from)?, to).map_err(|error| blame(from, error))?;
+        let (source, to) = (self.view(from)?, self.view_mut(first)?);
+        let taken = slices.code(|passes| self.terms.take(passes, source, to));
+        let Some(taken) = taken.map_err(|error| blame(from, error))? else { return Ok(None) };
+        let first = [self.exact(first)?];
         for some in others.chunks(MAX_DESTINATIONS) {
-            let mut destinations = ArrayVec::<ViewMut<'_>, MAX_DESTINATIONS>::new();
+            let mut destinations = ArrayVec::<Located<'_>, MAX_DESTINATIONS>::new();
             for operand in some {
-                destinations.push(self.view_mut(operand)?);
+                destinations.push(self.exact(operand)?);
             }
-            harmonaize_kernels::copy(to.as_view(), &destinations)
-                .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+            let (kernel, whole) = (&Kernel::Copy, 0);
+            let pass = Pass { kernel, whole, sources: &first, destinations: &destinations };
+            if !passes.run(&[pass], slices)? {
+                return Ok(None);
+            }
         }
         let Squares { error, signal } = taken.squares;
         let done = CodingReport { error, measured: taken.measured, squares: signal, ..done(&taken) };
-        Ok(CodedStep { done: Some(done), ..CodedStep::default() })
+        Ok(Some(CodedStep { done: Some(done), ..CodedStep::default() }))
     }
 
-    fn add(&self, step: &Step, last: bool) -> Result<CodedStep, ExecuteError> {
+    fn add(
+        &self,
+        (passes, slices): (&mut PassSharing, &mut Slices),
+        step: &Step,
+        last: bool,
+    ) -> Result<Option<CodedStep>, ExecuteError> {
         let ([_, added], [sum]) = (step.sources.as_slice(), step.destinations.as_slice()) else {
             return Err(ExecuteError::NoSource);
         };
-        let to = self.view_mut(sum)?;
+        let (from, to) = (self.view(added)?, self.view_mut(sum)?);
         let account = account(self.context, self.segment, sum.part)?;
-        let mut sums = match self.context.member.sums(self.context.channel, self.segment.number) {
-            Some(sums) => sums,
-            None => {
-                account.map_or(Ok(()), |account| account.begin(to)).map_err(own)?;
-                self.terms.begin(self.ranks(), to.as_view()).map_err(own)?
+        let done = slices.code(|passes| -> Result<_, ExecuteError> {
+            let Some(mut sums) = self.begin_sum(passes, account, to).map_err(own)? else { return Ok(None) };
+            let read = self.terms.add(passes, &mut sums, from, to);
+            let Some(read) = read.map_err(|error| blame(added, error))? else { return Ok(None) };
+            let complete = account.filter(|_| last);
+            let complete = complete.map_or(Ok(Some(())), |account| account.complete(passes, to.as_view()));
+            Ok(complete.map_err(own)?.map(|()| (sums, read)))
+        })?;
+        let Some((sums, read)) = done else { return Ok(None) };
+        if last && let Some(ranks) = self.average_of() {
+            let Signature { reduce: op, dtype, .. } = self.segment.signature;
+            let kernel = Kernel::Reduce { op, dtype, divide: Some(ranks) };
+            let sum = [self.exact(sum)?];
+            let pass = Pass { kernel: &kernel, whole: 0, sources: &sum, destinations: &sum };
+            if !passes.run(&[pass], slices)? {
+                return Ok(None);
             }
-        };
-        let read = self.terms.add(&mut sums, self.view(added)?, to).map_err(|error| blame(added, error))?;
-        if let Some(account) = account.filter(|_| last) {
-            account.complete(to.as_view()).map_err(own)?;
         }
-        if last && self.signature.reduce == ReduceOp::Average {
-            let (op, dtype) = (self.signature.reduce, self.signature.dtype);
-            let ranks = self.context.member.ranks;
-            harmonaize_kernels::reduce(op, dtype, &[to.as_view()], &[to], Some(ranks))
-                .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+        Ok(Some(CodedStep { sums: Some(sums), done: Some(self::done(&read)), ..CodedStep::default() }))
+    }
+
+    /// The own part's sum so far, which the first contribution begins.
+    fn begin_sum(
+        &self,
+        passes: &mut Passes<'_>,
+        account: Option<ErrorFeedback<'_>>,
+        to: ViewMut<'_>,
+    ) -> Result<Option<Sums>, CodecError> {
+        if let Some(sums) = self.context.member.sums(self.context.channel, self.segment.number) {
+            return Ok(Some(sums));
         }
-        Ok(CodedStep { sums: Some(sums), done: Some(done(&read)), ..CodedStep::default() })
+        if let Some(account) = account
+            && account.begin(passes, to)?.is_none()
+        {
+            return Ok(None);
+        }
+        self.terms.begin(passes, self.ranks(), to.as_view())
     }
 
     /// From where the encoder's random choices come. It is another place for every chunk that a participant adds or reports of a sum, and

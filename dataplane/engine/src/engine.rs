@@ -25,7 +25,7 @@ use crate::table::{Key, Table};
 use crate::transfer::{COUNTS, PendingTransfer, tag, untag};
 use crate::turns::{Turn, Turns, Urgency, Work};
 use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_counts};
-use crate::wake::{Woken, watch};
+use crate::wake::{Woken, attend, watch};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
     ABI_VERSION, ChannelId, CommunicatorHandle, CommunicatorId, Completion, Cookie, Direction, Epoch,
@@ -56,6 +56,8 @@ const AGGREGATED: u8 = 9;
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often timers are looked at while there is work.
 const TIMER_INTERVAL: Duration = Duration::from_millis(1);
+/// How long after the last operation nobody waits any more for what comes by the network.
+const IDLE_AFTER: Duration = Duration::from_millis(10);
 
 /// What a step consumes, or sends.
 type Messages = ArrayVec<PeerMessage, MAX_STEP_PEERS>;
@@ -80,6 +82,10 @@ pub struct Engine {
     pub(crate) pending_transfers: Vec<PendingTransfer>,
     /// When links were last closed.
     pub(crate) closed: Nanos,
+    /// When an operation was last under way here, or a command was given.
+    pub(crate) served: Nanos,
+    /// Whether what comes by the network ends no sleep.
+    pub(crate) deaf: bool,
     pub(crate) broken: Vec<(Key, String)>,
     pub(crate) aftermath: Aftermath,
     /// Communicators that rest until a time, by when.
@@ -127,6 +133,8 @@ impl Engine {
             port: None,
             pending_transfers: Vec::with_capacity(64),
             closed: Nanos(0),
+            served: Nanos(0),
+            deaf: false,
             broken: Vec::with_capacity(8),
             aftermath: Aftermath::default(),
             resting: BTreeSet::new(),
@@ -192,11 +200,32 @@ impl Engine {
         &self.wake
     }
 
-    /// Announces to every attachment and the network that the loop will sleep; false if one of them has work.
-    pub(crate) fn prepare_sleep(&mut self) -> bool {
+    /// Whether nobody waits for what comes by the network: for a while no operation was under way, and no command was given.
+    ///
+    /// Peers' operations need a rank of this host to call them too, whose descriptor ends any sleep.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.now() >= self.served.after(IDLE_AFTER)
+    }
+
+    /// Has what comes by the network end sleeps, or not. Returns whether that could be set.
+    pub(crate) fn attend_network(&mut self, attends: bool) -> bool {
+        let set = self.transport.wake_fd().is_none_or(|fd| attend(&self.wake, fd, attends).is_ok());
+        if set {
+            self.deaf = !attends;
+        }
+        set
+    }
+
+    /// Announces to every attachment that the loop will sleep; false if one of them has work.
+    pub(crate) fn prepare_doze(&mut self) -> bool {
         let busy =
             self.attachments.iter_mut().filter_map(|attachment| (!attachment.prepare_sleep()).then_some(()));
-        let attachments = busy.count();
+        busy.count() == 0
+    }
+
+    /// Announces to every attachment and the network that the loop will sleep; false if one of them has work.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        let attachments = self.prepare_doze();
         let mut datagrams = 0;
         for key in self.turns.iter() {
             contain(&mut self.communicators, &mut self.aftermath, (key, Task::Packets), |member| {
@@ -204,7 +233,9 @@ impl Engine {
                 datagrams += paths.filter_map(|path| (!path.prepare_sleep()).then_some(())).count();
             });
         }
-        datagrams == 0 && attachments == 0 && self.passes.prepare_sleep() && self.transport.prepare_sleep()
+        let hears = !self.deaf || self.attend_network(true);
+        let rest = hears && datagrams == 0 && attachments;
+        rest && self.passes.prepare_sleep() && self.transport.prepare_sleep()
     }
 
     /// Takes the announcement back. Ends that did not wake the loop cost no system call.
@@ -234,6 +265,7 @@ impl Engine {
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
             if self.attachments.get(key).is_some_and(Attachment::is_unflushed) {
+                self.served = now;
                 self.rings(key, |engine| engine.attachments.get_mut(key).map_or(Ok(()), Attachment::flush));
             }
         }
@@ -289,6 +321,9 @@ impl Engine {
 
     /// Has those rest that have nothing to do, and tells the others that time has passed.
     fn tick(&mut self, now: Nanos) {
+        if self.attachments.iter().any(Attachment::has_calls) {
+            self.served = now;
+        }
         let Self { communicators: members, aftermath, resting, turns, .. } = self;
         turns.retain(|key| {
             match contain(members, aftermath, (key, Task::Timer), |member| member.tick(now)) {
@@ -403,6 +438,7 @@ impl Engine {
                 break;
             }
             worked += 1;
+            self.served = now;
             match called {
                 Ok(Submitted::Message) => {}
                 Ok(Submitted::WithoutCounts(region)) => attachment.fetch_counts(key, submission, region)?,
@@ -576,7 +612,8 @@ impl Engine {
             transfer(&mut self.attachments, &mut self.broken, pending);
         }
         let whole = match &result {
-            Ok(StepResult::Unfinished) => None,
+            // Codecs count the bytes of all their passes.
+            Ok(StepResult::Unfinished | StepResult::Coded(_)) => None,
             Ok(StepResult::Copied { steps }) => Some(touched(member, channel, step, *steps)),
             _ => Some(touched(member, channel, step, 1)),
         };

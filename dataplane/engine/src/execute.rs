@@ -33,7 +33,8 @@ pub(crate) fn run(
     let step = segment.program.steps.get(number).ok_or(ExecuteError::NoSource)?;
     let place = |operand: &Operand| context.place(segment, size, operand);
     if is_coded(step) {
-        return coded::run(context, segment, size, &signature, step).map(StepResult::Coded);
+        let done = coded::run(context, (passes, slices), (segment, size), step)?;
+        return Ok(done.map_or(StepResult::Unfinished, StepResult::Coded));
     }
     match step.kind {
         StepKind::Fetch | StepKind::Store => transfer(context, step, tag, &place),

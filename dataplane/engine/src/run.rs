@@ -1,5 +1,8 @@
 //! The thread that drives an engine. It works while there is work, spins for a moment, then sleeps on everything that can wake
 //! it.
+//!
+//! Where no operation is under way, what comes by the network are peers' signs of life, one soon after the other where there are many
+//! links. The thread would be busy for as long as peers take to give theirs. So it reads what is there, and leaves the rest for a moment.
 
 use crate::wake::Woken;
 use crate::{Command, Engine};
@@ -14,6 +17,8 @@ use std::time::{Duration, Instant};
 const COMMANDS: usize = 1024;
 /// Frames or system calls of the transport per round.
 const BUDGET: usize = 64;
+/// For how long what comes by the network is left where nobody waits for it.
+const DOZE: Duration = Duration::from_millis(1);
 
 /// Why an engine did not take a command, which is within.
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +125,9 @@ impl Runner {
             if worked > 0 {
                 self.engine.passes.busy();
                 idle_since = None;
+                if self.engine.is_idle() {
+                    self.doze();
+                }
                 continue;
             }
             self.engine.passes.quiet();
@@ -128,21 +136,33 @@ impl Runner {
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < spin {
+            if since.elapsed() < spin && !self.engine.is_idle() {
                 std::thread::yield_now();
                 continue;
             }
             let quiet = self.engine.prepare_sleep() && self.commands.is_empty();
-            let woken = if quiet { sleep(&mut self.engine, &self.bell) } else { Woken::default() };
+            let woken = if quiet { sleep(&mut self.engine, &self.bell, None) } else { Woken::default() };
             self.engine.cancel_sleep(&woken);
             idle_since = None;
         }
     }
+
+    /// Sleeps for a moment, which a tenant, a command or a timer ends, and nothing that comes by the network.
+    fn doze(&mut self) {
+        let quiet =
+            self.engine.prepare_doze() && self.commands.is_empty() && self.engine.attend_network(false);
+        let woken = if quiet { sleep(&mut self.engine, &self.bell, Some(DOZE)) } else { Woken::default() };
+        if quiet {
+            self.engine.attend_network(true);
+        }
+        self.engine.cancel_sleep(&woken);
+    }
 }
 
-/// Sleeps until something from outside brings work, or a timer is due.
-fn sleep(engine: &mut Engine, bell: &OwnedFd) -> Woken {
-    let timeout = engine.sleep_timeout().map(|patience| Timespec {
+/// Sleeps until something from outside brings work, or a timer is due, and at most so long.
+fn sleep(engine: &mut Engine, bell: &OwnedFd, most: Option<Duration>) -> Woken {
+    let patience = engine.sleep_timeout().into_iter().chain(most).min();
+    let timeout = patience.map(|patience| Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: patience.subsec_nanos().into(),
     });

@@ -4,7 +4,10 @@
 //! After some [`SLICE_BYTES`] of them it looks at the time. Where its turn is over, it notes which pieces are left and stands by. In its
 //! communicator's next turn it is begun again: it skips what is done and goes on with those. Its communicator does nothing else before,
 //! so the order of actions is what it would be. Where the communicator fails meanwhile, the rest is never done.
+//!
+//! Steps of codecs are sliced alike, by the parts of their own passes ([`harmonaize_codec::Passes`]).
 
+use harmonaize_codec::{Cursor, Load, Passes};
 use harmonaize_core::{Action, Nanos};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -52,7 +55,9 @@ pub(crate) struct Progress {
     sets: u32,
     /// The pieces of the next set that are left; none: all.
     open: Option<Range<usize>>,
-    /// Bytes that its pieces have read and written.
+    /// How far its codec is.
+    coded: Cursor,
+    /// Bytes that its pieces, and parts, have read and written.
     touched: u64,
     /// How many of them its communicator has been charged for.
     charged: u64,
@@ -135,6 +140,22 @@ impl Slices {
         true
     }
 
+    /// Runs a codec's passes, or goes on with them. To be called once in a turn: what `run` does has the same passes each time.
+    pub(crate) fn code<T>(&mut self, run: impl FnOnce(&mut Passes<'_>) -> T) -> T {
+        let cursor = self.progress.coded;
+        let mut ends_before = |load: Load| {
+            let over = self.ends_before(load.copied);
+            if !over {
+                self.progress.touched = self.progress.touched.saturating_add(load.bytes as u64);
+            }
+            over
+        };
+        let mut passes = Passes::resume(cursor, &mut ends_before);
+        let done = run(&mut passes);
+        self.progress.coded = passes.cursor();
+        done
+    }
+
     /// For how many bytes the communicator is to be charged now. `whole`: for so many in all, for the action is done.
     pub(crate) fn charge(&mut self, whole: Option<u64>) -> u64 {
         let due = whole.unwrap_or(self.progress.touched).saturating_sub(self.progress.charged);
@@ -202,5 +223,27 @@ mod tests {
             (130, 0),
             "each byte is charged once"
         );
+    }
+
+    #[test]
+    fn a_codec_goes_on_where_it_stood_and_its_bytes_are_charged_once() {
+        use harmonaize_abi::{View, ViewMut};
+        use harmonaize_codec::{Codec, PART, Terms};
+        let terms = Terms { codec: Codec::INT8, finer: None, max_error: None, participants: 2 };
+        let values = vec![1.0_f32; 2 * PART + 1];
+        let mut chunk = vec![0_u8; 4 * values.len() + 128];
+        let to = ViewMut::from(&mut chunk[..]);
+        let (mut progress, mut turns, mut charged) = (Progress::default(), 0, 0);
+        loop {
+            let mut slices = each(1, progress);
+            let done =
+                slices.code(|passes| terms.contribute(passes, 1, 1, View::from(&values[..]), to)).unwrap();
+            (turns, charged) = (turns + 1, charged + slices.charge(None));
+            if done.is_some() {
+                break;
+            }
+            progress = slices.stand_by(ACTION).progress;
+        }
+        assert_eq!((turns, charged), (3, 8 * values.len() as u64));
     }
 }

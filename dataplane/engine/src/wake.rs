@@ -31,6 +31,12 @@ pub(crate) fn watch_end(set: &OwnedFd, attachment: AttachmentId, fd: BorrowedFd<
     add(set, fd, attachment.0)
 }
 
+/// From now on a descriptor of [`watch`] ends sleeps, or does not.
+pub(crate) fn attend(set: &OwnedFd, fd: BorrowedFd<'_>, attends: bool) -> std::io::Result<()> {
+    let flags = if attends { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+    Ok(epoll::modify(set, fd, epoll::EventData::new_u64(OTHER), flags)?)
+}
+
 fn add(set: &OwnedFd, fd: BorrowedFd<'_>, number: u64) -> std::io::Result<()> {
     Ok(epoll::add(set, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
 }

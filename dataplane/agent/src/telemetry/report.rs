@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::TryRecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
@@ -27,7 +27,8 @@ const OPERATIONS: usize = 256;
 const ENDS: usize = 1024;
 const OPERATIONS_PER_COMMUNICATOR: usize = 64;
 const OPEN: usize = 64;
-/// How often what was found is gathered: who is woken for each operation takes more time than it is worth.
+/// How often what was found is gathered: who is woken for each operation takes more time than it is worth. While nothing is found,
+/// nothing wakes for it.
 const GATHERED: Duration = Duration::from_millis(50);
 /// Operations that are remembered until the next report.
 const REMEMBERED: usize = 16 << 10;
@@ -57,7 +58,7 @@ pub(crate) async fn run(handle: Handle, to: mpsc::WeakSender<Message>) {
                         Ok(()) => break false,
                         Err(_) => return,
                     },
-                    () = sleep_until(due.min(Instant::now() + GATHERED)) => match reports.pending.gather(&mut findings) {
+                    gathered = reports.pending.gather(&mut findings, due) => match gathered {
                         Some(true) => due = due.min(soonest),
                         Some(false) => {}
                         None => return,
@@ -95,13 +96,27 @@ struct Pending {
     operations: BTreeMap<CommunicatorId, Vec<Arc<Finding>>>,
     count: usize,
     dropped: u64,
+    /// Whether something was found when it was last gathered.
+    found: bool,
 }
 
 impl Pending {
-    /// Takes what was found meanwhile. Returns whether control should get it at once, or none when nothing will be
-    /// found any more.
-    fn gather(&mut self, findings: &mut Receiver<Arc<Finding>>) -> Option<bool> {
+    /// Takes what is found for a while, but not longer than `until`. Where nothing was found before, it waits for the first. Returns whether
+    /// control should get it at once, or none when nothing will be found any more.
+    async fn gather(&mut self, findings: &mut Receiver<Arc<Finding>>, until: Instant) -> Option<bool> {
         let mut at_once = false;
+        if !self.found {
+            tokio::select! {
+                first = findings.recv() => match first {
+                    Ok(finding) => at_once = self.take(&finding),
+                    Err(RecvError::Lagged(count)) => self.dropped += count,
+                    Err(RecvError::Closed) => return None,
+                },
+                () = sleep_until(until) => return Some(false),
+            }
+        }
+        self.found = false;
+        sleep_until(until.min(Instant::now() + GATHERED)).await;
         loop {
             match findings.try_recv() {
                 Ok(finding) => at_once |= self.take(&finding),
@@ -109,6 +124,7 @@ impl Pending {
                 Err(TryRecvError::Lagged(count)) => self.dropped += count,
                 Err(TryRecvError::Closed) => return None,
             }
+            self.found = true;
         }
     }
 
@@ -345,6 +361,25 @@ mod tests {
         assert_eq!(times, [(1_005, 1_009), (1_910, 0)]);
         now.operations = (0..100).map(|number| open(number, 0, 900, None)).collect();
         assert_eq!(super::open(&now, Nanos(1_000)).len(), OPEN);
+    }
+
+    #[tokio::test]
+    async fn what_is_found_ends_a_wait_and_is_gathered_together() {
+        let (to, mut findings) = tokio::sync::broadcast::channel(16);
+        let mut pending = Pending::default();
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert_eq!(pending.gather(&mut findings, soon).await, Some(false));
+        assert_eq!(pending.count, 0);
+        // Far beyond the test: what is found ends the wait.
+        let late = Instant::now() + Duration::from_secs(3600);
+        let found = async { (0..3).for_each(|number| drop(to.send(finding(number)))) };
+        let (gathered, ()) = tokio::join!(pending.gather(&mut findings, late), found);
+        assert_eq!((gathered, pending.count), (Some(false), 3));
+        // More may come, which is waited for no longer than before.
+        assert_eq!(pending.gather(&mut findings, late).await, Some(false));
+        assert!(!pending.found, "from here on it waits for the first");
+        drop(to);
+        assert_eq!(pending.gather(&mut findings, late).await, None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use harmonaize_abi::{View, ViewMut};
-use harmonaize_codec::{Codec, Outlook, Squares, Terms};
+use harmonaize_codec::{Codec, Outlook, Squares, Terms, whole};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
@@ -80,14 +80,15 @@ impl Part {
     pub fn run(&self, seed: u64, average: bool) -> Outcome {
         let (mut refused, mut bytes, mut codecs, mut chunk) = (0, 0, Vec::new(), self.room());
         let mut values = self.own[0].clone();
-        let mut sums = self.terms.begin(self.ranks[0], View::from(&values[..])).unwrap();
+        let own = View::from(&values[..]);
+        let mut sums = whole(|passes| self.terms.begin(passes, self.ranks[0], own)).unwrap();
         for (place, own) in self.own.iter().enumerate().skip(1) {
             let to = ViewMut::from(&mut chunk[..]);
             let seed = seed.wrapping_mul(31).wrapping_add(place as u64);
-            let coded = self.terms.contribute(self.ranks[place], seed, View::from(&own[..]), to).unwrap();
-            self.terms
-                .add(&mut sums, View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..]))
-                .unwrap();
+            let (own, ranks) = (View::from(&own[..]), self.ranks[place]);
+            let coded = whole(|passes| self.terms.contribute(passes, ranks, seed, own, to)).unwrap();
+            let (from, to) = (View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..]));
+            whole(|passes| self.terms.add(passes, &mut sums, from, to)).unwrap();
             (refused, bytes) = (refused + usize::from(coded.refused), bytes + coded.bytes);
             codecs.push(coded.codec);
         }
@@ -96,10 +97,11 @@ impl Part {
             values.iter_mut().for_each(|value| *value /= all as f32);
         }
         let (from, to) = (View::from(&values[..]), ViewMut::from(&mut chunk[..]));
-        let coded = self.terms.conclude(&sums, average.then_some(all), seed, from, to).unwrap();
+        let average_of = average.then_some(all);
+        let coded = whole(|passes| self.terms.conclude(passes, &sums, average_of, seed, from, to)).unwrap();
         let mut values = vec![0.0; values.len()];
-        let stated =
-            self.terms.take(View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..])).unwrap();
+        let (from, to) = (View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..]));
+        let stated = whole(|passes| self.terms.take(passes, from, to)).unwrap();
         assert_eq!((stated.bytes, stated.refused, stated.codec), (coded.bytes, coded.refused, coded.codec));
         codecs.push(coded.codec);
         let (stated, measured) = (stated.squares, stated.measured);

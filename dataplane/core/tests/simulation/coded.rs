@@ -8,7 +8,7 @@ use super::world::World;
 use harmonaize_abi::{
     ChannelId, Collective, Dtype, OperationId, Rank, ReduceOp, SegmentId, Signature, View, ViewMut,
 };
-use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Sums, Terms, header};
+use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Sums, Terms, header, whole};
 use harmonaize_core::{CodingReport, PeerMessage, Receipt, Segment};
 use harmonaize_plan::{Buffer, CODED_ROOM, Coding, Encoding, Operand, Participant, Stage, Step, StepKind};
 use rand::RngExt;
@@ -127,7 +127,8 @@ impl World {
         } else {
             let chunk = self.read(at, &from);
             let mut values = vec![0.0_f32; elements as usize];
-            let lost = terms.take(View::from(&chunk[..]), ViewMut::from(&mut values[..]));
+            let (from, to) = (View::from(&chunk[..]), ViewMut::from(&mut values[..]));
+            let lost = whole(|passes| terms.take(passes, from, to));
             let lost = match (lost, peer) {
                 (Ok(lost), _) => lost,
                 (Err(_), Some(peer)) => return Err(peer),
@@ -179,10 +180,14 @@ impl World {
         let known = self.books.sums.get(&own).filter(|(segment, _)| *segment == context.segment.number);
         let mut sums = match known {
             Some((_, sums)) => *sums,
-            None => terms.begin(self.ranks_at(at), View::from(&values[..]))?,
+            None => {
+                let (ranks, own) = (self.ranks_at(at), View::from(&values[..]));
+                whole(|passes| terms.begin(passes, ranks, own))?
+            }
         };
         let chunk = self.read(at, from);
-        terms.add(&mut sums, View::from(&chunk[..]), ViewMut::from(&mut values[..]))?;
+        let (from, to) = (View::from(&chunk[..]), ViewMut::from(&mut values[..]));
+        whole(|passes| terms.add(passes, &mut sums, from, to))?;
         self.books.sums.insert(own, (context.segment.number, sums));
         let mut bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         if step.kind == (StepKind::Reduce { last: true }) {
@@ -209,14 +214,17 @@ impl World {
             ^ u64::from(at.0) << 8
             ^ u64::from(slot.part.index);
         let coded = match slot.encoding {
-            Encoding::Coded(Stage::Contribution) => terms.contribute(self.ranks_at(at), seed, source, to),
-            Encoding::Coded(Stage::Moved) => terms.pass(seed, source, to),
+            Encoding::Coded(Stage::Contribution) => {
+                let ranks = self.ranks_at(at);
+                whole(|passes| terms.contribute(passes, ranks, seed, source, to))
+            }
+            Encoding::Coded(Stage::Moved) => whole(|passes| terms.pass(passes, seed, source, to)),
             _ => {
                 let (segment, sums) = self.books.sums[&(at.0, context.channel)];
                 assert_eq!(segment, context.segment.number, "a sum to which nothing was added");
                 let average = context.signature.reduce == ReduceOp::Average;
                 let average_of = average.then_some(self.scenario.group.ranks());
-                terms.conclude(&sums, average_of, !seed, source, to)
+                whole(|passes| terms.conclude(passes, &sums, average_of, !seed, source, to))
             }
         };
         let coded = coded.unwrap();

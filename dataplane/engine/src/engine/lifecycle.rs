@@ -19,6 +19,7 @@ use rustix::event::epoll;
 impl Engine {
     /// Carries out a command.
     pub fn handle_command(&mut self, command: Command) {
+        self.served = self.now();
         self.dispatch(command);
         self.end_panicked();
     }

@@ -1,10 +1,12 @@
 //! Panics in each kind of work: the communicator ends with a typed error everywhere, and nothing else does.
 
+mod coded;
 #[allow(dead_code)]
 #[path = "../../tests/engine/common.rs"]
 mod common;
 mod deaf;
 mod gone;
+mod idle;
 mod midst;
 #[path = "../../tests/engine/tap.rs"]
 mod tap;

@@ -1,10 +1,10 @@
 //! Codes of blocks that share a scale: the block's greatest magnitude becomes the grid's.
 
 use super::memory::{Rows, Source, Target};
-use super::noise::{Stream, Uniform};
+use super::noise::Uniform;
 use super::rows::{RowTarget, SCALE, get_row, put, put_row, row_bytes};
 use super::totals::Totals;
-use super::{BLOCK, Grid, INFINITE, NAN, ROW, Rounding, Squares};
+use super::{BLOCK, Blocks, Grid, INFINITE, NAN, ROW, Rounding, Squares};
 use crate::simd::{LANES, Simd};
 
 /// Rows of the largest block.
@@ -44,18 +44,16 @@ impl<const BITS: usize> Integers<BITS> {
 
 /// Cost: reads 4 bytes an element, writes one, or half of one; a dozen instructions a row.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the code's three, and the pass's five")]
 pub(super) fn encode<S: Simd>(
     simd: S,
     grid: Grid,
-    block: usize,
     rounding: Rounding,
-    seed: u64,
+    blocks: Blocks,
     source: Source<'_>,
     to: Target<'_>,
     elements: usize,
 ) -> Squares {
-    let pass = Pass { block, seed, source, to, elements };
+    let pass = Pass { blocks, source, to, elements };
     match (grid, rounding) {
         (Grid::Int8, Rounding::Nearest) => pass.encode::<S, 8, false>(simd),
         (Grid::Int8, Rounding::Stochastic) => pass.encode::<S, 8, true>(simd),
@@ -65,8 +63,7 @@ pub(super) fn encode<S: Simd>(
 }
 
 struct Pass<'a> {
-    block: usize,
-    seed: u64,
+    blocks: Blocks,
     source: Source<'a>,
     to: Target<'a>,
     elements: usize,
@@ -78,9 +75,9 @@ impl Pass<'_> {
         let mut all = Totals::new();
         let whole = self.whole::<S, BITS, STOCHASTIC>(simd, &mut all);
         let mut to = whole * (SCALE + ROWS * row_bytes(BITS));
-        for (index, first) in (0..self.elements).step_by(self.block).enumerate().skip(whole) {
-            let count = self.block.min(self.elements - first);
-            let noise = STOCHASTIC.then(|| Stream::new(self.seed, index).uniform(simd));
+        for (index, first) in (0..self.elements).step_by(self.blocks.block).enumerate().skip(whole) {
+            let count = self.blocks.block.min(self.elements - first);
+            let noise = STOCHASTIC.then(|| self.blocks.stream(index).uniform(simd));
             all.add_apart(self.block::<S, BITS>(simd, first, count.div_ceil(ROW), to, noise));
             to += SCALE + count.div_ceil(ROW) * row_bytes(BITS);
         }
@@ -95,7 +92,7 @@ impl Pass<'_> {
         simd: S,
         all: &mut Totals<S>,
     ) -> usize {
-        if self.block != ROWS * ROW {
+        if self.blocks.block != ROWS * ROW {
             return 0;
         }
         let mut index = 0;
@@ -104,7 +101,7 @@ impl Pass<'_> {
         let bytes = SCALE + ROWS * row_bytes(BITS);
         while let (Some(this), Some(to)) = (rows, self.to.part(index * bytes, bytes)) {
             let first = index * ROWS * ROW;
-            let mut noise = STOCHASTIC.then(|| Stream::new(self.seed, index).uniform(simd));
+            let mut noise = STOCHASTIC.then(|| self.blocks.stream(index).uniform(simd));
             rows = self.source.rows::<ROWS>(first + ROWS * ROW);
             let next = rows.unwrap_or(this);
             if !(LEAST.to_bits()..INFINITE).contains(&greatest) {

@@ -172,6 +172,15 @@ impl Squares {
     }
 }
 
+/// Where a part lies in a tensor that is encoded, or decoded, part after part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartOf {
+    /// Elements before it: whole blocks, and whole groups of 256. Shared codes have none, for each of their parts has seeds of its own.
+    pub first: usize,
+    /// Bytes of all that the parts write. Where they are [many](crate::STREAM_FROM), writing past the caches pays.
+    pub whole: usize,
+}
+
 /// Encodes the f32 elements of `source` into `to`, which has exactly [`Code::bytes`]. `seed` is what random choices come from:
 /// the same seed and elements give the same bytes.
 ///
@@ -185,6 +194,21 @@ pub fn encode(
     source: View<'_>,
     to: ViewMut<'_>,
 ) -> Result<Squares, KernelError> {
+    encode_part(isa, code, seed, source, to, PartOf { first: 0, whole: to.bytes() })
+}
+
+/// [`encode`] where `source` is a part of a tensor. Its bytes are those that it has among the whole tensor's.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_part(
+    isa: Isa,
+    code: Code,
+    seed: u64,
+    source: View<'_>,
+    to: ViewMut<'_>,
+    part: PartOf,
+) -> Result<Squares, KernelError> {
     let elements = checked(code, source.bytes(), to.bytes())?;
     if code == Code::F32 {
         return crate::copy(source, &[to]).map(|()| Squares::default());
@@ -192,7 +216,8 @@ pub fn encode(
     if matches!(code, Code::Shared { .. }) {
         return Err(KernelError::Block);
     }
-    dispatch(isa, Encode { code, seed, source: Source::new(source), to: Target::new(to), elements })
+    let (source, to) = (Source::new(source), Target::part_of(to, part.whole));
+    dispatch(isa, Encode { code, seed, first: part.first, source, to, elements })
 }
 
 /// Decodes `from`, which has exactly [`Code::bytes`] for the f32 elements of `to`, and stores the values there. Any bytes decode
@@ -208,11 +233,10 @@ pub fn decode(
     store: Store,
     to: ViewMut<'_>,
 ) -> Result<(), KernelError> {
-    decode_part(isa, code, seed, from, store, to, to.bytes())
+    decode_part(isa, code, seed, from, store, to, PartOf { first: 0, whole: to.bytes() })
 }
 
-/// [`decode`] where `to` is a part of a tensor of `whole` bytes, that is decoded part after part. Values that are set go past the caches
-/// where the whole is so large that it pays ([`STREAM_FROM`](crate::STREAM_FROM)).
+/// [`decode`] where `to` is a part of a tensor, and `from` what that part has of the codes.
 ///
 /// # Errors
 /// As [`encode`].
@@ -223,14 +247,14 @@ pub fn decode_part(
     from: View<'_>,
     store: Store,
     to: ViewMut<'_>,
-    whole: usize,
+    part: PartOf,
 ) -> Result<(), KernelError> {
     let elements = checked(code, to.bytes(), from.bytes())?;
     if code == Code::F32 && store == Store::Set {
         return crate::copy(from, &[to]);
     }
-    let to = Target::part_of(to, whole);
-    dispatch(isa, Decode { code, seed, from: Source::new(from), store, to, elements })
+    let (from, to) = (Source::new(from), Target::part_of(to, part.whole));
+    dispatch(isa, Decode { code, seed, first: part.first, from, store, to, elements })
 }
 
 /// The sum of the squares of the f32 elements of `source`, as exact as [`Squares`]. It is NaN where an element is NaN or
@@ -263,9 +287,29 @@ fn counted(bytes: usize) -> Result<usize, KernelError> {
     }
 }
 
+/// The blocks of a tensor, or of a part of it.
+#[derive(Clone, Copy)]
+struct Blocks {
+    /// Elements of each.
+    block: usize,
+    /// Blocks of the tensor before these.
+    before: usize,
+    seed: u64,
+}
+
+impl Blocks {
+    /// What the random choices of block `index` of these come from.
+    #[inline(always)]
+    fn stream(self, index: usize) -> noise::Stream {
+        noise::Stream::new(self.seed, self.before.wrapping_add(index))
+    }
+}
+
 struct Encode<'a> {
     code: Code,
     seed: u64,
+    /// Elements before these in their tensor.
+    first: usize,
     source: Source<'a>,
     to: Target<'a>,
     elements: usize,
@@ -276,15 +320,19 @@ impl Job for Encode<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Squares {
-        let Self { code, seed, source, to, elements } = self;
+        let Self { code, seed, first, source, to, elements } = self;
         let squares = match code {
             // Copied, and encoded with ranges.
             Code::F32 | Code::Shared { .. } => Squares::default(),
-            Code::Rotated { bits, block } => rotated::encode(simd, bits, block, seed, source, to, elements),
+            Code::Rotated { bits, block } => {
+                let blocks = Blocks { block, before: first / block, seed };
+                rotated::encode(simd, bits, blocks, source, to, elements)
+            }
             Code::Bf16 => convert::encode::<S, convert::Brain>(simd, source, to, elements),
             Code::F16 => convert::encode::<S, convert::Half>(simd, source, to, elements),
             Code::Blocks { grid, block, rounding } => {
-                blocks::encode(simd, grid, block, rounding, seed, source, to, elements)
+                let blocks = Blocks { block, before: first / block, seed };
+                blocks::encode(simd, grid, rounding, blocks, source, to, elements)
             }
         };
         simd.fence();
@@ -295,6 +343,8 @@ impl Job for Encode<'_> {
 struct Decode<'a> {
     code: Code,
     seed: u64,
+    /// Elements before these in their tensor.
+    first: usize,
     from: Source<'a>,
     store: Store,
     to: Target<'a>,
@@ -306,11 +356,14 @@ impl Job for Decode<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { code, seed, from, store, to, elements } = self;
+        let Self { code, seed, first, from, store, to, elements } = self;
         let place = rows::RowTarget { to, store, elements };
         match code {
             Code::F32 => convert::decode_whole(simd, from, place),
-            Code::Rotated { bits, block } => rotated::decode(simd, bits, block, seed, from, place),
+            Code::Rotated { bits, block } => {
+                let blocks = Blocks { block, before: first / block, seed };
+                rotated::decode(simd, bits, blocks, from, place);
+            }
             Code::Shared { bits, block, ranks } => {
                 shared::decode(simd, CodeLayout { bits, block, ranks, seed }, from, place);
             }
@@ -336,15 +389,38 @@ pub fn encode_nonzero(isa: Isa, source: View<'_>, to: ViewMut<'_>) -> Result<usi
     dispatch(isa, EncodeNonzero { source: Source::new(source), to: Target::new(to), elements })
 }
 
+/// Looks whether `from` has what [`encode_nonzero`] wrote of `elements` elements, and no more.
+///
+/// # Errors
+/// [`KernelError::Content`] where an encoder cannot have written the bytes.
+pub fn check_nonzero(from: View<'_>, elements: usize) -> Result<(), KernelError> {
+    nonzero::check(Source::new(from), from.bytes(), elements)
+}
+
 /// Decodes `from`, which has what [`encode_nonzero`] wrote and no more, for the f32 elements of `to`.
 ///
 /// # Errors
 /// As [`encode`], and [`KernelError::Content`] where an encoder cannot have written the bytes; nothing is written then.
 pub fn decode_nonzero(isa: Isa, from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<(), KernelError> {
+    check_nonzero(from, counted(to.bytes())?)?;
+    decode_nonzero_part(isa, from, store, to, to.bytes()).map(|_| ())
+}
+
+/// Decodes the next part of a tensor, of which each but the last has a multiple of 16384 elements. `from` begins with that part's bytes and
+/// has been [checked](check_nonzero) as a whole: other bytes give some values. All parts write `whole` bytes. Returns the part's bytes.
+///
+/// # Errors
+/// [`KernelError::PartialElement`] and [`KernelError::Isa`]; nothing is written then.
+pub fn decode_nonzero_part(
+    isa: Isa,
+    from: View<'_>,
+    store: Store,
+    to: ViewMut<'_>,
+    whole: usize,
+) -> Result<usize, KernelError> {
     let elements = counted(to.bytes())?;
-    let (bytes, from) = (from.bytes(), Source::new(from));
-    nonzero::check(from, bytes, elements)?;
-    dispatch(isa, DecodeNonzero { from, place: rows::RowTarget { to: Target::new(to), store, elements } })
+    let place = rows::RowTarget { to: Target::part_of(to, whole), store, elements };
+    dispatch(isa, DecodeNonzero { from: Source::new(from), place })
 }
 
 /// Returns how many of `samples` blocks [`encode_nonzero`] would leave out. They are blocks of the f32 elements of `source`, drawn at
@@ -378,12 +454,13 @@ struct DecodeNonzero<'a> {
 }
 
 impl Job for DecodeNonzero<'_> {
-    type Output = ();
+    type Output = usize;
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        nonzero::decode(simd, self.from, self.place);
+    fn run<S: Simd>(self, simd: S) -> usize {
+        let bytes = nonzero::decode(simd, self.from, self.place);
         simd.fence();
+        bytes
     }
 }
 

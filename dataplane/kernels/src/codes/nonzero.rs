@@ -82,9 +82,9 @@ pub(super) fn check(from: Source<'_>, bytes: usize, elements: usize) -> Result<(
 }
 
 /// Cost: writes 4 bytes an element where it sets, and touches those that are there where it adds. Bytes that [`check`] did not see
-/// give some values, whatever they are.
+/// give some values, whatever they are. Returns the bytes that the elements have.
 #[inline(always)]
-pub(super) fn decode<S: Simd>(simd: S, from: Source<'_>, place: RowTarget<'_>) {
+pub(super) fn decode<S: Simd>(simd: S, from: Source<'_>, place: RowTarget<'_>) -> usize {
     let sign = simd.splat(place.sign());
     let mut at = 0;
     for group in (0..place.elements).step_by(GROUP * BLOCK * ROW) {
@@ -107,4 +107,5 @@ pub(super) fn decode<S: Simd>(simd: S, from: Source<'_>, place: RowTarget<'_>) {
             }
         }
     }
+    at
 }

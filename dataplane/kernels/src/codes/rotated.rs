@@ -2,9 +2,8 @@
 
 use super::hadamard::{Norm, ROWS, padded, restore, rotate};
 use super::memory::{Source, Target};
-use super::noise::Stream;
 use super::rows::{RowTarget, SCALE, get_row, put, put_row, row_bytes};
-use super::{NAN, ROW, Squares};
+use super::{Blocks, NAN, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
 /// Magnitudes of Lloyd's and Max's centroids at 1 to 4 bits, for a normal distribution of variance 1. Those of `bits` bits
@@ -90,13 +89,12 @@ impl<S: Simd, const BITS: usize> Quantiser<S, BITS> {
 pub(super) fn encode<S: Simd>(
     simd: S,
     bits: usize,
-    block: usize,
-    seed: u64,
+    blocks: Blocks,
     source: Source<'_>,
     to: Target<'_>,
     elements: usize,
 ) -> Squares {
-    let pass = Pass { block, seed, source, to, elements };
+    let pass = Pass { blocks, source, to, elements };
     match bits {
         1 => pass.encode::<S, 1>(simd),
         2 => pass.encode::<S, 2>(simd),
@@ -106,8 +104,7 @@ pub(super) fn encode<S: Simd>(
 }
 
 struct Pass<'a> {
-    block: usize,
-    seed: u64,
+    blocks: Blocks,
     source: Source<'a>,
     to: Target<'a>,
     elements: usize,
@@ -119,11 +116,11 @@ impl Pass<'_> {
         let mut tile = [simd.splat(0.0); ROWS];
         let quantiser = Quantiser::<S, BITS>::new(simd);
         let (mut all, mut to) = (Squares::default(), 0);
-        for (index, first) in (0..self.elements).step_by(self.block).enumerate() {
-            let size = self.block.min(padded(self.elements - first));
+        for (index, first) in (0..self.elements).step_by(self.blocks.block).enumerate() {
+            let size = self.blocks.block.min(padded(self.elements - first));
             let tile = tile.get_mut(..size / ROW).unwrap_or_default();
             let rows = to + SCALE;
-            let (norm, unit) = rotate(simd, self.source, first, tile, Stream::new(self.seed, index));
+            let (norm, unit) = rotate(simd, self.source, first, tile, self.blocks.stream(index));
             let (scale, squares) = match norm {
                 Norm::Of(norm) => {
                     let (dot, length) = self.rows(simd, &quantiser, tile, unit / norm, rows);
@@ -182,35 +179,22 @@ impl Pass<'_> {
 
 /// Cost: writes 4 bytes an element (and reads them, where it adds); per row some 25 instructions.
 #[inline(always)]
-pub(super) fn decode<S: Simd>(
-    simd: S,
-    bits: usize,
-    block: usize,
-    seed: u64,
-    from: Source<'_>,
-    place: RowTarget<'_>,
-) {
+pub(super) fn decode<S: Simd>(simd: S, bits: usize, blocks: Blocks, from: Source<'_>, place: RowTarget<'_>) {
     match bits {
-        1 => values::<S, 1>(simd, block, seed, from, place),
-        2 => values::<S, 2>(simd, block, seed, from, place),
-        3 => values::<S, 3>(simd, block, seed, from, place),
-        _ => values::<S, 4>(simd, block, seed, from, place),
+        1 => values::<S, 1>(simd, blocks, from, place),
+        2 => values::<S, 2>(simd, blocks, from, place),
+        3 => values::<S, 3>(simd, blocks, from, place),
+        _ => values::<S, 4>(simd, blocks, from, place),
     }
 }
 
 #[inline(always)]
-fn values<S: Simd, const BITS: usize>(
-    simd: S,
-    block: usize,
-    seed: u64,
-    from: Source<'_>,
-    place: RowTarget<'_>,
-) {
+fn values<S: Simd, const BITS: usize>(simd: S, blocks: Blocks, from: Source<'_>, place: RowTarget<'_>) {
     let table = simd.floats(Quantiser::<S, BITS>::table());
     let mut tile = [simd.splat(0.0); ROWS];
     let mut at = 0;
-    for (index, first) in (0..place.elements).step_by(block).enumerate() {
-        let size = block.min(padded(place.elements - first));
+    for (index, first) in (0..place.elements).step_by(blocks.block).enumerate() {
+        let size = blocks.block.min(padded(place.elements - first));
         let scale = f32::from_le_bytes(from.get(at));
         at += SCALE;
         if !scale.is_finite() {
@@ -221,7 +205,7 @@ fn values<S: Simd, const BITS: usize>(
             for (row, at) in tile.iter_mut().zip((at..).step_by(row_bytes(BITS))) {
                 *row = simd.lookup(get_row(simd, from, at, BITS), table);
             }
-            restore(simd, tile, Stream::new(seed, index), place, first);
+            restore(simd, tile, blocks.stream(index), place, first);
         }
         at += size / ROW * row_bytes(BITS);
     }

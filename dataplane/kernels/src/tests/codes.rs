@@ -4,8 +4,9 @@ use super::memory::{Memory, elements};
 use super::vector_isas;
 use crate::Isa;
 use crate::codes::{
-    Code, Grid, Rounding, Squares, Store, add_shared, decode, decode_nonzero, encode, encode_nonzero,
-    encode_shared, nonzero_bytes, ranges, signal,
+    Code, Grid, PartOf, Rounding, Squares, Store, add_shared, check_nonzero, decode, decode_nonzero,
+    decode_nonzero_part, decode_part, encode, encode_nonzero, encode_part, encode_shared, nonzero_bytes,
+    ranges, signal,
 };
 use half::{bf16, f16};
 use harmonaize_abi::{Dtype, View};
@@ -91,6 +92,59 @@ fn every_instruction_set_gives_the_references_bytes_and_values() {
             }
         }
     }
+}
+
+#[test]
+fn parts_have_the_bytes_and_values_of_the_whole() {
+    const PART: usize = 16 << 10;
+    let count = 2 * PART + 1031;
+    let parts = || (0..count).step_by(PART).map(|first| (first, PART.min(count - first)));
+    let isa = Isa::detect();
+    let content = ordinary(count, 8);
+    let source = Memory::new(3, &content);
+    for code in codes() {
+        let bytes = code.bytes(count).unwrap();
+        let [whole, cut] = [0; 2].map(|_| Memory::new(5, &vec![0; bytes]));
+        encode(isa, code, 5, source.view().as_view(), whole.view()).unwrap();
+        for (first, count) in parts() {
+            let to = cut.view().range(code.bytes(first).unwrap(), code.bytes(count).unwrap()).unwrap();
+            let from = source.view().as_view().range(4 * first, 4 * count).unwrap();
+            encode_part(isa, code, 5, from, to, PartOf { first, whole: bytes }).unwrap();
+        }
+        assert!(whole.bytes() == cut.bytes(), "{code:?}");
+        for store in [Store::Set, Store::Add, Store::Subtract] {
+            let [expected, found] = [0; 2].map(|_| Memory::new(7, &ordinary(count, 9)));
+            decode(isa, code, 5, whole.view().as_view(), store, expected.view()).unwrap();
+            for (first, count) in parts() {
+                let from = cut.view().as_view();
+                let from = from.range(code.bytes(first).unwrap(), code.bytes(count).unwrap()).unwrap();
+                let to = found.view().range(4 * first, 4 * count).unwrap();
+                decode_part(isa, code, 5, from, store, to, PartOf { first, whole: content.len() }).unwrap();
+            }
+            assert!(expected.bytes() == found.bytes(), "{code:?}, {store:?}");
+        }
+    }
+    // Of blocks that are not zeros, where a part begins is known only from those before.
+    let mut content = content;
+    content.chunks_mut(1024).step_by(3).for_each(|block| block.fill(0));
+    let (source, most) = (Memory::new(3, &content), *nonzero_bytes(count).unwrap().end());
+    let [whole, cut] = [0; 2].map(|_| Memory::new(5, &vec![0; most]));
+    let bytes = encode_nonzero(isa, source.view().as_view(), whole.view()).unwrap();
+    let mut at = 0;
+    for (first, count) in parts() {
+        let to = cut.view().range(at, *nonzero_bytes(count).unwrap().end()).unwrap();
+        at += encode_nonzero(isa, source.view().as_view().range(4 * first, 4 * count).unwrap(), to).unwrap();
+    }
+    assert!(at == bytes && whole.bytes()[..at] == cut.bytes()[..at]);
+    let coded = cut.view().as_view().range(0, bytes).unwrap();
+    check_nonzero(coded, count).unwrap();
+    let found = Memory::new(7, &vec![1; content.len()]);
+    let mut at = 0;
+    for (first, count) in parts() {
+        let (from, to) = (coded.range(at, bytes - at).unwrap(), found.view().range(4 * first, 4 * count));
+        at += decode_nonzero_part(isa, from, Store::Set, to.unwrap(), content.len()).unwrap();
+    }
+    assert!(at == bytes && found.bytes() == content);
 }
 
 #[test]

@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a link counts as one with a backlog after it had one. It may wait for other links for a moment.
-const BACKLOG_TIME: Duration = Duration::from_millis(5);
+/// How long a link counts as one with a backlog after it had one. One that passes on what it receives has none between two chunks. Unbounded
+/// it would send each chunk as fast as the port does, and small operations would wait behind those of all such links. Twenty of them
+/// have a chunk of 128 KiB each 22 ms at 1 Gbit/s.
+const BACKLOG_TIME: Duration = Duration::from_millis(25);
 /// How long a link counts as one that sends.
 const ACTIVE: Duration = Duration::from_millis(100);
 
@@ -100,29 +102,35 @@ impl Shares {
 
 /// What a link has sent since the last look; none if it has not for long.
 fn sample(link: &mut Link, now: Instant, since: Duration) -> Option<Usage> {
-    let owner = link.share.owner?;
     let (mut written, mut backlog) = (0, false);
     for (_, path) in link.paths() {
         written += path.pulse.written();
         backlog |= path.has_backlog();
     }
-    let share = &mut link.share;
-    let sent = written.saturating_sub(share.written);
-    share.written = written;
-    let first = share.sent_at.is_none();
-    if sent > 0 || first {
-        share.sent_at = Some(now);
+    link.share.usage(now, since, (written, backlog))
+}
+
+impl Share {
+    /// The same, of a link for which the kernel has taken so many bytes in all, and that has a backlog or not.
+    fn usage(&mut self, now: Instant, since: Duration, (written, backlog): (u64, bool)) -> Option<Usage> {
+        let owner = self.owner?;
+        let sent = written.saturating_sub(self.written);
+        self.written = written;
+        if sent > 0 || self.sent_at.is_none() {
+            self.sent_at = Some(now);
+        }
+        if backlog {
+            self.backlog_at = Some(now);
+        }
+        let within =
+            |at: Option<Instant>, span| at.is_some_and(|at| now.saturating_duration_since(at) < span);
+        if !within(self.sent_at, ACTIVE) && !backlog {
+            self.sent_at = None;
+            return None;
+        }
+        let rate = (u128::from(sent) * 1_000_000_000 / since.as_nanos().max(1)) as u64;
+        Some(Usage { owner, rate, backlog: within(self.backlog_at, BACKLOG_TIME) })
     }
-    if backlog {
-        share.backlog_at = Some(now);
-    }
-    let within = |at: Option<Instant>, span| at.is_some_and(|at| now.saturating_duration_since(at) < span);
-    if !within(share.sent_at, ACTIVE) && !backlog {
-        share.sent_at = None;
-        return None;
-    }
-    let rate = (u128::from(sent) * 1_000_000_000 / since.as_nanos().max(1)) as u64;
-    Some(Usage { owner, rate, backlog: within(share.backlog_at, BACKLOG_TIME) })
 }
 
 /// Whether two bounds are so far apart that the kernel is to know.
@@ -130,5 +138,37 @@ fn differ(before: Option<u64>, now: Option<u64>) -> bool {
     match (before, now) {
         (Some(before), Some(now)) => before.abs_diff(now) > before / 32,
         (before, now) => before != now,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_abi::CommunicatorId;
+
+    /// Chunks of 128 KiB, one each 9 ms: four such links at half of 1 Gbit/s. Half a chunk is a backlog at one look of nine.
+    #[test]
+    fn who_passes_chunks_on_counts_as_one_with_a_backlog_between_them() {
+        let owner = Owner { tenant: 0, weight: 1, communicator: CommunicatorId(1) };
+        let mut share = Share { owner: Some(owner), ..Share::default() };
+        let begin = Instant::now();
+        let mut look = |number: u64, chunk: bool, written| {
+            let now = begin + number as u32 * PERIOD;
+            share.usage(now, PERIOD, (written, chunk))
+        };
+        let mut written = 0;
+        for number in 0..200 {
+            let chunk = number % 9 == 0;
+            written += if chunk { 128 << 10 } else { 0 };
+            let usage = look(number, chunk, written).unwrap();
+            assert!(usage.backlog, "look {number}");
+        }
+        let bounded = (200..400).map_while(|number| look(number, false, written));
+        let bounded = bounded.filter(|usage| usage.backlog).count();
+        assert!(bounded < 25, "it has not been bounded for long: {bounded} ms");
+        assert!(
+            look(400, false, written).is_some_and(|usage| !usage.backlog),
+            "it begins anew without a bound"
+        );
     }
 }
