@@ -89,7 +89,8 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
     if reply.jobs.is_empty() {
         return page;
     }
-    let mut rows = vec![row(["job", "range", "now", "otherwise", "then", "change", "why", "hosts"])];
+    let mut rows =
+        vec![row(["job", "range", "now", "otherwise", "then", "change", "why", "allreduce", "hosts"])];
     rows.extend(reply.jobs.iter().map(|job| {
         let hosts: Vec<String> = job.hosts.iter().map(|host| clean(host)).collect();
         row([
@@ -100,6 +101,7 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
             &job.hosts.len().to_string(),
             &job.change().text(),
             &job.reason().text(),
+            &predicted(job),
             &hosts.join(","),
         ])
     }));
@@ -112,6 +114,11 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
         page += &format!("{}: {}\n", name(job), why(job));
     }
     page
+}
+
+/// How long an AllReduce of the job would take, where that is predicted.
+fn predicted(job: &JobForecast) -> String {
+    if job.predicted_ns == 0 { "-".to_owned() } else { duration(job.predicted_ns) }
 }
 
 /// Why a job would wait, and for an assumed one what would not.
@@ -163,6 +170,8 @@ mod tests {
             change: JobChange::Shrinks.into(),
             reason: AllocationReason::Least.into(),
             reason_text: "policy fifo gives it its fewest, 2; no other is spare".to_owned(),
+            predicted_ns: 8_600_000,
+            operation_bytes: 1 << 20,
             ..forecast("a", "bert")
         };
         let starts = JobForecast {
@@ -191,10 +200,10 @@ mod tests {
             text(&reply()),
             "policy fifo, next round in 12.0s: 2 of 3 jobs would change
 
-  job        range  now  otherwise  then  change   why      hosts
-  a/bert      2..8    4          4     2  shrinks  least    h0,h1
-  b/gpt?[2J   2..8    0          0     2  starts   least    h2,h3
-  + new       6..8    0          0     0  waits    no_room
+  job        range  now  otherwise  then  change   why      allreduce  hosts
+  a/bert      2..8    4          4     2  shrinks  least    8.6ms      h0,h1
+  b/gpt?[2J   2..8    0          0     2  starts   least    -          h2,h3
+  + new       6..8    0          0     0  waits    no_room  -
 
 + new: policy fifo gives hosts that it could use to other jobs; the nearest range that would get hosts is 3..8
 "

@@ -5,6 +5,7 @@
 
 mod failures;
 mod job;
+pub(crate) mod links;
 mod round;
 pub(crate) mod what_if;
 
@@ -15,6 +16,7 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::settings::{AllocatorSettings, LivePolicy, Settings};
 use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
+use crate::state::view::View;
 use crate::state::world::operator::Operator;
 use failures::StoredFailures;
 use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
@@ -22,6 +24,7 @@ use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
 use harmonaize_store::{Change, Job as Stored};
 use job::{GATHER, IGNORED, Job, Question, Runner, RunnerKey, Step};
+use links::{Links, Predictions};
 use round::Wish;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -325,7 +328,8 @@ impl Jobs {
     }
 
     /// Gives up runners that are silent, decides where a round is due, and answers who has waited long enough.
-    pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+    pub(crate) fn expire(&mut self, view: &View<'_>, effects: &mut Effects) {
+        let ctx = &view.ctx;
         if self.due.is_none_or(|at| at > ctx.now) {
             return;
         }
@@ -340,7 +344,7 @@ impl Jobs {
         if self.round.is_some_and(|at| at <= ctx.now) {
             self.settled = true;
             self.lost_round = None;
-            self.decide(ctx, effects, allocator, Scope::All);
+            self.decide(ctx, &Links::new(view), effects, allocator, Scope::All);
             self.extra_round = None;
             self.round = Some(ctx.now.saturating_add(allocator.round));
         } else {
@@ -349,7 +353,7 @@ impl Jobs {
             if (extra || lost) && self.settled {
                 let scope = if lost { Scope::Lost } else { Scope::Waiting };
                 self.planned_again = lost.then_some(ctx.now).or(self.planned_again);
-                self.decide(ctx, effects, allocator, scope);
+                self.decide(ctx, &Links::new(view), effects, allocator, scope);
             }
         }
         self.after_loss(ctx, effects, allocator);
@@ -489,8 +493,15 @@ impl Jobs {
     }
 
     /// A round.
-    fn decide(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, scope: Scope) {
-        match self.set_targets(ctx, allocator, scope) {
+    fn decide(
+        &mut self,
+        ctx: &Ctx<'_>,
+        links: &Links,
+        effects: &mut Effects,
+        allocator: AllocatorSettings,
+        scope: Scope,
+    ) {
+        match self.set_targets(ctx, links, allocator, scope) {
             Ok(()) => self.advance_all(ctx, effects, allocator),
             Err(error) => effects.fact(Fact::JobsUndecided { why: error.to_string() }),
         }
@@ -503,6 +514,7 @@ impl Jobs {
     fn set_targets(
         &mut self,
         ctx: &Ctx<'_>,
+        links: &Links,
         allocator: AllocatorSettings,
         scope: Scope,
     ) -> Result<(), round::ShareError> {
@@ -528,6 +540,7 @@ impl Jobs {
             .iter()
             .zip(&usable)
             .map(|((key, job), usable)| Wish {
+                key: (*key).clone(),
                 number: job.number,
                 // Runners of one whose fewest are too many are told so.
                 workers: (job.workers.0, job.workers.1.min(most_workers(ctx, &key.0)).max(job.workers.0)),
@@ -538,7 +551,8 @@ impl Jobs {
                 current: job.hosts().filter(|host| usable.contains_key(host)).collect(),
             })
             .collect();
-        let shares = round::share(allocator.policy, ctx.now, &wishes)?;
+        let predictions = Predictions::new(&ctx.settings.topology, links);
+        let shares = round::share(allocator.policy, ctx.now, &wishes, predictions)?;
         for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shares) {
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
             // Between rounds about all nobody loses what it can go on with.

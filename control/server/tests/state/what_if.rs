@@ -218,6 +218,45 @@ fn hosts_that_go_or_come_change_who_runs() {
 }
 
 #[test]
+fn a_job_gets_hosts_of_one_rack_and_is_told_its_predicted_time() {
+    // Even hosts are at one leaf, odd ones at the other.
+    let mut play = Play::new(LivePolicy::Fifo);
+    let forecast = |play: &mut Play, numbers: &[usize]| {
+        let hosts = numbers.iter().map(|host| format!("h{host}")).collect();
+        let reply = play.what_if(&of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) })).unwrap();
+        let job = reply.jobs.into_iter().next().unwrap();
+        assert_eq!(job.operation_bytes, 1 << 20);
+        (job.hosts, job.predicted_ns)
+    };
+    let (within, near) = forecast(&mut play, &[0, 1, 2, 3]);
+    assert_eq!(within, ["h0", "h2"]);
+    assert_eq!(forecast(&mut play, &[0, 1, 3]).0, ["h1", "h3"]);
+    let (across, far) = forecast(&mut play, &[0, 1]);
+    assert_eq!(across, ["h0", "h1"]);
+    assert!(0 < near && near < far, "{near} ns within a rack, {far} ns across");
+    // What is answered happens.
+    let hosts = ["h0", "h1", "h3"].map(str::to_owned).to_vec();
+    let request = of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) });
+    let reply = play.what_if(&request).unwrap();
+    play.make(&request);
+    play.check_answer(&reply, "runners on hosts of two racks");
+}
+
+#[test]
+fn links_that_another_job_uses_send_a_job_to_the_other_rack() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let others = [0, 2].map(|host| play.agents[&host]);
+    play.world.form(&others, "busy");
+    let hosts = ["h0", "h1", "h2", "h3"].map(str::to_owned).to_vec();
+    let request = of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) });
+    assert_eq!(play.what_if(&request).unwrap().jobs[0].hosts, ["h1", "h3"]);
+    // What its own communicators have flow is not in its way.
+    let own =
+        of_job(v1::AssumedJob { job: "busy".to_owned(), tenant: "a".to_owned(), ..request.job.unwrap() });
+    assert_eq!(play.what_if(&own).unwrap().jobs[0].hosts, ["h0", "h2"]);
+}
+
+#[test]
 fn a_job_without_room_is_told_the_nearest_range() {
     let mut play = Play::new(LivePolicy::Fifo);
     play.add_all("a", "bert", (3, 3));

@@ -1,5 +1,6 @@
 //! A round: which hosts each job has until the next, by a policy of the allocator.
 
+use super::links::Predictions;
 use crate::state::settings::LivePolicy;
 use harmonaize_allocator::{
     Allocation, AllocationError, Candidate, Epoch, Facts, Fifo, Inventory, InventoryError, Job, Kind, KindId,
@@ -8,6 +9,7 @@ use harmonaize_allocator::{
 };
 use harmonaize_api::v1::AllocationReason;
 use harmonaize_planner::HostId;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::TryFromIntError;
 use std::time::Duration;
@@ -38,6 +40,8 @@ pub(super) enum ShareError {
 /// A job that a round decides about.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
+    /// The tenant's name, and the job's.
+    pub key: (String, String),
     /// The job's number, in order of arrival.
     pub number: usize,
     /// The fewest and the most workers.
@@ -72,11 +76,17 @@ impl Share {
 }
 
 /// What each job has until the next round: the policy gives the fewest workers of a job's range, or nothing. Hosts that are left over go
-/// to those that run, one to each in turn.
+/// to those that run, one to each in turn. Of hosts that nobody else needs more, a job gets those where its operations are predicted to
+/// take least.
 ///
 /// # Errors
 /// Why the policy cannot decide.
-pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Result<Vec<Share>, ShareError> {
+pub(super) fn share(
+    policy: LivePolicy,
+    now: Duration,
+    wishes: &[Wish],
+    mut predictions: Predictions<'_>,
+) -> Result<Vec<Share>, ShareError> {
     let named = policy.name();
     let mut shares: Vec<Share> = wishes
         .iter()
@@ -112,7 +122,8 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
         *share = Share::none(AllocationReason::NoRoom, String::new());
         let Some(given) = given else { continue };
         let preferred = given.accelerators.iter().filter_map(|each| pool.get(*each as usize).copied());
-        let hosts = places.take(wish, &preferred.collect::<Vec<_>>(), wish.workers.0 as usize);
+        let preferred: Vec<HostId> = preferred.collect();
+        let hosts = places.take(wish, &[], &preferred, wish.workers.0 as usize, &mut predictions);
         if !hosts.is_empty() {
             share.hosts = hosts;
             running.push(*at);
@@ -124,7 +135,7 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
         for at in &running {
             let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
             if share.hosts.len() < wish.workers.1 as usize {
-                let more = places.take(wish, &[], 1);
+                let more = places.take(wish, &share.hosts, &[], 1, &mut predictions);
                 grew |= !more.is_empty();
                 share.hosts.extend(more);
             }
@@ -167,7 +178,7 @@ pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) 
     }
 }
 
-/// Returns what the policy gives of the pool's hosts. It sees them as alike: how fast live jobs are on which is not known.
+/// Returns what the policy gives of the pool's hosts. It sees them as alike: how fast live jobs compute on which is not known.
 fn decide(
     policy: LivePolicy,
     now: Duration,
@@ -263,21 +274,47 @@ impl Places {
         Self { taken: BTreeSet::new(), users }
     }
 
-    /// Takes so many hosts for a job, or none. First those that it has, then those that fewest others may use, of them preferred ones.
-    fn take(&mut self, wish: &Wish, preferred: &[HostId], count: usize) -> Vec<HostId> {
-        let place = |host: &HostId| {
-            let had = !wish.current.contains(host);
-            (had, self.users.get(host).copied().unwrap_or(0), !preferred.contains(host), *host)
-        };
-        let mut free: Vec<HostId> =
-            wish.hosts.iter().filter(|host| !self.taken.contains(host)).copied().collect();
-        if free.len() < count {
+    /// Takes so many hosts for a job beside those that it `has` in this round, or none. First those that it had, then those that fewest
+    /// others may use. Of them it gets those with the best predictions, then preferred ones.
+    fn take(
+        &mut self,
+        wish: &Wish,
+        has: &[HostId],
+        preferred: &[HostId],
+        count: usize,
+        predictions: &mut Predictions<'_>,
+    ) -> Vec<HostId> {
+        let free = wish.hosts.iter().filter(|host| !self.taken.contains(host)).copied();
+        let (mut had, mut new): (Vec<HostId>, Vec<HostId>) =
+            free.partition(|host| wish.current.contains(host));
+        if had.len() + new.len() < count {
             return Vec::new();
         }
-        free.sort_by_key(place);
-        free.truncate(count);
-        self.taken.extend(&free);
-        free
+        let users = |host: &HostId| self.users.get(host).copied().unwrap_or(0);
+        had.sort_by_key(|host| (users(host), !preferred.contains(host), *host));
+        had.truncate(count);
+        let lacks = count - had.len();
+        if lacks > 0 {
+            let mut all: BTreeSet<HostId> = has.iter().chain(&had).copied().collect();
+            // A worker alone has no operation: with another one links tell.
+            let workers = (all.len() + lacks).max(2);
+            let mut rank = |new: &mut Vec<HostId>, all: &BTreeSet<HostId>| {
+                let scores = predictions.scores(&wish.key, all, new, workers);
+                let score = |host: &HostId| Reverse(scores.get(host).copied().unwrap_or(0));
+                new.sort_by_key(|host| (users(host), score(host), !preferred.contains(host), *host));
+            };
+            rank(&mut new, &all);
+            if all.is_empty() && lacks > 1 {
+                // Who is to be beside whom is known once the first has a place.
+                let mut others = new.split_off(1);
+                all.extend(&new);
+                rank(&mut others, &all);
+                new.append(&mut others);
+            }
+            had.extend(new.into_iter().take(lacks));
+        }
+        self.taken.extend(&had);
+        had
     }
 }
 
@@ -291,6 +328,8 @@ fn by_rank(before: &[HostId], hosts: &[HostId]) -> Vec<HostId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::jobs::links::Links;
+    use harmonaize_planner::{Conditions, DirectedLink, LinkId, Node, Rate, Topology};
 
     fn hosts(numbers: &[usize]) -> Vec<HostId> {
         numbers.iter().copied().map(HostId).collect()
@@ -300,12 +339,73 @@ mod tests {
         let arrived = Duration::from_secs(number as u64);
         let attained = Duration::from_secs(10 * current.len() as u64);
         let (on, current, most_hosts) = (hosts(on).into_iter().collect(), hosts(current), on.len());
-        Wish { number, workers, arrived, attained, hosts: on, most_hosts, current }
+        let key = ("a".to_owned(), number.to_string());
+        Wish { key, number, workers, arrived, attained, hosts: on, most_hosts, current }
     }
 
     fn shared(policy: LivePolicy, wishes: &[Wish]) -> Vec<(Vec<HostId>, AllocationReason)> {
-        let shares = share(policy, Duration::from_secs(100), wishes).unwrap();
+        let topology = racks(4);
+        let conditions = Conditions::clear(&topology);
+        shared_on(&topology, conditions, policy, wishes)
+    }
+
+    fn shared_on(
+        topology: &Topology,
+        conditions: Conditions,
+        policy: LivePolicy,
+        wishes: &[Wish],
+    ) -> Vec<(Vec<HostId>, AllocationReason)> {
+        let links = Links::unused(conditions);
+        let predictions = Predictions::new(topology, &links);
+        let shares = share(policy, Duration::from_secs(100), wishes, predictions).unwrap();
         shares.into_iter().map(|share| (share.hosts, share.reason)).collect()
+    }
+
+    /// Four hosts in racks of so many; links 0 and 1 join both leaves to the spine.
+    fn racks(of: usize) -> Topology {
+        let switch = |name| format!("[[switch]]\nname = \"{name}\"\n");
+        let link = |from: &str, to: &str| {
+            let ends = format!("from = \"{from}\"\nto = \"{to}\"");
+            format!("[[link]]\n{ends}\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n")
+        };
+        let mut text = ["spine", "leaf0", "leaf1"].map(switch).concat();
+        text += &["leaf0", "leaf1"].map(|leaf| link(leaf, "spine")).concat();
+        for at in 0..4 {
+            text += &format!("[[host]]\nname = \"h{at}\"\n");
+            text += &link(&format!("h{at}"), &format!("leaf{}", at / of));
+        }
+        Topology::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn two_hosts_of_a_rack_beat_two_across_a_full_spine() {
+        let topology = racks(2);
+        let mut conditions = Conditions::clear(&topology);
+        for (link, forward) in [(0, true), (0, false), (1, true), (1, false)] {
+            conditions.set_available(DirectedLink { link: LinkId(link), forward }, Rate(10_000_000));
+        }
+        let of = |wishes: &[Wish]| shared_on(&topology, conditions.clone(), LivePolicy::Fifo, wishes);
+        // By their numbers 0 and 2 would come first.
+        assert_eq!(of(&[wish(0, (2, 2), &[0, 2, 3], &[])])[0].0, hosts(&[2, 3]));
+        // One that grows stays in its rack while it can.
+        assert_eq!(of(&[wish(0, (1, 2), &[0, 1, 2, 3], &[3])])[0].0, hosts(&[3, 2]));
+        assert_eq!(of(&[wish(0, (1, 2), &[0, 1, 3], &[3])])[0].0, hosts(&[3, 0]));
+        // Nobody moves for a better place, and hosts that others need more are left to them.
+        assert_eq!(of(&[wish(0, (2, 2), &[0, 1, 2, 3], &[0, 2])])[0].0, hosts(&[0, 2]));
+        let shares = of(&[wish(0, (2, 2), &[0, 2, 3], &[]), wish(1, (1, 1), &[3], &[])]);
+        assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[0, 2]), &hosts(&[3])]);
+    }
+
+    #[test]
+    fn a_host_on_a_taken_link_is_the_last_choice() {
+        let topology = racks(2);
+        let mut conditions = Conditions::clear(&topology);
+        let link = topology.links_at(Node::Host(HostId(0)))[0];
+        for forward in [true, false] {
+            conditions.set_available(DirectedLink { link, forward }, Rate(10_000_000));
+        }
+        let shares = shared_on(&topology, conditions, LivePolicy::Fifo, &[wish(0, (2, 2), &[0, 1, 2], &[])]);
+        assert_eq!(shares[0].0, hosts(&[1, 2]));
     }
 
     #[test]
