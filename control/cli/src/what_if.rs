@@ -33,6 +33,9 @@ pub(crate) struct WhatIf {
     /// Hosts where runners of the job would wait; all with an agent where none is named.
     #[arg(long, value_delimiter = ',', value_name = "HOST,...", requires = "job")]
     host: Vec<String>,
+    /// Kinds of hosts that the job may have, of which it gets one; any where none is named.
+    #[arg(long, value_delimiter = ',', value_name = "KIND,...", requires = "job")]
+    kind: Vec<String>,
     /// As if these hosts were drained.
     #[arg(long, value_delimiter = ',', value_name = "HOST,...")]
     without: Vec<String>,
@@ -60,6 +63,7 @@ impl WhatIf {
                 workers_min: least,
                 workers_max: most,
                 hosts: self.host.clone(),
+                kinds: self.kind.clone(),
             }
         });
         if job.is_none() && self.without.is_empty() && self.with.is_empty() && self.policy.is_none() {
@@ -233,9 +237,13 @@ mod tests {
 
     #[test]
     fn what_is_assumed_can_be_combined() {
-        let line = "--job b/gpt --workers 2..8 --host h0,h1 --without h3 --with h4,h5 --policy fifo";
+        let line = "--job b/gpt --workers 2..8 --host h0,h1 --kind a100,h100 --without h3 --with h4,h5 --policy fifo";
         let request = parsed(&line.split(' ').collect::<Vec<_>>()).unwrap().request().unwrap();
-        let job = AssumedJob { hosts: hosts(&["h0", "h1"]), ..AssumedJob::default() };
+        let job = AssumedJob {
+            hosts: hosts(&["h0", "h1"]),
+            kinds: hosts(&["a100", "h100"]),
+            ..AssumedJob::default()
+        };
         let job = AssumedJob { tenant: "b".to_owned(), job: "gpt".to_owned(), workers_min: 2, ..job };
         let expected = WhatIfRequest {
             job: Some(AssumedJob { workers_max: 8, ..job }),
@@ -254,7 +262,13 @@ mod tests {
         assert!(
             matches!(parsed(&[]).unwrap().request(), Err(Failure::Usage(text)) if text.contains("--job"))
         );
-        for wrong in [["--job", "gpt"], ["--workers", "2..8"], ["--host", "h0"], ["--policy", "sia"]] {
+        for wrong in [
+            ["--job", "gpt"],
+            ["--workers", "2..8"],
+            ["--host", "h0"],
+            ["--kind", "a100"],
+            ["--policy", "sia"],
+        ] {
             assert!(parsed(&wrong).is_err(), "{wrong:?}");
         }
     }

@@ -536,6 +536,7 @@ impl Jobs {
         jobs.sort_by_key(|(_, job)| job.number);
         let usable: Vec<BTreeMap<HostId, RunnerKey>> =
             jobs.iter().map(|(key, job)| usable(ctx, allocator, &key.0, job)).collect();
+        let topology = &ctx.settings.topology;
         let wishes: Vec<Wish> = jobs
             .iter()
             .zip(&usable)
@@ -547,11 +548,11 @@ impl Jobs {
                 arrived: job.arrived,
                 attained: job.attained(ctx.now),
                 hosts: usable.keys().copied().filter(|host| is_free(*host, job)).collect(),
-                most_hosts: usable.len(),
+                most_hosts: round::most_of_one_kind(topology, usable.keys().copied()),
                 current: job.hosts().filter(|host| usable.contains_key(host)).collect(),
             })
             .collect();
-        let predictions = Predictions::new(&ctx.settings.topology, links);
+        let predictions = Predictions::new(topology, links);
         let shares = round::share(allocator.policy, ctx.now, &wishes, predictions)?;
         for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shares) {
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
@@ -581,6 +582,12 @@ impl Jobs {
     pub(crate) fn reply(&self, ctx: &Ctx<'_>) -> v1::JobsReply {
         let runners = self.jobs.values().flat_map(|job| job.runners.keys());
         let hosts: BTreeSet<HostId> = runners.map(|(host, _)| *host).collect();
+        let topology = &ctx.settings.topology;
+        let mut kinds: BTreeMap<&str, u32> = BTreeMap::new();
+        hosts.iter().for_each(|host| *kinds.entry(topology.kind(*host)).or_default() += 1);
+        let named = kinds.keys().any(|kind| !kind.is_empty());
+        let kinds = kinds.into_iter().filter(|_| named);
+        let kinds = kinds.map(|(kind, hosts)| v1::KindOfHosts { kind: kind.to_owned(), hosts });
         let mut jobs: Vec<(&JobKey, &Job)> = self.jobs.iter().collect();
         let policy = ctx.settings.allocator.map_or(LivePolicy::Fifo, |it| it.policy);
         jobs.sort_by_key(|(_, job)| round::precedence(policy, job.attained(ctx.now), job.number));
@@ -608,12 +615,14 @@ impl Jobs {
                 reason: job.reason.0.into(),
                 reason_text: job.reason_text(ctx.now),
                 elastic: job.elastic,
+                kind: job.hosts().next().map_or("", |host| topology.kind(host)).to_owned(),
             }
         };
         v1::JobsReply {
             policy: ctx.settings.allocator.map_or_else(String::new, |it| it.policy.name().to_owned()),
             hosts: count(hosts.len()),
             jobs: jobs.into_iter().map(status).collect(),
+            kinds: kinds.collect(),
         }
     }
 }
@@ -715,7 +724,9 @@ fn usable(
     let mut usable: BTreeMap<HostId, RunnerKey> = BTreeMap::new();
     for (key, runner) in &job.runners {
         let there = has(key) || ctx.hosts.contains_key(&key.0);
-        let allowed = !ctx.is_withdrawn(key.0) && !ctx.is_elsewhere(tenant, &ctx.host_name(key.0));
+        let kind = ctx.settings.topology.kind(key.0);
+        let fits = job.kinds.is_empty() || job.kinds.contains(kind);
+        let allowed = fits && !ctx.is_withdrawn(key.0) && !ctx.is_elsewhere(tenant, &ctx.host_name(key.0));
         let able = there && allowed && !runner.ignores(ctx.now, allocator.notice);
         if able && (has(key) || !usable.contains_key(&key.0)) {
             usable.insert(key.0, *key);

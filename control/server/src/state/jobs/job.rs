@@ -100,6 +100,8 @@ pub(super) struct Job {
     pub workers: (u32, u32),
     /// Its workers run on when it gets more hosts or fewer.
     pub elastic: bool,
+    /// Kinds of hosts that it may have; any where there are none.
+    pub kinds: BTreeSet<String>,
     pub runners: BTreeMap<RunnerKey, Runner>,
     /// Counts its sets of workers.
     pub generation: u64,
@@ -153,6 +155,7 @@ impl Job {
             arrived,
             workers,
             elastic,
+            kinds: BTreeSet::new(),
             runners: BTreeMap::new(),
             generation: 0,
             started: 0,

@@ -138,6 +138,10 @@ impl<'a> Predictions<'a> {
         Self { topology, links, effort: EFFORT }
     }
 
+    pub(super) fn topology(&self) -> &'a Topology {
+        self.topology
+    }
+
     /// How good each of these hosts is for the next worker of a job that has hosts and is to have so many in all; the more the better.
     /// None of them is in the answer where too much has been spent.
     pub(super) fn scores(

@@ -32,6 +32,14 @@ pub enum WhatIfError {
     /// The topology has no such host.
     #[error("the topology has no host `{0}`")]
     Host(String),
+    /// The topology has no host of such a kind.
+    #[error("the topology has no host of kind `{kind}`; its kinds are: {known}")]
+    Kind {
+        /// The kind.
+        kind: String,
+        /// Those that it has.
+        known: String,
+    },
     /// A host is to be there, and not.
     #[error("host `{0}` is to serve, and not to serve; name it once")]
     Contradiction(String),
@@ -98,6 +106,8 @@ struct AssumedJob {
     workers: (u32, u32),
     /// Where its runners wait.
     hosts: BTreeSet<HostId>,
+    /// Kinds of hosts that it may have; any where there are none.
+    kinds: BTreeSet<String>,
 }
 
 /// Jobs behind the next round about all of them, and when that is.
@@ -206,6 +216,7 @@ impl WhatIf {
                 nearest_max,
                 predicted_ns: predicted.map_or(0, nanos),
                 operation_bytes,
+                kind: gets.first().map_or("", |host| settings.topology.kind(*host)).to_owned(),
             }
         };
         Ok(v1::WhatIfReply {
@@ -246,9 +257,10 @@ impl Assumed {
                 }
             }
         }
-        if let Some(AssumedJob { key, workers: range, hosts }) = &self.job {
+        if let Some(AssumedJob { key, workers: range, hosts, kinds }) = &self.job {
             jobs.add(ctx.now, allocator, key.clone(), (workers.unwrap_or(*range), false));
             if let Some(job) = jobs.jobs.get_mut(key) {
+                job.kinds = kinds.clone();
                 job.runners = hosts.iter().map(|host| ((*host, 0), Runner::new(ctx.now))).collect();
             }
             come = true;
@@ -272,6 +284,20 @@ fn hosts(ctx: &Ctx<'_>, names: &[String]) -> Result<BTreeSet<HostId>, WhatIfErro
     names.iter().map(find).collect()
 }
 
+/// Checks that the topology has each of these kinds.
+fn known_kinds(ctx: &Ctx<'_>, kinds: &[String]) -> Result<BTreeSet<String>, WhatIfError> {
+    let topology = &ctx.settings.topology;
+    let known: BTreeSet<&str> = topology.hosts_there().filter_map(|(_, host)| host.kind.as_deref()).collect();
+    match kinds.iter().find(|kind| !known.contains(kind.as_str())) {
+        None => Ok(kinds.iter().cloned().collect()),
+        Some(kind) => {
+            let known: Vec<&str> = known.into_iter().take(16).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Err(WhatIfError::Kind { kind: shown(kind), known })
+        }
+    }
+}
+
 /// As much of a caller's text as an error repeats.
 fn shown(text: &str) -> String {
     text.chars().take(128).collect()
@@ -284,7 +310,7 @@ fn assumed_job(
     assumed: &v1::AssumedJob,
     with: &BTreeSet<HostId>,
 ) -> Result<AssumedJob, WhatIfError> {
-    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names } = assumed;
+    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names, kinds } = assumed;
     let range = (*workers_min, *workers_max);
     let report = RunnerReport { runner: 0, job: job.clone(), workers: range, state: WorkerState::None };
     report.check()?;
@@ -309,7 +335,7 @@ fn assumed_job(
     if hosts.is_empty() {
         return Err(WhatIfError::NoAgent);
     }
-    Ok(AssumedJob { key, workers: range, hosts })
+    Ok(AssumedJob { key, workers: range, hosts, kinds: known_kinds(ctx, kinds)? })
 }
 
 /// Has these facts read as a round reads the state.

@@ -40,6 +40,7 @@ impl Queries<'_> {
             connected: self.ctx.hosts.contains_key(&id),
             withdrawn: withdrawn.hosts.contains(&id),
             communicators: self.taking_part(id),
+            kind: topology.kind(id).to_owned(),
         });
         let switches = topology.switches_there().map(|(id, switch)| {
             let kind = match switch.kind {
