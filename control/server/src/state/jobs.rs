@@ -18,7 +18,7 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use failures::StoredFailures;
+use failures::StoredJobs;
 use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
@@ -64,7 +64,7 @@ pub(crate) struct Jobs {
     /// Those that may be stranded: see [`Jobs::stranded`].
     stranded: BTreeSet<JobKey>,
     /// What is stored of them.
-    stored: StoredFailures,
+    stored: StoredJobs,
     /// Nothing is due before.
     due: Option<Duration>,
 }
@@ -88,7 +88,7 @@ impl Jobs {
     /// Has what has changed of jobs stored.
     pub(crate) fn store(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
         let jobs = &self.jobs;
-        self.stored.store(ctx.operator, effects, |key| jobs.get(key).map(|job| job.failures));
+        self.stored.store(ctx.operator, effects, |key| jobs.get(key).map(Job::kept));
     }
 
     /// Some of this could not be stored.
@@ -239,7 +239,7 @@ impl Jobs {
     ) {
         self.settled |= self.jobs.is_empty() && now >= allocator.round;
         let mut job = Job::new(self.count, now, workers, elastic);
-        job.failures = self.stored.take(&key);
+        job.restore(self.stored.take(&key));
         self.jobs.insert(key, job);
         self.count += 1;
     }
@@ -301,8 +301,18 @@ impl Jobs {
     pub(crate) fn formed(&mut self, tenant: &str, name: &str) {
         let key = (tenant.to_owned(), job_named(name).to_owned());
         if let Some(job) = self.jobs.get_mut(&key) {
-            job.formed = true;
+            if std::mem::take(&mut job.unformed) {
+                self.stored.changed(key.clone());
+            }
             self.stranded.remove(&key);
+        }
+    }
+
+    /// Control has learned who runs. Communicators that are in use since before it began have formed, though it may not have been stored.
+    fn settle(&mut self, ctx: &Ctx<'_>) {
+        self.settled = true;
+        for known in ctx.communicators.values().filter(|known| !known.is_forming()) {
+            self.formed(&known.tenant, &known.name);
         }
     }
 
@@ -342,7 +352,9 @@ impl Jobs {
             job.runners.retain(|key, runner| gone_at(ctx, *key, runner).is_none_or(|at| at > ctx.now));
         }
         if self.round.is_some_and(|at| at <= ctx.now) {
-            self.settled = true;
+            if !self.settled {
+                self.settle(ctx);
+            }
             self.lost_round = None;
             self.decide(ctx, &Links::new(view), effects, allocator, Scope::All);
             self.extra_round = None;
@@ -392,11 +404,8 @@ impl Jobs {
         self.stranded.remove(key);
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
-            let failures = job.failures;
+            let kept = job.kept();
             let mut step = job.advance(ctx.now, allocator.notice, settled);
-            if job.failures != failures {
-                self.stored.changed(key.clone());
-            }
             if let Some(at) = job.wakes(ctx.now) {
                 note(&mut self.due, at);
             }
@@ -405,6 +414,9 @@ impl Jobs {
             }
             if step.is_none() && settled {
                 step = self.start(ctx, allocator, key);
+            }
+            if self.jobs.get(key).map(Job::kept) != Some(kept) {
+                self.stored.changed(key.clone());
             }
             let (Some(step), Some(job)) = (step, self.jobs.get(key)) else { break };
             if matches!(step, Step::Stopped | Step::Over(_)) {
