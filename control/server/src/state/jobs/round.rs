@@ -325,8 +325,8 @@ impl<'a> Places<'a> {
         Self { taken: BTreeSet::new(), users, predictions }
     }
 
-    /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had, then those that fewest
-    /// others may use. Of them it gets those with the best predictions, then preferred ones.
+    /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had, then those that
+    /// fewest others may use. Of them it gets those with the best predictions, then preferred ones.
     fn take(
         &mut self,
         (wish, kind): (&Wish, &str),
