@@ -282,6 +282,7 @@ fn a_job_gets_hosts_of_a_kind_that_it_names() {
 fn links_that_another_job_uses_send_a_job_to_the_other_rack() {
     let mut play = Play::new(LivePolicy::Fifo);
     let others = [0, 2].map(|host| play.agents[&host]);
+    play.world.ignore(&others);
     play.world.form(&others, "busy");
     let hosts = ["h0", "h1", "h2", "h3"].map(str::to_owned).to_vec();
     let request = of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) });
