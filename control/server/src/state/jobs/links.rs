@@ -10,11 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Bytes of an operation where nobody knows what the job's are.
 const OPERATION: u64 = 1 << 20;
 
-/// So much is spent on the predictions of a round. Where that is not enough, hosts that remain count as equally good.
-const EFFORT: usize = 1 << 18;
+/// So much is spent on the predictions of a round, in looks at a host: 512 predictions where there are few hosts. Where that is not
+/// enough, hosts that remain count as equally good.
+const EFFORT: usize = 1 << 21;
 
-/// What a prediction costs beside a look at each host that its job could get.
-const PREDICTION: usize = 256;
+/// What a prediction costs beside a look at each host that its job could get: paths between eight hosts.
+const PREDICTION: usize = 4096;
 
 /// A tenant's name, and its job's.
 type Key = (String, String);
