@@ -168,3 +168,52 @@ impl<'a> Predictions<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_planner::LinkId;
+
+    fn two_hosts() -> Topology {
+        let text = "host = [{ name = \"a\" }, { name = \"b\" }]\n\
+                    link = [{ from = \"a\", to = \"b\", rate = \"1Gbit/s\" }]\n";
+        Topology::parse(text).unwrap()
+    }
+
+    fn key(job: &str) -> Key {
+        ("a".to_owned(), job.to_owned())
+    }
+
+    #[test]
+    fn what_a_job_has_flow_itself_is_none_of_others() {
+        let mut links = Links::unused(Conditions::clear(&two_hosts()));
+        let [there, back] = [true, false].map(|forward| DirectedLink { link: LinkId(0), forward });
+        // A ring that crosses a link twice, and two whose routes are not known.
+        for (job, rings, ends) in [
+            ("x", vec![there, there], vec![there]),
+            ("y", vec![], vec![there, back]),
+            ("y", vec![], vec![there]),
+        ] {
+            links.all.add(&rings, &ends);
+            links.own.entry(key(job)).or_default().add(&rings, &ends);
+        }
+        assert_eq!(links.others(&key("z")), BTreeMap::from([(there, 3), (back, 1)]));
+        assert_eq!(links.others(&key("x")), BTreeMap::from([(there, 2), (back, 1)]));
+        assert_eq!(links.others(&key("y")), BTreeMap::from([(there, 2)]));
+        assert_eq!(links.operation(&key("x")), Bytes(OPERATION));
+        links.operations.insert(key("x"), 7);
+        assert_eq!(links.operation(&key("x")), Bytes(7));
+    }
+
+    #[test]
+    fn once_too_much_is_spent_no_host_has_a_score() {
+        let topology = two_hosts();
+        let links = Links::unused(Conditions::clear(&topology));
+        let mut predictions = Predictions { effort: 2 * PREDICTION, ..Predictions::new(&topology, &links) };
+        let hosts = [HostId(0), HostId(1)];
+        let mut scores = || predictions.scores(&key("x"), &BTreeSet::new(), &hosts, 2);
+        assert_eq!(scores().len(), 2);
+        (0..4).for_each(|_| drop(scores()));
+        assert_eq!(scores(), BTreeMap::new());
+    }
+}
