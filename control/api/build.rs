@@ -49,6 +49,7 @@ const JSON_MESSAGES: &[&str] = &[
     "JobForecast",
     "JobStatus",
     "JobsReply",
+    "KindOfHosts",
     "Link",
     "LinkCounters",
     "LostFindings",

@@ -58,14 +58,22 @@ fn name(job: &JobStatus) -> String {
 /// What allocates, and over how many hosts.
 fn head(reply: &JobsReply) -> String {
     let hosts = number_of(reply.hosts, "host", "hosts");
+    let kinds: Vec<String> =
+        reply.kinds.iter().map(|one| format!("{} {}", one.hosts, kind(&one.kind))).collect();
+    let kinds = if kinds.is_empty() { String::new() } else { format!(" ({})", kinds.join(", ")) };
     match reply.policy.as_str() {
         "" => "control allocates no hosts: its configuration has no [allocator]\n".to_owned(),
         policy => format!(
-            "{} on {hosts} with runners, policy {}\n",
+            "{} on {hosts} with runners{kinds}, policy {}\n",
             number_of(reply.jobs.len(), "job", "jobs"),
             clean(policy)
         ),
     }
+}
+
+/// A kind of hosts.
+fn kind(name: &str) -> String {
+    if name.is_empty() { "-".to_owned() } else { clean(name) }
 }
 
 /// All jobs.
@@ -80,6 +88,7 @@ pub(crate) fn jobs(reply: &JobsReply) -> String {
         "age",
         "host time",
         "why",
+        "kind",
         "hosts",
     ])];
     rows.extend(reply.jobs.iter().map(|job| {
@@ -94,6 +103,7 @@ pub(crate) fn jobs(reply: &JobsReply) -> String {
             &duration(job.age_ns),
             &duration(job.attained_ns),
             &job.reason().text(),
+            &kind(&job.kind),
             &hosts.join(","),
         ])
     }));
@@ -169,7 +179,7 @@ pub(crate) fn why(job: &JobStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_api::v1::AllocationReason;
+    use harmonaize_api::v1::{AllocationReason, KindOfHosts};
 
     fn job(tenant: &str, job: &str, phase: JobPhase, attained_ns: u64) -> JobStatus {
         JobStatus {
@@ -191,6 +201,7 @@ mod tests {
             reason: AllocationReason::NoRoom.into(),
             reason_text: "policy least-attained gives the hosts to 1 other jobs".to_owned(),
             elastic: tenant == "a",
+            kind: if phase == JobPhase::Running { "a100".to_owned() } else { String::new() },
         }
     }
 
@@ -200,7 +211,7 @@ mod tests {
             job("a", "bert", JobPhase::Running, 5),
             job("b", "bert", JobPhase::Waiting, 1_000_000_000),
         ];
-        JobsReply { policy: "least-attained".to_owned(), hosts: 4, jobs }
+        JobsReply { policy: "least-attained".to_owned(), hosts: 4, jobs, kinds: Vec::new() }
     }
 
     #[test]
@@ -232,6 +243,18 @@ mod tests {
         assert!(text.starts_with("b/bert: waiting, 0 workers of 2..8, generation 3\n"), "{text}");
         assert!(text.contains("no_room: policy least-attained gives"), "{text}");
         assert!(jobs(&reply()).contains("h0,h1"));
+    }
+
+    #[test]
+    fn kinds_of_hosts_stand_above_and_beside_jobs() {
+        let kinds = [("", 1), ("a100", 3)].map(|(kind, hosts)| KindOfHosts { kind: kind.to_owned(), hosts });
+        let reply = JobsReply { kinds: kinds.to_vec(), ..reply() };
+        let head = "3 jobs on 4 hosts with runners (1 -, 3 a100), policy least-attained\n";
+        let text = jobs(&reply);
+        assert!(text.starts_with(head), "{text}");
+        let line = text.lines().find(|line| line.trim_start().starts_with("a/bert")).unwrap();
+        assert!(line.ends_with("  a100  h0,h1"), "{text}");
+        assert!(queue(&waiting(reply)).contains("(1 -, 3 a100)"));
     }
 
     #[test]

@@ -51,6 +51,9 @@ pub(crate) struct Nodes {
     /// Only nodes on which Slurm runs nothing; without, also those of which something is free.
     #[arg(long)]
     idle_only: bool,
+    /// Kinds of hosts that the job may have, of which it gets one; any where none is named.
+    #[arg(long, value_delimiter = ',', value_name = "KIND,...")]
+    kind: Vec<String>,
     #[command(flatten)]
     print: PageArguments,
 }
@@ -133,7 +136,8 @@ impl Nodes {
     fn request(&self, candidates: &[String]) -> WhatIfRequest {
         let Workers(workers_min, workers_max) = self.workers;
         let (tenant, job) = (self.tenant.clone().unwrap_or_default(), job_name(SystemTime::now()));
-        let job = AssumedJob { tenant, job, workers_min, workers_max, hosts: candidates.to_vec() };
+        let (hosts, kinds) = (candidates.to_vec(), self.kind.clone());
+        let job = AssumedJob { tenant, job, workers_min, workers_max, hosts, kinds };
         WhatIfRequest { job: Some(job), ..WhatIfRequest::default() }
     }
 }
@@ -420,10 +424,10 @@ h9 unknown* all* up
 
     #[test]
     fn control_is_asked_about_the_candidates_alone() {
-        let request = parsed(&["2..4", "--tenant", "a"]).request(&names(&["h0", "h1"]));
+        let request = parsed(&["2..4", "--tenant", "a", "--kind", "a100"]).request(&names(&["h0", "h1"]));
         let job = request.job.clone().unwrap();
         assert_eq!((job.tenant.as_str(), job.workers_min, job.workers_max), ("a", 2, 4));
-        assert_eq!(job.hosts, ["h0", "h1"]);
+        assert_eq!((job.hosts, job.kinds), (names(&["h0", "h1"]), names(&["a100"])));
         assert_eq!(WhatIfRequest { job: None, ..request }, WhatIfRequest::default());
     }
 

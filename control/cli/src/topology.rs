@@ -179,9 +179,10 @@ fn page(topology: &Topology) -> String {
         rows.push(row([from, to, &link.rate.to_string(), &link.delay.to_string()]));
     }
     let mut page = format!("\nLINKS\n{}", table(&rows));
-    let mut rows = vec![row(["name", "kind", "rack"])];
+    let mut rows = vec![row(["name", "kind", "rack", "accelerators"])];
     for host in topology.hosts() {
-        rows.push(row([&host.name, "host", host.rack.as_deref().unwrap_or("-")]));
+        let [rack, kind] = [&host.rack, &host.kind].map(|text| text.as_deref().unwrap_or("-"));
+        rows.push(row([&host.name, "host", rack, kind]));
     }
     for switch in topology.switches() {
         let kind = match switch.kind {
@@ -189,11 +190,11 @@ fn page(topology: &Topology) -> String {
             SwitchKind::Spine => "spine",
             SwitchKind::Core => "core",
         };
-        rows.push(row([&switch.name, kind, "-"]));
+        rows.push(row([&switch.name, kind, "-", "-"]));
     }
     for aggregator in topology.aggregators() {
         let at = topology.node_name(Node::Switch(aggregator.switch));
-        rows.push(row([&aggregator.name, &format!("aggregator at {at}, {}", aggregator.rate), "-"]));
+        rows.push(row([&aggregator.name, &format!("aggregator at {at}, {}", aggregator.rate), "-", "-"]));
     }
     page += &format!("\nNODES\n{}", table(&rows));
     if topology.hosts().len() <= MAX_HOSTS {

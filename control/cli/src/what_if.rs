@@ -33,6 +33,9 @@ pub(crate) struct WhatIf {
     /// Hosts where runners of the job would wait; all with an agent where none is named.
     #[arg(long, value_delimiter = ',', value_name = "HOST,...", requires = "job")]
     host: Vec<String>,
+    /// Kinds of hosts that the job may have, of which it gets one; any where none is named.
+    #[arg(long, value_delimiter = ',', value_name = "KIND,...", requires = "job")]
+    kind: Vec<String>,
     /// As if these hosts were drained.
     #[arg(long, value_delimiter = ',', value_name = "HOST,...")]
     without: Vec<String>,
@@ -60,6 +63,7 @@ impl WhatIf {
                 workers_min: least,
                 workers_max: most,
                 hosts: self.host.clone(),
+                kinds: self.kind.clone(),
             }
         });
         if job.is_none() && self.without.is_empty() && self.with.is_empty() && self.policy.is_none() {
@@ -89,7 +93,8 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
     if reply.jobs.is_empty() {
         return page;
     }
-    let mut rows = vec![row(["job", "range", "now", "otherwise", "then", "change", "why", "hosts"])];
+    let mut rows =
+        vec![row(["job", "range", "now", "otherwise", "then", "change", "why", "allreduce", "hosts"])];
     rows.extend(reply.jobs.iter().map(|job| {
         let hosts: Vec<String> = job.hosts.iter().map(|host| clean(host)).collect();
         row([
@@ -100,6 +105,7 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
             &job.hosts.len().to_string(),
             &job.change().text(),
             &job.reason().text(),
+            &predicted(job),
             &hosts.join(","),
         ])
     }));
@@ -112,6 +118,11 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
         page += &format!("{}: {}\n", name(job), why(job));
     }
     page
+}
+
+/// How long an AllReduce of the job would take, where that is predicted.
+fn predicted(job: &JobForecast) -> String {
+    if job.predicted_ns == 0 { "-".to_owned() } else { duration(job.predicted_ns) }
 }
 
 /// Why a job would wait, and for an assumed one what would not.
@@ -163,6 +174,8 @@ mod tests {
             change: JobChange::Shrinks.into(),
             reason: AllocationReason::Least.into(),
             reason_text: "policy fifo gives it its fewest, 2; no other is spare".to_owned(),
+            predicted_ns: 8_600_000,
+            operation_bytes: 1 << 20,
             ..forecast("a", "bert")
         };
         let starts = JobForecast {
@@ -191,10 +204,10 @@ mod tests {
             text(&reply()),
             "policy fifo, next round in 12.0s: 2 of 3 jobs would change
 
-  job        range  now  otherwise  then  change   why      hosts
-  a/bert      2..8    4          4     2  shrinks  least    h0,h1
-  b/gpt?[2J   2..8    0          0     2  starts   least    h2,h3
-  + new       6..8    0          0     0  waits    no_room
+  job        range  now  otherwise  then  change   why      allreduce  hosts
+  a/bert      2..8    4          4     2  shrinks  least    8.6ms      h0,h1
+  b/gpt?[2J   2..8    0          0     2  starts   least    -          h2,h3
+  + new       6..8    0          0     0  waits    no_room  -
 
 + new: policy fifo gives hosts that it could use to other jobs; the nearest range that would get hosts is 3..8
 "
@@ -224,9 +237,13 @@ mod tests {
 
     #[test]
     fn what_is_assumed_can_be_combined() {
-        let line = "--job b/gpt --workers 2..8 --host h0,h1 --without h3 --with h4,h5 --policy fifo";
+        let line = "--job b/gpt --workers 2..8 --host h0,h1 --kind a100,h100 --without h3 --with h4,h5 --policy fifo";
         let request = parsed(&line.split(' ').collect::<Vec<_>>()).unwrap().request().unwrap();
-        let job = AssumedJob { hosts: hosts(&["h0", "h1"]), ..AssumedJob::default() };
+        let job = AssumedJob {
+            hosts: hosts(&["h0", "h1"]),
+            kinds: hosts(&["a100", "h100"]),
+            ..AssumedJob::default()
+        };
         let job = AssumedJob { tenant: "b".to_owned(), job: "gpt".to_owned(), workers_min: 2, ..job };
         let expected = WhatIfRequest {
             job: Some(AssumedJob { workers_max: 8, ..job }),
@@ -245,7 +262,13 @@ mod tests {
         assert!(
             matches!(parsed(&[]).unwrap().request(), Err(Failure::Usage(text)) if text.contains("--job"))
         );
-        for wrong in [["--job", "gpt"], ["--workers", "2..8"], ["--host", "h0"], ["--policy", "sia"]] {
+        for wrong in [
+            ["--job", "gpt"],
+            ["--workers", "2..8"],
+            ["--host", "h0"],
+            ["--kind", "a100"],
+            ["--policy", "sia"],
+        ] {
             assert!(parsed(&wrong).is_err(), "{wrong:?}");
         }
     }

@@ -11,6 +11,7 @@ use harmonaize_topology::{DirectedLink, HostId, Node, Topology};
 use harmonaize_units::Bytes;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// The score of the best hosts.
 pub const MAX_HOST_SCORE: u8 = 10;
@@ -24,23 +25,33 @@ const STEPS: u64 = 16;
 /// Times within this factor are alike.
 const SAME: f64 = 1.001;
 
-/// What scores are made of.
+/// Most hosts between which a job's operation is predicted as a whole. The cost grows with the pairs.
+pub const MAX_PREDICTED_HOSTS: usize = 64;
+
+/// What a job's operations are predicted by.
 #[derive(Clone, Copy, Debug)]
-pub struct HostScores<'a> {
+pub struct Beside<'a> {
     /// The fabric.
     pub topology: &'a Topology,
     /// As it is now.
     pub conditions: &'a Conditions,
     /// How many communicators of other jobs use each link.
     pub others: &'a BTreeMap<DirectedLink, u32>,
+    /// Bytes of a typical operation.
+    pub operation: Bytes,
+}
+
+/// What scores are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct HostScores<'a> {
+    /// What operations are predicted by.
+    pub beside: Beside<'a>,
     /// Hosts that the job has.
     pub placed: &'a BTreeSet<HostId>,
     /// Hosts, each once, of which one is to get the job's next worker.
     pub candidates: &'a [HostId],
     /// Workers that the job is to have in all. More than 8 count as 8.
     pub workers: usize,
-    /// Bytes of a typical operation.
-    pub operation: Bytes,
 }
 
 /// Hosts that are alike, and what is predicted if one of them gets the next worker.
@@ -79,8 +90,8 @@ impl<'a> HostScores<'a> {
         for host in self.candidates {
             kinds.entry(self.alike(*host)).or_default().push(*host);
         }
-        let placed: BTreeSet<Place<'a>> =
-            self.placed.iter().map(|host| place_of(self.topology, *host)).collect();
+        let Beside { topology, conditions, .. } = self.beside;
+        let placed: BTreeSet<Place<'a>> = self.placed.iter().map(|host| place_of(topology, *host)).collect();
         // Where there is little time it goes to those that are likely the best.
         let mut kinds: Vec<(Alike<'a>, Vec<HostId>)> = kinds.into_iter().collect();
         kinds.sort_by_key(|((place, ..), _)| !placed.contains(place));
@@ -89,7 +100,7 @@ impl<'a> HostScores<'a> {
             pool.into_iter().map(|host| (Reverse(self.free(host)), host)).collect();
         pool.retain(|(free, _)| free.0 > 0);
         let mut paths =
-            PathFinder::excluding(self.topology, move |link| self.conditions.usable(link) == LinkUse::Failed);
+            PathFinder::excluding(topology, move |link| conditions.usable(link) == LinkUse::Failed);
         let times: Vec<Timed<'a>> = kinds
             .into_iter()
             .map(|((place, ..), hosts)| {
@@ -125,22 +136,23 @@ impl<'a> HostScores<'a> {
     }
 
     fn alike(&self, host: HostId) -> Alike<'a> {
+        let Beside { topology, conditions, others, .. } = self.beside;
         let mut links: Vec<(u64, u64, LinkUse, u32)> = self
             .own_links(host)
             .map(|(rate, link)| {
-                let left = u128::from(self.conditions.available(link).0) * u128::from(STEPS);
+                let left = u128::from(conditions.available(link).0) * u128::from(STEPS);
                 let steps = u64::try_from(left / u128::from(rate.max(1))).unwrap_or(STEPS);
-                let others = self.others.get(&link).copied().unwrap_or(0);
-                (rate, steps, self.conditions.usable(link), others)
+                let others = others.get(&link).copied().unwrap_or(0);
+                (rate, steps, conditions.usable(link), others)
             })
             .collect();
         links.sort_unstable();
-        (place_of(self.topology, host), self.placed.contains(&host), links)
+        (place_of(topology, host), self.placed.contains(&host), links)
     }
 
     /// The links of a host with their rates, both directions of each.
     fn own_links(&self, host: HostId) -> impl Iterator<Item = (u64, DirectedLink)> + use<'a> {
-        let topology = self.topology;
+        let topology = self.beside.topology;
         let links = topology.links_at(Node::Host(host)).iter();
         let links = links.filter_map(move |link| Some((*link, topology.links().get(link.0)?.rate.0)));
         links.flat_map(|(link, rate)| [true, false].map(|forward| (rate, DirectedLink { link, forward })))
@@ -148,10 +160,11 @@ impl<'a> HostScores<'a> {
 
     /// What one more job has of a host's links that are open, in bits a second.
     fn free(&self, host: HostId) -> u64 {
-        let open = self.own_links(host).filter(|(_, link)| self.conditions.usable(*link) == LinkUse::Open);
+        let Beside { conditions, others, .. } = self.beside;
+        let open = self.own_links(host).filter(|(_, link)| conditions.usable(*link) == LinkUse::Open);
         let left = open.map(|(_, link)| {
-            let takers = 1 + u64::from(self.others.get(&link).copied().unwrap_or(0));
-            self.conditions.available(link).0 / takers
+            let takers = 1 + u64::from(others.get(&link).copied().unwrap_or(0));
+            conditions.available(link).0 / takers
         });
         left.fold(0, u64::saturating_add)
     }
@@ -188,7 +201,24 @@ impl<'a> HostScores<'a> {
         nearby.sort_unstable();
         let lacking = size.saturating_sub(group.len());
         group.extend(nearby.into_iter().take(lacking).map(|(_, _, other)| other));
-        Some(((reached, group.len()), self.predict(&group)))
+        Some(((reached, group.len()), self.beside.predict(&group)))
+    }
+}
+
+impl Beside<'_> {
+    /// The least predicted time of an AllReduce between a job's hosts. None for fewer than two, for more than [`MAX_PREDICTED_HOSTS`], and
+    /// where one cannot be reached.
+    pub fn all_reduce(&self, hosts: &[HostId]) -> Option<Duration> {
+        if !(2..=MAX_PREDICTED_HOSTS).contains(&hosts.len()) {
+            return None;
+        }
+        let conditions = self.conditions;
+        let mut paths =
+            PathFinder::excluding(self.topology, move |link| conditions.usable(link) == LinkUse::Failed);
+        let first = *hosts.first()?;
+        let reached = hosts.iter().all(|host| paths.crossings(first, *host).is_some());
+        let seconds = Some(self.predict(hosts)).filter(|_| reached)?;
+        Duration::try_from_secs_f64(seconds).ok()
     }
 
     /// The least predicted time of an AllReduce in a group, in seconds.
@@ -251,15 +281,8 @@ mod tests {
         ) -> Vec<Option<u8>> {
             let placed = placed.iter().copied().map(HostId).collect();
             let candidates: Vec<HostId> = candidates.iter().copied().map(HostId).collect();
-            let scores = HostScores {
-                topology: &self.topology,
-                conditions: &self.conditions,
-                others: &self.others,
-                placed: &placed,
-                candidates: &candidates,
-                workers,
-                operation: Bytes(1 << 20),
-            };
+            let scores =
+                HostScores { beside: self.beside(), placed: &placed, candidates: &candidates, workers };
             let scores = scores.scores(|| {
                 let late = predictions == 0;
                 predictions = predictions.saturating_sub(1);
@@ -267,6 +290,11 @@ mod tests {
             });
             assert_eq!(scores.len(), candidates.len());
             self.hosts.iter().map(|host| scores.get(host).copied()).collect()
+        }
+
+        fn beside(&self) -> Beside<'_> {
+            let Self { topology, conditions, others, .. } = self;
+            Beside { topology, conditions, others, operation: Bytes(1 << 20) }
         }
 
         fn link_of(&self, host: usize) -> LinkId {
@@ -364,6 +392,23 @@ mod tests {
         assert_eq!((some[0], some[4], some[7]), (Some(4), Some(10), Some(10)), "{some:?}");
         let none_placed = play.scores_of(&[], &ALL, 4, 0);
         assert_eq!(none_placed, [5, 5, 5, 5, 4, 4, 0, 4].map(Some));
+    }
+
+    #[test]
+    fn an_operation_across_a_full_uplink_takes_longer() {
+        let mut play = Play::new("1Gbit/s");
+        let time = |play: &Play, hosts: [usize; 2]| play.beside().all_reduce(&hosts.map(HostId));
+        let (within, across) = (time(&play, [0, 1]).unwrap(), time(&play, [0, 4]).unwrap());
+        assert!(within < across, "{within:?} {across:?}");
+        for forward in [true, false] {
+            play.others.insert(DirectedLink { link: LinkId(0), forward }, 9);
+        }
+        assert_eq!(time(&play, [0, 1]), Some(within));
+        assert!(time(&play, [0, 4]).unwrap() > across * 5);
+        play.conditions.restrict(LinkId(0), LinkUse::Failed);
+        assert_eq!(time(&play, [0, 4]), None);
+        assert_eq!(play.beside().all_reduce(&[HostId(0)]), None);
+        assert_eq!(play.beside().all_reduce(&[HostId(0); MAX_PREDICTED_HOSTS + 1]), None);
     }
 
     #[test]

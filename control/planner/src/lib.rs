@@ -38,7 +38,7 @@ pub use harmonaize_topology::{
 };
 pub use harmonaize_units::{Bytes, Nanos, Position, Rate, TextError, UnitError, parse_toml};
 pub use hose::{Guarantee, GuaranteeCapacity, HoseModel};
-pub use host_scores::{HostScores, MAX_HOST_SCORE};
+pub use host_scores::{Beside, HostScores, MAX_HOST_SCORE, MAX_PREDICTED_HOSTS};
 pub use interleave::{InterleaveReason, InterleaveSlot, Overlap, isolated_time, plan_interleaving};
 pub use iterations::{IterationPattern, Operation};
 pub use plan::{

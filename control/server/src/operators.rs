@@ -164,7 +164,7 @@ fn unanswered(error: &WhatIfError) -> Status {
         | Error::Contradiction(_)
         | Error::Job(_)
         | Error::Workers { .. } => Status::invalid_argument(text),
-        Error::Host(_) | Error::Tenant(_) => Status::not_found(text),
+        Error::Host(_) | Error::Kind { .. } | Error::Tenant(_) => Status::not_found(text),
         Error::JobThere(_) => Status::already_exists(text),
         Error::MostJobs(_) => Status::resource_exhausted(text),
         Error::NoAllocator | Error::NoAgent => Status::failed_precondition(text),

@@ -237,6 +237,9 @@ pub struct Job {
     /// When the last one was, CLOCK_REALTIME in nanoseconds.
     #[prost(uint64, tag = "5")]
     pub last_failure_ns: u64,
+    /// Whether its workers have started together, and have formed no communicator yet: of an elastic job.
+    #[prost(bool, tag = "6")]
+    pub unformed: bool,
 }
 
 /// A rank of a communicator that failed.

@@ -70,6 +70,7 @@ fn changes() -> Vec<Change> {
         recent_failures: 1,
         failures,
         last_failure_ns: 9,
+        unformed: true,
     };
     vec![
         Change::Boot(41),

@@ -26,6 +26,7 @@ struct File {
 struct FileHost {
     name: Spanned<String>,
     rack: Option<String>,
+    kind: Option<Spanned<String>>,
     #[serde(default)]
     addresses: Vec<Spanned<String>>,
 }
@@ -71,6 +72,12 @@ struct Reader<'a> {
     addresses: BTreeMap<IpAddr, SwitchId>,
 }
 
+/// Whether a text can name a node or a kind.
+fn is_usable(text: &str) -> bool {
+    let usual = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    text.len() <= 63 && text.chars().all(usual) && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
 impl Reader<'_> {
     fn at<T>(&self, value: &Spanned<T>) -> Position {
         self.lines.position(value.span().start)
@@ -78,17 +85,24 @@ impl Reader<'_> {
 
     fn name(&mut self, name: &Spanned<String>, node: Node) -> Result<String, TopologyError> {
         let (at, text) = (self.at(name), name.get_ref().clone());
-        let usual = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        if text.len() > 63
-            || !text.chars().all(usual)
-            || !text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        {
+        if !is_usable(&text) {
             return Err(TopologyError::BadName { at, name: text.chars().take(80).collect() });
         }
         if let Some((_, first)) = self.names.insert(text.clone(), (node, at.line)) {
             return Err(TopologyError::DuplicateName { at, name: text, first });
         }
         Ok(text)
+    }
+
+    /// The kind of a host's accelerators.
+    fn kind(&self, host: &FileHost) -> Result<Option<String>, TopologyError> {
+        match &host.kind {
+            Some(kind) if !is_usable(kind.get_ref()) => {
+                let name = kind.get_ref().chars().take(80).collect();
+                Err(TopologyError::BadKind { at: self.at(kind), name })
+            }
+            kind => Ok(kind.as_ref().map(|kind| kind.get_ref().clone())),
+        }
     }
 
     /// The addresses of a host or an aggregator; both may be on one machine.
@@ -194,7 +208,8 @@ impl Topology {
         let mut hosts = Vec::with_capacity(file.host.len());
         for (index, host) in file.host.iter().enumerate() {
             let name = reader.name(&host.name, Node::Host(HostId(index)))?;
-            hosts.push(Host { name, rack: host.rack.clone(), addresses: reader.addresses(&host.addresses)? });
+            let (rack, kind) = (host.rack.clone(), reader.kind(host)?);
+            hosts.push(Host { name, rack, kind, addresses: reader.addresses(&host.addresses)? });
         }
         let mut switches = Vec::with_capacity(file.switch.len());
         for (index, switch) in file.switch.iter().enumerate() {

@@ -51,6 +51,8 @@ pub struct Host {
     pub name: String,
     /// Its rack, where the provider says so; breaks ties between orders.
     pub rack: Option<String>,
+    /// The kind of its accelerators, where the provider says so. Hosts of one kind count as alike.
+    pub kind: Option<String>,
     /// The addresses at which its agent may listen; any where there are none.
     pub addresses: Vec<IpAddr>,
 }
@@ -143,6 +145,16 @@ pub enum TopologyError {
         /// Where.
         at: Position,
         /// The name.
+        name: String,
+    },
+    /// A kind that is empty, too long or has unusual characters.
+    #[error(
+        "{at}: `{name}` is not a usable kind: 1 to 63 letters, digits, `.`, `_` and `-`, the first a letter or digit"
+    )]
+    BadKind {
+        /// Where.
+        at: Position,
+        /// The kind.
         name: String,
     },
     /// Two hosts or switches of one name.
@@ -309,6 +321,11 @@ impl Topology {
             Some(Node::Host(id)) => Some(*id),
             _ => None,
         }
+    }
+
+    /// The kind of a host's accelerators; empty where none is named.
+    pub fn kind(&self, host: HostId) -> &str {
+        self.hosts.get(host.0).and_then(|host| host.kind.as_deref()).unwrap_or("")
     }
 
     /// The switch that answers from an address.

@@ -37,7 +37,7 @@ fn reads_a_good_file() {
     let topology = Topology::parse(GOOD).unwrap();
     assert_eq!(
         topology.hosts()[0],
-        Host { name: "h0".to_owned(), rack: Some("r0".to_owned()), addresses: Vec::new() }
+        Host { name: "h0".to_owned(), rack: Some("r0".to_owned()), kind: None, addresses: Vec::new() }
     );
     assert_eq!(topology.switches()[1].kind, SwitchKind::Spine);
     assert_eq!(topology.host("h1"), Some(HostId(1)));
@@ -59,12 +59,27 @@ fn one_host_needs_no_link() {
 }
 
 #[test]
+fn a_host_may_have_a_kind() {
+    let with = |kind: &str| GOOD.replacen("rack = \"r0\"", &format!("kind = \"{kind}\""), 1);
+    let topology = Topology::parse(&with("a100-80.v2")).unwrap();
+    assert_eq!([0, 1, 9].map(|host| topology.kind(HostId(host))), ["a100-80.v2", "", ""]);
+    for wrong in ["", "a 100", "-a", &"a".repeat(64)] {
+        let error = Topology::parse(&with(wrong)).unwrap_err().to_string();
+        let expected = format!("line 4, column 8: `{wrong}` is not a usable kind: 1 to 63 letters");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    // Control reads its file again: a host's kind may change.
+    let now = Topology::parse(&with("h100")).unwrap().numbered_as(&topology);
+    assert_eq!(now.kind(HostId(0)), "h100");
+}
+
+#[test]
 fn errors_have_positions() {
     let change = |from: &str, to: &str| GOOD.replacen(from, to, 1);
     let cases = [
         (
             change("name = \"h1\"", "nmae = \"h1\""),
-            "line 6, column 1: unknown field `nmae`, expected one of `name`, `rack`, `addresses`",
+            "line 6, column 1: unknown field `nmae`, expected one of `name`, `rack`, `kind`, `addresses`",
         ),
         (change("[[switch]]", "[[swich]]"), "line 8, column 3: unknown field `swich`"),
         (change("name = \"h1\"", "name = \"h0\""), "line 6, column 8: `h0` is there already, from line 3"),

@@ -127,6 +127,7 @@ fn fabric(extra: usize) -> v1::TopologyReply {
         connected,
         withdrawn,
         communicators: u32::from(connected),
+        kind: if connected { owned("a100") } else { String::new() },
     };
     let switch = |name: &str, kind: &str, withdrawn, connections| v1::FabricSwitch {
         name: owned(name),

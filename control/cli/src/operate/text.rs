@@ -43,9 +43,11 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
         let rack = if host.rack.is_empty() { "-" } else { &host.rack };
         let (agent, drained) =
             (if host.connected { "connected" } else { "away" }, yes(host.withdrawn, "drained"));
-        row([&host.name, rack, agent, &host.communicators.to_string(), &drained])
+        let kind = if host.kind.is_empty() { "-" } else { &host.kind };
+        row([&host.name, rack, kind, agent, &host.communicators.to_string(), &drained])
     });
-    section(&mut page, "HOSTS", row(["host", "rack", "agent", "communicators", "use"]), hosts.collect());
+    let head = row(["host", "rack", "kind", "agent", "communicators", "use"]);
+    section(&mut page, "HOSTS", head, hosts.collect());
     let switches = reply.switches.iter().map(|switch| {
         let (connections, drained) = (switch.connections.to_string(), yes(switch.withdrawn, "drained"));
         row([&switch.name, &switch.kind, &connections, &drained])

@@ -458,6 +458,9 @@ impl<'a> Shown<'a> {
             if !host.rack.is_empty() {
                 draft.rack(&host.name, &host.rack);
             }
+            if !host.kind.is_empty() {
+                draft.accelerators(&host.name, &host.kind);
+            }
         }
         let entered = self.entered(traces);
         for (number, name) in &self.names {

@@ -74,6 +74,8 @@ pub(super) enum Kind {
 struct DraftNode {
     kind: Kind,
     rack: Option<String>,
+    /// The kind of a host's accelerators.
+    accelerators: Option<String>,
     /// Where a switch answers from when a packet's time to live has run out.
     addresses: Vec<IpAddr>,
     /// What is unsure about it.
@@ -131,7 +133,7 @@ impl Draft {
 
     /// Adds a node; one that is there already stays as it is.
     pub(super) fn add(&mut self, name: &str, kind: Kind, doubt: Option<String>) {
-        let node = DraftNode { kind, rack: None, addresses: Vec::new(), doubt };
+        let node = DraftNode { kind, rack: None, accelerators: None, addresses: Vec::new(), doubt };
         self.nodes.entry(name.to_owned()).or_insert(node);
     }
 
@@ -144,6 +146,13 @@ impl Draft {
     pub(super) fn rack(&mut self, name: &str, rack: &str) {
         if let Some(node) = self.nodes.get_mut(name) {
             node.rack = Some(rack.to_owned());
+        }
+    }
+
+    /// Sets the kind of a host's accelerators.
+    pub(super) fn accelerators(&mut self, name: &str, kind: &str) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.accelerators = Some(kind.to_owned());
         }
     }
 
@@ -213,11 +222,13 @@ impl Draft {
         names.sort_by_key(|(name, _)| natural(name));
         for (name, node) in names.iter().filter(|(_, node)| node.kind == Kind::Host) {
             let rack = node.rack.as_ref().map(|rack| format!(", rack = {}", quoted(rack)));
+            let kind = node.accelerators.as_ref().map(|kind| format!(", kind = {}", quoted(kind)));
             let _ = writeln!(
                 text,
-                "  {{ name = {}{} }},{}",
+                "  {{ name = {}{}{} }},{}",
                 quoted(name),
                 rack.unwrap_or_default(),
+                kind.unwrap_or_default(),
                 mark(node.doubt.as_deref())
             );
         }

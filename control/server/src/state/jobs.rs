@@ -5,6 +5,7 @@
 
 mod failures;
 mod job;
+pub(crate) mod links;
 mod round;
 pub(crate) mod what_if;
 
@@ -15,13 +16,15 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::settings::{AllocatorSettings, LivePolicy, Settings};
 use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
+use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use failures::StoredFailures;
+use failures::StoredJobs;
 use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
 use harmonaize_store::{Change, Job as Stored};
 use job::{GATHER, IGNORED, Job, Question, Runner, RunnerKey, Step};
+use links::{Links, Predictions};
 use round::Wish;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -61,7 +64,7 @@ pub(crate) struct Jobs {
     /// Those that may be stranded: see [`Jobs::stranded`].
     stranded: BTreeSet<JobKey>,
     /// What is stored of them.
-    stored: StoredFailures,
+    stored: StoredJobs,
     /// Nothing is due before.
     due: Option<Duration>,
 }
@@ -85,7 +88,7 @@ impl Jobs {
     /// Has what has changed of jobs stored.
     pub(crate) fn store(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
         let jobs = &self.jobs;
-        self.stored.store(ctx.operator, effects, |key| jobs.get(key).map(|job| job.failures));
+        self.stored.store(ctx.operator, effects, |key| jobs.get(key).map(Job::kept));
     }
 
     /// Some of this could not be stored.
@@ -236,7 +239,7 @@ impl Jobs {
     ) {
         self.settled |= self.jobs.is_empty() && now >= allocator.round;
         let mut job = Job::new(self.count, now, workers, elastic);
-        job.failures = self.stored.take(&key);
+        job.restore(self.stored.take(&key));
         self.jobs.insert(key, job);
         self.count += 1;
     }
@@ -298,8 +301,18 @@ impl Jobs {
     pub(crate) fn formed(&mut self, tenant: &str, name: &str) {
         let key = (tenant.to_owned(), job_named(name).to_owned());
         if let Some(job) = self.jobs.get_mut(&key) {
-            job.formed = true;
+            if std::mem::take(&mut job.unformed) {
+                self.stored.changed(key.clone());
+            }
             self.stranded.remove(&key);
+        }
+    }
+
+    /// Control has learned who runs. Communicators that are in use since before it began have formed, though it may not have been stored.
+    fn settle(&mut self, ctx: &Ctx<'_>) {
+        self.settled = true;
+        for known in ctx.communicators.values().filter(|known| !known.is_forming()) {
+            self.formed(&known.tenant, &known.name);
         }
     }
 
@@ -325,7 +338,8 @@ impl Jobs {
     }
 
     /// Gives up runners that are silent, decides where a round is due, and answers who has waited long enough.
-    pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+    pub(crate) fn expire(&mut self, view: &View<'_>, effects: &mut Effects) {
+        let ctx = &view.ctx;
         if self.due.is_none_or(|at| at > ctx.now) {
             return;
         }
@@ -338,9 +352,11 @@ impl Jobs {
             job.runners.retain(|key, runner| gone_at(ctx, *key, runner).is_none_or(|at| at > ctx.now));
         }
         if self.round.is_some_and(|at| at <= ctx.now) {
-            self.settled = true;
+            if !self.settled {
+                self.settle(ctx);
+            }
             self.lost_round = None;
-            self.decide(ctx, effects, allocator, Scope::All);
+            self.decide(ctx, &Links::new(view), effects, allocator, Scope::All);
             self.extra_round = None;
             self.round = Some(ctx.now.saturating_add(allocator.round));
         } else {
@@ -349,7 +365,7 @@ impl Jobs {
             if (extra || lost) && self.settled {
                 let scope = if lost { Scope::Lost } else { Scope::Waiting };
                 self.planned_again = lost.then_some(ctx.now).or(self.planned_again);
-                self.decide(ctx, effects, allocator, scope);
+                self.decide(ctx, &Links::new(view), effects, allocator, scope);
             }
         }
         self.after_loss(ctx, effects, allocator);
@@ -388,11 +404,8 @@ impl Jobs {
         self.stranded.remove(key);
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
-            let failures = job.failures;
+            let kept = job.kept();
             let mut step = job.advance(ctx.now, allocator.notice, settled);
-            if job.failures != failures {
-                self.stored.changed(key.clone());
-            }
             if let Some(at) = job.wakes(ctx.now) {
                 note(&mut self.due, at);
             }
@@ -401,6 +414,9 @@ impl Jobs {
             }
             if step.is_none() && settled {
                 step = self.start(ctx, allocator, key);
+            }
+            if self.jobs.get(key).map(Job::kept) != Some(kept) {
+                self.stored.changed(key.clone());
             }
             let (Some(step), Some(job)) = (step, self.jobs.get(key)) else { break };
             if matches!(step, Step::Stopped | Step::Over(_)) {
@@ -489,8 +505,15 @@ impl Jobs {
     }
 
     /// A round.
-    fn decide(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, allocator: AllocatorSettings, scope: Scope) {
-        match self.set_targets(ctx, allocator, scope) {
+    fn decide(
+        &mut self,
+        ctx: &Ctx<'_>,
+        links: &Links,
+        effects: &mut Effects,
+        allocator: AllocatorSettings,
+        scope: Scope,
+    ) {
+        match self.set_targets(ctx, links, allocator, scope) {
             Ok(()) => self.advance_all(ctx, effects, allocator),
             Err(error) => effects.fact(Fact::JobsUndecided { why: error.to_string() }),
         }
@@ -503,6 +526,7 @@ impl Jobs {
     fn set_targets(
         &mut self,
         ctx: &Ctx<'_>,
+        links: &Links,
         allocator: AllocatorSettings,
         scope: Scope,
     ) -> Result<(), round::ShareError> {
@@ -524,21 +548,24 @@ impl Jobs {
         jobs.sort_by_key(|(_, job)| job.number);
         let usable: Vec<BTreeMap<HostId, RunnerKey>> =
             jobs.iter().map(|(key, job)| usable(ctx, allocator, &key.0, job)).collect();
+        let topology = &ctx.settings.topology;
         let wishes: Vec<Wish> = jobs
             .iter()
             .zip(&usable)
             .map(|((key, job), usable)| Wish {
+                key: (*key).clone(),
                 number: job.number,
                 // Runners of one whose fewest are too many are told so.
                 workers: (job.workers.0, job.workers.1.min(most_workers(ctx, &key.0)).max(job.workers.0)),
                 arrived: job.arrived,
                 attained: job.attained(ctx.now),
                 hosts: usable.keys().copied().filter(|host| is_free(*host, job)).collect(),
-                most_hosts: usable.len(),
+                most_hosts: round::most_of_one_kind(topology, usable.keys().copied()),
                 current: job.hosts().filter(|host| usable.contains_key(host)).collect(),
             })
             .collect();
-        let shares = round::share(allocator.policy, ctx.now, &wishes)?;
+        let predictions = Predictions::new(topology, links);
+        let shares = round::share(allocator.policy, ctx.now, &wishes, predictions)?;
         for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shares) {
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
             // Between rounds about all nobody loses what it can go on with.
@@ -567,6 +594,12 @@ impl Jobs {
     pub(crate) fn reply(&self, ctx: &Ctx<'_>) -> v1::JobsReply {
         let runners = self.jobs.values().flat_map(|job| job.runners.keys());
         let hosts: BTreeSet<HostId> = runners.map(|(host, _)| *host).collect();
+        let topology = &ctx.settings.topology;
+        let mut kinds: BTreeMap<&str, u32> = BTreeMap::new();
+        hosts.iter().for_each(|host| *kinds.entry(topology.kind(*host)).or_default() += 1);
+        let named = kinds.keys().any(|kind| !kind.is_empty());
+        let kinds = kinds.into_iter().filter(|_| named);
+        let kinds = kinds.map(|(kind, hosts)| v1::KindOfHosts { kind: kind.to_owned(), hosts });
         let mut jobs: Vec<(&JobKey, &Job)> = self.jobs.iter().collect();
         let policy = ctx.settings.allocator.map_or(LivePolicy::Fifo, |it| it.policy);
         jobs.sort_by_key(|(_, job)| round::precedence(policy, job.attained(ctx.now), job.number));
@@ -594,12 +627,14 @@ impl Jobs {
                 reason: job.reason.0.into(),
                 reason_text: job.reason_text(ctx.now),
                 elastic: job.elastic,
+                kind: job.hosts().next().map_or("", |host| topology.kind(host)).to_owned(),
             }
         };
         v1::JobsReply {
             policy: ctx.settings.allocator.map_or_else(String::new, |it| it.policy.name().to_owned()),
             hosts: count(hosts.len()),
             jobs: jobs.into_iter().map(status).collect(),
+            kinds: kinds.collect(),
         }
     }
 }
@@ -701,7 +736,9 @@ fn usable(
     let mut usable: BTreeMap<HostId, RunnerKey> = BTreeMap::new();
     for (key, runner) in &job.runners {
         let there = has(key) || ctx.hosts.contains_key(&key.0);
-        let allowed = !ctx.is_withdrawn(key.0) && !ctx.is_elsewhere(tenant, &ctx.host_name(key.0));
+        let kind = ctx.settings.topology.kind(key.0);
+        let fits = job.kinds.is_empty() || job.kinds.contains(kind);
+        let allowed = fits && !ctx.is_withdrawn(key.0) && !ctx.is_elsewhere(tenant, &ctx.host_name(key.0));
         let able = there && allowed && !runner.ignores(ctx.now, allocator.notice);
         if able && (has(key) || !usable.contains_key(&key.0)) {
             usable.insert(key.0, *key);

@@ -61,7 +61,7 @@ impl<'a> Queries<'a> {
     /// # Errors
     /// What of the question makes no sense, or names what is not there.
     pub fn what_if(self, request: &harmonaize_api::v1::WhatIfRequest) -> Result<WhatIf, WhatIfError> {
-        WhatIf::new(&self.ctx, self.jobs, request)
+        WhatIf::new(&self.view(), self.jobs, request)
     }
 
     /// Returns how often control has planned, decided and switched.

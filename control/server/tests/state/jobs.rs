@@ -901,6 +901,62 @@ fn all_start_again_where_one_joins_after_another_has_failed() {
 }
 
 #[test]
+fn all_start_again_where_one_fails_after_control_has_restarted() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    play.restart();
+    play.wait_seconds(35);
+    play.join(first, "bert", 0);
+    play.join(last, "bert", 2);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_together(&mut play, [first, failed, last], 2);
+    assert_eq!(
+        play.world.stored.jobs.values().next().map(|job| (job.failures, job.unformed)),
+        Some((1, false))
+    );
+}
+
+#[test]
+fn all_start_again_where_one_has_failed_while_control_was_away() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    let place = play.place(failed).unwrap();
+    play.runners.get_mut(&failed).unwrap().report.state = WorkerState::Ended { place, succeeded: false };
+    play.restart();
+    play.wait_seconds(35);
+    // It waits for who enters in the failed one's place, in vain.
+    play.join(first, "bert", 0);
+    play.wait_seconds(3);
+    let kinds: Vec<JoinRefusedKind> = play.turned_away.iter().map(v1::JoinRefused::kind).collect();
+    assert_eq!(kinds, [JoinRefusedKind::RankLost]);
+    let job = play.jobs().remove(0);
+    let places = play.runners.keys().filter_map(|runner| play.place(*runner));
+    let generations: Vec<u64> = places.map(|place| place.generation).collect();
+    assert_eq!((job.phase(), generations), (JobPhase::Running, vec![job.generation; 3]));
+    assert!([first, last].iter().all(|member| play.runners[member].started == 2), "{:#?}", play.runners);
+}
+
+#[test]
+fn workers_run_on_where_a_communicator_has_formed_before_control_restarted() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let ([first, failed, last], _) = three_and_another(&mut play);
+    let unformed = |play: &Play| play.world.stored.jobs.values().filter(|job| job.unformed).count();
+    assert_eq!(unformed(&play), 1);
+    let sessions = [first, failed, last].map(|runner| play.agents[&play.runners[&runner].host]);
+    play.world.ignore(&sessions);
+    play.world.form(&sessions, "bert");
+    assert!(play.world.stored.jobs.is_empty(), "it has formed");
+    play.restart();
+    play.wait_seconds(35);
+    play.join(first, "bert/other", 0);
+    play.end(failed, false);
+    play.wait_seconds(3);
+    assert_replaced(&play, [first, last], failed, 2);
+    assert_eq!(play.turned_away, []);
+}
+
+#[test]
 fn all_start_again_where_a_runner_dies_while_others_join() {
     let mut play = Play::new(LivePolicy::Fifo);
     let ([first, lost, last], spare) = three_and_another(&mut play);

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 fn job(tenant: &str, job: &str, (workers_min, workers_max): (u32, u32)) -> v1::AssumedJob {
     let (tenant, job) = (tenant.to_owned(), job.to_owned());
-    v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: Vec::new() }
+    v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: Vec::new(), kinds: Vec::new() }
 }
 
 fn of_job(job: v1::AssumedJob) -> v1::WhatIfRequest {
@@ -215,6 +215,82 @@ fn hosts_that_go_or_come_change_who_runs() {
     assert_eq!(changes(&reply), [("bert", JobChange::Grows, 4)]);
     play.make(&request);
     play.check_answer(&reply, "h0 serves again");
+}
+
+#[test]
+fn a_job_gets_hosts_of_one_rack_and_is_told_its_predicted_time() {
+    // Even hosts are at one leaf, odd ones at the other.
+    let mut play = Play::new(LivePolicy::Fifo);
+    let forecast = |play: &mut Play, numbers: &[usize]| {
+        let hosts = numbers.iter().map(|host| format!("h{host}")).collect();
+        let reply = play.what_if(&of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) })).unwrap();
+        let job = reply.jobs.into_iter().next().unwrap();
+        assert_eq!(job.operation_bytes, 1 << 20);
+        (job.hosts, job.predicted_ns)
+    };
+    let (within, near) = forecast(&mut play, &[0, 1, 2, 3]);
+    assert_eq!(within, ["h0", "h2"]);
+    assert_eq!(forecast(&mut play, &[0, 1, 3]).0, ["h1", "h3"]);
+    let (across, far) = forecast(&mut play, &[0, 1]);
+    assert_eq!(across, ["h0", "h1"]);
+    assert!(0 < near && near < far, "{near} ns within a rack, {far} ns across");
+    // What is answered happens.
+    let hosts = ["h0", "h1", "h3"].map(str::to_owned).to_vec();
+    let request = of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) });
+    let reply = play.what_if(&request).unwrap();
+    play.make(&request);
+    play.check_answer(&reply, "runners on hosts of two racks");
+}
+
+#[test]
+fn a_job_gets_hosts_of_a_kind_that_it_names() {
+    let mut text = super::topology::switch("leaf0");
+    for (host, kind) in ["a100", "h100", "a100", "h100"].into_iter().enumerate() {
+        text += &super::topology::host(host);
+        text += &format!("kind = \"{kind}\"\n");
+        text += &super::topology::link(&format!("h{host}"), "leaf0", "50us");
+    }
+    let allocator = allocating(LivePolicy::Fifo).allocator;
+    let mut play = Play::with(Settings { allocator, ..super::world::settings_of(&text) });
+    play.world.wait(ROUND);
+    let asked = |play: &mut Play, workers: (u32, u32), kinds: &[&str]| {
+        let kinds = kinds.iter().map(|kind| (*kind).to_owned()).collect();
+        let reply = play.what_if(&of_job(v1::AssumedJob { kinds, ..job("b", "gpt", workers) }));
+        reply.map(|reply| reply.jobs.into_iter().next().unwrap())
+    };
+    let job = asked(&mut play, (2, 4), &["h100"]).unwrap();
+    assert_eq!((job.hosts, job.kind), (vec!["h1".to_owned(), "h3".to_owned()], "h100".to_owned()));
+    // Of any kind, and of one at a time.
+    assert_eq!(asked(&mut play, (1, 4), &[]).unwrap().hosts, ["h0", "h2"]);
+    let waits = asked(&mut play, (3, 4), &["a100", "h100"]).unwrap();
+    assert_eq!((waits.change(), waits.reason()), (JobChange::Waits, AllocationReason::TooFewRunners));
+    assert_eq!((waits.kind.as_str(), waits.nearest_min), ("", 2));
+    let unknown = asked(&mut play, (1, 1), &["b200"]).unwrap_err();
+    assert_eq!(unknown.to_string(), "the topology has no host of kind `b200`; its kinds are: a100, h100");
+    // What is told of jobs and hosts has their kinds.
+    play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    let reply = play.world.state.queries(play.world.now).jobs();
+    let kinds: Vec<(&str, u32)> = reply.kinds.iter().map(|one| (one.kind.as_str(), one.hosts)).collect();
+    assert_eq!(kinds, [("a100", 2), ("h100", 2)]);
+    assert_eq!((reply.jobs[0].kind.as_str(), reply.jobs[0].hosts.len()), ("a100", 2));
+    let fabric = play.world.state.queries(play.world.now).topology();
+    assert_eq!(fabric.hosts.iter().map(|host| host.kind.as_str()).next(), Some("a100"));
+}
+
+#[test]
+fn links_that_another_job_uses_send_a_job_to_the_other_rack() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    let others = [0, 2].map(|host| play.agents[&host]);
+    play.world.ignore(&others);
+    play.world.form(&others, "busy");
+    let hosts = ["h0", "h1", "h2", "h3"].map(str::to_owned).to_vec();
+    let request = of_job(v1::AssumedJob { hosts, ..job("b", "gpt", (2, 2)) });
+    assert_eq!(play.what_if(&request).unwrap().jobs[0].hosts, ["h1", "h3"]);
+    // What its own communicators have flow is not in its way.
+    let own =
+        of_job(v1::AssumedJob { job: "busy".to_owned(), tenant: "a".to_owned(), ..request.job.unwrap() });
+    assert_eq!(play.what_if(&own).unwrap().jobs[0].hosts, ["h0", "h2"]);
 }
 
 #[test]

@@ -133,6 +133,7 @@ fn what_control_has_keeps_name_and_rate() {
     ];
     let mut fabric = fabric(&["h0", "h1", "h2", "h3"], &switches);
     fabric.hosts[0].rack = "r0".to_owned();
+    fabric.hosts[0].kind = "a100".to_owned();
     let link = |from: &str, to: &str| v1::DirectedLinkStatus {
         from: from.to_owned(),
         to: to.to_owned(),
@@ -145,7 +146,7 @@ fn what_control_has_keeps_name_and_rate() {
                     leaf1 spine0, leaf1 spine1";
     assert_eq!(links(&topology), expected, "{file}");
     assert!(file.contains(r#"{ from = "leaf0", to = "spine0", rate = "25Gbit/s" },"#), "{file}");
-    assert!(file.contains(r#"{ name = "h0", rack = "r0" },"#), "{file}");
+    assert!(file.contains(r#"{ name = "h0", rack = "r0", kind = "a100" },"#), "{file}");
     assert_eq!((count(&file, "# ? "), count(&file, "# ? rate assumed")), (7, 6), "{file}");
     assert_eq!(count(&file, "# ? Switches of control's topology that no route shows, left out: spine2"), 1);
 }

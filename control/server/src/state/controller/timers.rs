@@ -4,6 +4,7 @@ use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::decisions::Trigger;
 use crate::state::tenants::events::note_maintenance;
+use crate::state::view::view;
 use std::time::Duration;
 
 impl Controller {
@@ -63,7 +64,7 @@ impl Controller {
         }
         self.agreements.expire(&ctx!(self, now), &mut self.outbox);
         self.turns.expire(&ctx!(self, now), &mut self.outbox);
-        self.jobs.expire(&ctx!(self, now), &mut self.outbox);
+        self.jobs.expire(&view!(self, now), &mut self.outbox);
         self.act(now);
         self.events.expire(&ctx!(self, now), &mut self.outbox);
     }

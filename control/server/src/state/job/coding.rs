@@ -145,23 +145,20 @@ pub(crate) fn set_budget(
 
 /// How many other communicators use each link along their rings.
 pub(crate) fn takers(view: &View<'_>, id: CommunicatorId) -> BTreeMap<DirectedLink, u32> {
-    links_taken(view, |other, _| other != id)
-}
-
-/// How many communicators of these use each link along their rings.
-pub(crate) fn links_taken(
-    view: &View<'_>,
-    counts: impl Fn(CommunicatorId, &Communicator) -> bool,
-) -> BTreeMap<DirectedLink, u32> {
     let mut takers = BTreeMap::new();
-    for (_, known) in view.ctx.communicators.iter().filter(|(id, known)| counts(**id, known)) {
-        let hops = known.current().map_or_else(Vec::new, |current| view.links.hops(known, current));
-        let links = hops.iter().filter_map(|hop| hop.paths.first()).flat_map(|path| path.links());
-        for link in links {
-            *takers.entry(*link).or_default() += 1;
+    for (_, known) in view.ctx.communicators.iter().filter(|(other, _)| **other != id) {
+        for link in ring_links(view, known) {
+            *takers.entry(link).or_default() += 1;
         }
     }
     takers
+}
+
+/// Links along a communicator's ring, as far as routes are known, each as often as it is crossed.
+pub(crate) fn ring_links(view: &View<'_>, known: &Communicator) -> Vec<DirectedLink> {
+    let hops = known.current().map_or_else(Vec::new, |current| view.links.hops(known, current));
+    let paths = hops.iter().filter_map(|hop| hop.paths.first());
+    paths.flat_map(|path| path.links().iter().copied()).collect()
 }
 
 /// Returns another codec if that is the best now, or the ranks agreed on another budget, and why. What was

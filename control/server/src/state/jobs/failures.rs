@@ -1,4 +1,5 @@
-//! Failures of jobs' workers, and what is stored of them: a control that starts anew goes on with their waits.
+//! Failures of jobs' workers, and what is stored of jobs: a control that starts anew goes on with their waits, and knows whose workers
+//! have met.
 
 use crate::state::effects::Effects;
 use crate::state::world::operator::Operator;
@@ -75,18 +76,6 @@ impl Failures {
         self.last.saturating_add(wait.saturating_sub(self.before))
     }
 
-    /// What is stored of them; none without one.
-    fn record(&self, operator: &Operator, (tenant, name): &Key) -> Option<Stored> {
-        let before = u64::try_from(self.before.as_nanos()).unwrap_or(u64::MAX);
-        (self.waited_for > 0).then(|| Stored {
-            tenant: tenant.clone(),
-            name: name.clone(),
-            recent_failures: self.recent,
-            failures: self.waited_for,
-            last_failure_ns: operator.realtime(self.last).0.saturating_sub(before),
-        })
-    }
-
     /// Those of an earlier start. A clock that was set back makes them later, and never future.
     fn stored(operator: &Operator, record: &Stored) -> Self {
         let began = operator.realtime(Duration::ZERO);
@@ -99,11 +88,41 @@ impl Failures {
     }
 }
 
+/// What a control that starts anew is to know of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// How often its workers have failed.
+    pub failures: Failures,
+    /// Whether its workers have started together, and have formed no communicator yet: of an elastic job.
+    pub unformed: bool,
+}
+
+impl Kept {
+    /// What is stored of it; none where nothing has to be.
+    fn record(&self, operator: &Operator, (tenant, name): &Key) -> Option<Stored> {
+        let Self { failures, unformed } = *self;
+        let before = u64::try_from(failures.before.as_nanos()).unwrap_or(u64::MAX);
+        (unformed || failures.waited_for > 0).then(|| Stored {
+            tenant: tenant.clone(),
+            name: name.clone(),
+            recent_failures: failures.recent,
+            failures: failures.waited_for,
+            last_failure_ns: operator.realtime(failures.last).0.saturating_sub(before),
+            unformed,
+        })
+    }
+
+    /// That of an earlier start.
+    fn stored(operator: &Operator, record: &Stored) -> Self {
+        Self { failures: Failures::stored(operator, record), unformed: record.unformed }
+    }
+}
+
 /// What the store has of jobs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StoredFailures {
-    /// Those of an earlier start, of jobs whose runners have not come back.
-    earlier: BTreeMap<Key, Failures>,
+pub(super) struct StoredJobs {
+    /// What an earlier start left, of jobs whose runners have not come back.
+    earlier: BTreeMap<Key, Kept>,
     /// Until when they may.
     until: Option<Duration>,
     /// Jobs of which the store has a record, or may have one.
@@ -115,21 +134,21 @@ pub(super) struct StoredFailures {
     again_at: Option<Duration>,
 }
 
-impl StoredFailures {
+impl StoredJobs {
     /// Takes up what an earlier start left, of jobs that may come back `until` then.
     pub(super) fn restore(&mut self, operator: &Operator, records: BTreeMap<Key, Stored>, until: Duration) {
         self.stored = records.keys().cloned().collect();
-        let of = |(key, record)| (key, Failures::stored(operator, &record));
+        let of = |(key, record)| (key, Kept::stored(operator, &record));
         self.earlier = records.into_iter().map(of).collect();
         self.until = (!self.earlier.is_empty()).then_some(until);
     }
 
-    /// Returns the failures of a job that comes.
-    pub(super) fn take(&mut self, key: &Key) -> Failures {
+    /// Returns what is known of a job that comes.
+    pub(super) fn take(&mut self, key: &Key) -> Kept {
         self.earlier.remove(key).unwrap_or_default()
     }
 
-    /// Those of a job are others than before, or it is gone.
+    /// A job is otherwise than before, or it is gone.
     pub(super) fn changed(&mut self, key: Key) {
         self.unsaved.insert(key);
     }
@@ -140,7 +159,7 @@ impl StoredFailures {
         self.unsaved.extend(gone.map(|(key, _)| key));
     }
 
-    /// Returns when [`StoredFailures::expire`] has something to do.
+    /// Returns when [`StoredJobs::expire`] has something to do.
     pub(super) fn next_timeout(&self) -> Option<Duration> {
         self.until.into_iter().chain(self.again_at).min()
     }
@@ -155,16 +174,16 @@ impl StoredFailures {
         }
     }
 
-    /// Has stored what has changed. `of` says the failures of a job that is there.
+    /// Has stored what has changed. `of` says what is to be kept of a job that is there.
     pub(super) fn store(
         &mut self,
         operator: &Operator,
         effects: &mut Effects,
-        of: impl Fn(&Key) -> Option<Failures>,
+        of: impl Fn(&Key) -> Option<Kept>,
     ) {
         for key in std::mem::take(&mut self.unsaved) {
-            let failures = of(&key).or_else(|| self.earlier.get(&key).copied()).unwrap_or_default();
-            match failures.record(operator, &key) {
+            let kept = of(&key).or_else(|| self.earlier.get(&key).copied()).unwrap_or_default();
+            match kept.record(operator, &key) {
                 Some(record) => {
                     self.stored.insert(key);
                     effects.store(Change::Job(record));

@@ -1,6 +1,6 @@
 //! One job: its runners, the workers that it has, and what each runner is to do.
 
-use super::failures::Failures;
+use super::failures::{Failures, Kept};
 use crate::state::output::SessionId;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{ElasticOrder, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
@@ -100,6 +100,8 @@ pub(super) struct Job {
     pub workers: (u32, u32),
     /// Its workers run on when it gets more hosts or fewer.
     pub elastic: bool,
+    /// Kinds of hosts that it may have; any where there are none.
+    pub kinds: BTreeSet<String>,
     pub runners: BTreeMap<RunnerKey, Runner>,
     /// Counts its sets of workers.
     pub generation: u64,
@@ -115,7 +117,7 @@ pub(super) struct Job {
     pub attained: Duration,
     accounted: Duration,
     /// How often its workers have failed.
-    pub failures: Failures,
+    failures: Failures,
     /// The last generation in which a worker failed.
     failed_in: u64,
     /// How many of the generation's workers are lost, of an elastic job.
@@ -123,8 +125,8 @@ pub(super) struct Job {
     loss: Option<Loss>,
     /// Why one of the workers that started together is gone, of an elastic job; none: all are there, as far as control knows.
     parted: Option<RecallReason>,
-    /// Whether a communicator has formed since they started. Of workers that control did not start it counts as formed.
-    pub formed: bool,
+    /// Whether its workers have started together, and have formed no communicator yet: of an elastic job.
+    pub unformed: bool,
     /// Whether all workers succeeded, once it is over.
     pub over: Option<bool>,
     /// Why it has what it has, by the last round.
@@ -153,6 +155,7 @@ impl Job {
             arrived,
             workers,
             elastic,
+            kinds: BTreeSet::new(),
             runners: BTreeMap::new(),
             generation: 0,
             started: 0,
@@ -166,10 +169,20 @@ impl Job {
             lost: 0,
             loss: None,
             parted: None,
-            formed: false,
+            unformed: false,
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
         }
+    }
+
+    /// What is stored of it.
+    pub(super) fn kept(&self) -> Kept {
+        Kept { failures: self.failures, unformed: self.unformed }
+    }
+
+    /// Goes on with what was stored of it.
+    pub(super) fn restore(&mut self, kept: Kept) {
+        Kept { failures: self.failures, unformed: self.unformed } = kept;
     }
 
     /// What its workers have had by now.
@@ -253,7 +266,7 @@ impl Job {
     /// and does not meet those that join.
     pub(super) fn is_stranded(&self) -> bool {
         let runs = self.over.is_none() && self.recall.is_none() && !self.ranks.is_empty();
-        self.elastic && runs && self.parted.is_some() && !self.formed
+        runs && self.parted.is_some() && self.unformed
     }
 
     /// Has all workers of one that is stranded end, so that they start together again.
@@ -321,7 +334,6 @@ impl Job {
             self.account(now);
             self.generation = place.generation;
             self.ranks = vec![None; place.workers as usize];
-            self.formed = true;
         }
         let fits = place.generation == self.generation && place.workers as usize == self.ranks.len();
         let fits = fits && self.rank_of(runner).is_none();
@@ -465,7 +477,7 @@ impl Job {
         let members = self.target.clone();
         self.begin(now, &members, &members);
         self.started = self.generation;
-        (self.parted, self.formed) = (None, false);
+        (self.parted, self.unformed) = (None, self.elastic);
         Step::Started
     }
 

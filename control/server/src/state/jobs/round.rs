@@ -1,5 +1,6 @@
 //! A round: which hosts each job has until the next, by a policy of the allocator.
 
+use super::links::Predictions;
 use crate::state::settings::LivePolicy;
 use harmonaize_allocator::{
     Allocation, AllocationError, Candidate, Epoch, Facts, Fifo, Inventory, InventoryError, Job, Kind, KindId,
@@ -7,7 +8,8 @@ use harmonaize_allocator::{
     Round, StepTime,
 };
 use harmonaize_api::v1::AllocationReason;
-use harmonaize_planner::HostId;
+use harmonaize_planner::{HostId, Topology};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::TryFromIntError;
 use std::time::Duration;
@@ -38,6 +40,8 @@ pub(super) enum ShareError {
 /// A job that a round decides about.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
+    /// The tenant's name, and the job's.
+    pub key: (String, String),
     /// The job's number, in order of arrival.
     pub number: usize,
     /// The fewest and the most workers.
@@ -48,7 +52,7 @@ pub(super) struct Wish {
     pub attained: Duration,
     /// Hosts where it may have a worker.
     pub hosts: BTreeSet<HostId>,
-    /// How many it could have without other jobs.
+    /// How many of one kind it could have without other jobs.
     pub most_hosts: usize,
     /// Hosts that it has, by rank.
     pub current: Vec<HostId>,
@@ -72,12 +76,18 @@ impl Share {
 }
 
 /// What each job has until the next round: the policy gives the fewest workers of a job's range, or nothing. Hosts that are left over go
-/// to those that run, one to each in turn.
+/// to those that run, one to each in turn. All hosts of a job are of one kind. Of hosts that nobody else needs more, a job gets those where
+/// its operations are predicted to take least.
 ///
 /// # Errors
 /// Why the policy cannot decide.
-pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Result<Vec<Share>, ShareError> {
-    let named = policy.name();
+pub(super) fn share(
+    policy: LivePolicy,
+    now: Duration,
+    wishes: &[Wish],
+    predictions: Predictions<'_>,
+) -> Result<Vec<Share>, ShareError> {
+    let (named, topology) = (policy.name(), predictions.topology());
     let mut shares: Vec<Share> = wishes
         .iter()
         .map(|wish| {
@@ -85,11 +95,14 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
             if hosts >= least as usize {
                 return Share::none(AllocationReason::NoRoom, String::new());
             }
-            let text = format!("its runners are on {hosts} hosts that may be used, and it needs {least}");
+            let of =
+                if by_kind(topology, wish.hosts.iter().copied()).len() > 1 { " of one kind" } else { "" };
+            let text = format!("its runners are on {hosts} hosts{of} that may be used, and it needs {least}");
             Share::none(AllocationReason::TooFewRunners, text)
         })
         .collect();
-    let feasible = |wish: &Wish| wish.workers.0 > 0 && wish.hosts.len() >= wish.workers.0 as usize;
+    let enough = |wish: &Wish| most_of_one_kind(topology, wish.hosts.iter().copied());
+    let feasible = |wish: &Wish| wish.workers.0 > 0 && enough(wish) >= wish.workers.0 as usize;
     // Between rounds, too, nobody passes by an earlier job that could use what is free.
     let lacks = |wish: &Wish| !feasible(wish) && wish.most_hosts >= wish.workers.0 as usize;
     let first = wishes.iter().position(lacks).filter(|_| policy == LivePolicy::Fifo);
@@ -99,10 +112,10 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
     let of = |at: &usize| wishes.get(*at);
     let pool: BTreeSet<HostId> =
         considered.iter().filter_map(of).flat_map(|wish| wish.hosts.iter().copied()).collect();
-    let pool: Vec<HostId> = pool.into_iter().collect();
-    let given = decide(policy, now, &pool, &considered.iter().filter_map(of).collect::<Vec<_>>())?;
+    let pools: Vec<(&str, Vec<HostId>)> = by_kind(topology, pool.into_iter()).into_iter().collect();
+    let given = decide(policy, now, &pools, &considered.iter().filter_map(of).collect::<Vec<_>>())?;
 
-    let mut places = Places::new(wishes);
+    let mut places = Places::new(wishes, predictions);
     // Who has hosts keeps them before others are placed.
     let has = |at: &usize| of(at).is_some_and(|wish| !wish.current.is_empty());
     let (keep, new): (Vec<_>, Vec<_>) = considered.iter().zip(given).partition(|(at, _)| has(at));
@@ -111,20 +124,22 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
         let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
         *share = Share::none(AllocationReason::NoRoom, String::new());
         let Some(given) = given else { continue };
+        let Some((kind, pool)) = pools.get(given.kind.0) else { continue };
         let preferred = given.accelerators.iter().filter_map(|each| pool.get(*each as usize).copied());
-        let hosts = places.take(wish, &preferred.collect::<Vec<_>>(), wish.workers.0 as usize);
+        let preferred: Vec<HostId> = preferred.collect();
+        let hosts = places.take((wish, *kind), &[], &preferred, wish.workers.0 as usize);
         if !hosts.is_empty() {
             share.hosts = hosts;
-            running.push(*at);
+            running.push((*at, *kind));
         }
     }
     running.sort_unstable();
     loop {
         let mut grew = false;
-        for at in &running {
+        for (at, kind) in &running {
             let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
             if share.hosts.len() < wish.workers.1 as usize {
-                let more = places.take(wish, &[], 1);
+                let more = places.take((wish, *kind), &share.hosts, &[], 1);
                 grew |= !more.is_empty();
                 share.hosts.extend(more);
             }
@@ -159,6 +174,20 @@ pub(super) fn share(policy: LivePolicy, now: Duration, wishes: &[Wish]) -> Resul
     Ok(shares)
 }
 
+/// Hosts by kind; under an empty one those of which none is named.
+fn by_kind(topology: &Topology, hosts: impl Iterator<Item = HostId>) -> BTreeMap<&str, Vec<HostId>> {
+    let mut kinds: BTreeMap<&str, Vec<HostId>> = BTreeMap::new();
+    for host in hosts {
+        kinds.entry(topology.kind(host)).or_default().push(host);
+    }
+    kinds
+}
+
+/// How many of these hosts are of the kind that most are of.
+pub(super) fn most_of_one_kind(topology: &Topology, hosts: impl Iterator<Item = HostId>) -> usize {
+    by_kind(topology, hosts).values().map(Vec::len).max().unwrap_or(0)
+}
+
 /// A job's place in the policy's order: the least goes first.
 pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) -> (Duration, usize) {
     match policy {
@@ -167,23 +196,29 @@ pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) 
     }
 }
 
-/// Returns what the policy gives of the pool's hosts. It sees them as alike: how fast live jobs are on which is not known.
+/// Returns what the policy gives of these hosts by kind. It sees kinds as alike: how fast live jobs compute on which is not known.
 fn decide(
     policy: LivePolicy,
     now: Duration,
-    pool: &[HostId],
+    pools: &[(&str, Vec<HostId>)],
     wishes: &[&Wish],
 ) -> Result<Vec<Option<Allocation>>, ShareError> {
-    if pool.is_empty() {
+    if pools.is_empty() {
         return Ok(Vec::new());
     }
-    let hosts = u32::try_from(pool.len())?;
-    let kind = Kind { name: "hosts".to_owned(), hosts, accelerators: 1, job_hosts: hosts };
-    let inventory = Inventory::new(vec![kind])?;
-    let model = any_model(wishes.iter().map(|wish| wish.workers.0))?;
+    let kind = |(name, hosts): &(&str, Vec<HostId>)| -> Result<Kind, ShareError> {
+        let hosts = u32::try_from(hosts.len())?;
+        Ok(Kind { name: (*name).to_owned(), hosts, accelerators: 1, job_hosts: hosts })
+    };
+    let kinds: Result<Vec<Kind>, ShareError> = pools.iter().map(kind).collect();
+    let inventory = Inventory::new(kinds?)?;
+    let model = any_model(wishes.iter().map(|wish| wish.workers.0), pools.len())?;
+    let current: Vec<(Option<KindId>, Option<Allocation>)> =
+        wishes.iter().map(|wish| current(wish, pools)).collect();
     let jobs: Vec<Job> = wishes
         .iter()
-        .map(|wish| {
+        .zip(&current)
+        .map(|(wish, current)| {
             let (least, most) = wish.workers;
             Job {
                 name: wish.number.to_string(),
@@ -191,25 +226,19 @@ fn decide(
                 model: 0,
                 workers: least,
                 batch: least,
-                ranges: Ranges { workers: least..=most, kinds: Vec::new(), batch: least..=least },
+                ranges: Ranges {
+                    workers: least..=most,
+                    kinds: kinds_for(wish, pools, current),
+                    batch: least..=least,
+                },
             }
-        })
-        .collect();
-    let current: Vec<Option<Allocation>> = wishes
-        .iter()
-        .map(|wish| {
-            let place = |host: &HostId| u32::try_from(pool.binary_search(host).ok()?).ok();
-            let usable = wish.current.iter().filter(|host| wish.hosts.contains(host));
-            let accelerators: Vec<u32> = usable.filter_map(place).take(wish.workers.0 as usize).collect();
-            let whole = accelerators.len() == wish.workers.0 as usize;
-            whole.then_some(Allocation { kind: KindId(0), accelerators })
         })
         .collect();
     let candidates: Vec<Candidate<'_>> = wishes
         .iter()
         .zip(&jobs)
         .zip(&current)
-        .map(|((wish, job), current)| Candidate {
+        .map(|((wish, job), (_, current))| Candidate {
             number: wish.number,
             job,
             model: &model,
@@ -233,51 +262,111 @@ fn decide(
     Ok(given)
 }
 
-/// A model whose steps take as long with any of these numbers of workers.
-fn any_model(workers: impl Iterator<Item = u32>) -> Result<Model, ShareError> {
+/// The kind of the hosts that a job has, and as many of them as its fewest workers; no such hosts where those are too few.
+fn current(wish: &Wish, pools: &[(&str, Vec<HostId>)]) -> (Option<KindId>, Option<Allocation>) {
+    let of = |host: &HostId| pools.iter().position(|(_, pool)| pool.binary_search(host).is_ok());
+    let usable = || wish.current.iter().filter(|host| wish.hosts.contains(host));
+    let Some(at) = usable().next().and_then(of) else { return (None, None) };
+    let pool = pools.get(at).map_or(&[][..], |(_, pool)| pool.as_slice());
+    let place = |host: &HostId| u32::try_from(pool.binary_search(host).ok()?).ok();
+    let accelerators: Vec<u32> = usable().filter_map(place).take(wish.workers.0 as usize).collect();
+    let (kind, whole) = (KindId(at), accelerators.len() == wish.workers.0 as usize);
+    (Some(kind), whole.then_some(Allocation { kind, accelerators }))
+}
+
+/// The kinds that a job may get: those of which it could have enough hosts. One that goes on with some of its hosts keeps their kind, if
+/// that is among them.
+fn kinds_for(
+    wish: &Wish,
+    pools: &[(&str, Vec<HostId>)],
+    (has, whole): &(Option<KindId>, Option<Allocation>),
+) -> Vec<KindId> {
+    let enough = |(_, pool): &(&str, Vec<HostId>)| {
+        pool.iter().filter(|host| wish.hosts.contains(host)).count() >= wish.workers.0 as usize
+    };
+    let able = pools.iter().enumerate().filter(|(_, pool)| enough(pool));
+    let able: Vec<KindId> = able.map(|(at, _)| KindId(at)).collect();
+    match has {
+        Some(has) if whole.is_none() && able.contains(has) => vec![*has],
+        _ => able,
+    }
+}
+
+/// A model whose steps take as long with any of these numbers of workers, on each of so many kinds.
+fn any_model(workers: impl Iterator<Item = u32>, kinds: usize) -> Result<Model, ShareError> {
     let counts: BTreeSet<u32> = workers.chain([1]).collect();
     let placement = |count: u32| Placement {
         shape: vec![1; count as usize],
         batch: 1,
         time: StepTime { step: 1.0, exchange: 0.0 },
     };
-    let profile = Profile::new(counts.into_iter().map(placement).collect(), Vec::new(), None);
+    let placements = || counts.iter().copied().map(placement).collect();
+    let profile = || Profile::new(placements(), Vec::new(), None).map(Some);
+    let profiles: Result<Vec<_>, _> = std::iter::repeat_with(profile).take(kinds).collect();
     let epoch = Epoch { progress: 1.0, noise: Noise { square: 1.0, variance: 1.0 } };
     let records = BTreeMap::from([(1, vec![epoch]), (u32::MAX, vec![epoch])]);
     let facts = Facts { name: "any".to_owned(), epochs: 1, restart: 0.0, restart_guess: 0.0, slowdown: 1.0 };
-    Ok(Model::new(facts, records, vec![Some(profile?)])?)
+    Ok(Model::new(facts, records, profiles?)?)
 }
 
 /// Hosts that are taken, and how many jobs may use each.
-struct Places {
+struct Places<'a> {
     taken: BTreeSet<HostId>,
     users: BTreeMap<HostId, usize>,
+    predictions: Predictions<'a>,
 }
 
-impl Places {
-    fn new(wishes: &[Wish]) -> Self {
+impl<'a> Places<'a> {
+    fn new(wishes: &[Wish], predictions: Predictions<'a>) -> Self {
         let mut users: BTreeMap<HostId, usize> = BTreeMap::new();
         for host in wishes.iter().flat_map(|wish| &wish.hosts) {
             *users.entry(*host).or_default() += 1;
         }
-        Self { taken: BTreeSet::new(), users }
+        Self { taken: BTreeSet::new(), users, predictions }
     }
 
-    /// Takes so many hosts for a job, or none. First those that it has, then those that fewest others may use, of them preferred ones.
-    fn take(&mut self, wish: &Wish, preferred: &[HostId], count: usize) -> Vec<HostId> {
-        let place = |host: &HostId| {
-            let had = !wish.current.contains(host);
-            (had, self.users.get(host).copied().unwrap_or(0), !preferred.contains(host), *host)
-        };
-        let mut free: Vec<HostId> =
-            wish.hosts.iter().filter(|host| !self.taken.contains(host)).copied().collect();
-        if free.len() < count {
+    /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had, then those that
+    /// fewest others may use. Of them it gets those with the best predictions, then preferred ones.
+    fn take(
+        &mut self,
+        (wish, kind): (&Wish, &str),
+        has: &[HostId],
+        preferred: &[HostId],
+        count: usize,
+    ) -> Vec<HostId> {
+        let topology = self.predictions.topology();
+        let free = wish.hosts.iter().filter(|host| !self.taken.contains(host)).copied();
+        let free = free.filter(|host| topology.kind(*host) == kind);
+        let (mut had, mut new): (Vec<HostId>, Vec<HostId>) =
+            free.partition(|host| wish.current.contains(host));
+        if had.len() + new.len() < count {
             return Vec::new();
         }
-        free.sort_by_key(place);
-        free.truncate(count);
-        self.taken.extend(&free);
-        free
+        let users = |host: &HostId| self.users.get(host).copied().unwrap_or(0);
+        had.sort_by_key(|host| (users(host), !preferred.contains(host), *host));
+        had.truncate(count);
+        let lacks = count - had.len();
+        if lacks > 0 {
+            let mut all: BTreeSet<HostId> = has.iter().chain(&had).copied().collect();
+            // A worker alone has no operation: with another one links tell.
+            let workers = (all.len() + lacks).max(2);
+            let mut rank = |new: &mut Vec<HostId>, all: &BTreeSet<HostId>| {
+                let scores = self.predictions.scores(&wish.key, all, new, workers);
+                let score = |host: &HostId| Reverse(scores.get(host).copied().unwrap_or(0));
+                new.sort_by_key(|host| (users(host), score(host), !preferred.contains(host), *host));
+            };
+            rank(&mut new, &all);
+            if all.is_empty() && lacks > 1 {
+                // Who is to be beside whom is known once the first has a place.
+                let mut others = new.split_off(1);
+                all.extend(&new);
+                rank(&mut others, &all);
+                new.append(&mut others);
+            }
+            had.extend(new.into_iter().take(lacks));
+        }
+        self.taken.extend(&had);
+        had
     }
 }
 
@@ -291,6 +380,8 @@ fn by_rank(before: &[HostId], hosts: &[HostId]) -> Vec<HostId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::jobs::links::Links;
+    use harmonaize_planner::{Conditions, DirectedLink, LinkId, Node, Rate};
 
     fn hosts(numbers: &[usize]) -> Vec<HostId> {
         numbers.iter().copied().map(HostId).collect()
@@ -300,12 +391,102 @@ mod tests {
         let arrived = Duration::from_secs(number as u64);
         let attained = Duration::from_secs(10 * current.len() as u64);
         let (on, current, most_hosts) = (hosts(on).into_iter().collect(), hosts(current), on.len());
-        Wish { number, workers, arrived, attained, hosts: on, most_hosts, current }
+        let key = ("a".to_owned(), number.to_string());
+        Wish { key, number, workers, arrived, attained, hosts: on, most_hosts, current }
     }
 
     fn shared(policy: LivePolicy, wishes: &[Wish]) -> Vec<(Vec<HostId>, AllocationReason)> {
-        let shares = share(policy, Duration::from_secs(100), wishes).unwrap();
+        let topology = racks(4, [""; 4]);
+        let conditions = Conditions::clear(&topology);
+        shared_on(&topology, conditions, policy, wishes)
+    }
+
+    fn shared_on(
+        topology: &Topology,
+        conditions: Conditions,
+        policy: LivePolicy,
+        wishes: &[Wish],
+    ) -> Vec<(Vec<HostId>, AllocationReason)> {
+        let links = Links::unused(conditions);
+        let predictions = Predictions::new(topology, &links);
+        let shares = share(policy, Duration::from_secs(100), wishes, predictions).unwrap();
         shares.into_iter().map(|share| (share.hosts, share.reason)).collect()
+    }
+
+    /// Four hosts of these kinds in racks of so many; links 0 and 1 join both leaves to the spine.
+    fn racks(of: usize, kinds: [&str; 4]) -> Topology {
+        let switch = |name| format!("[[switch]]\nname = \"{name}\"\n");
+        let link = |from: &str, to: &str| {
+            let ends = format!("from = \"{from}\"\nto = \"{to}\"");
+            format!("[[link]]\n{ends}\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n")
+        };
+        let mut text = ["spine", "leaf0", "leaf1"].map(switch).concat();
+        text += &["leaf0", "leaf1"].map(|leaf| link(leaf, "spine")).concat();
+        for (at, kind) in kinds.into_iter().enumerate() {
+            let kind = if kind.is_empty() { String::new() } else { format!("kind = \"{kind}\"\n") };
+            text += &format!("[[host]]\nname = \"h{at}\"\n{kind}");
+            text += &link(&format!("h{at}"), &format!("leaf{}", at / of));
+        }
+        Topology::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn two_hosts_of_a_rack_beat_two_across_a_full_spine() {
+        let topology = racks(2, [""; 4]);
+        let mut conditions = Conditions::clear(&topology);
+        for (link, forward) in [(0, true), (0, false), (1, true), (1, false)] {
+            conditions.set_available(DirectedLink { link: LinkId(link), forward }, Rate(10_000_000));
+        }
+        let of = |wishes: &[Wish]| shared_on(&topology, conditions.clone(), LivePolicy::Fifo, wishes);
+        // By their numbers 0 and 2 would come first.
+        assert_eq!(of(&[wish(0, (2, 2), &[0, 2, 3], &[])])[0].0, hosts(&[2, 3]));
+        // One that grows stays in its rack while it can.
+        assert_eq!(of(&[wish(0, (1, 2), &[0, 1, 2, 3], &[3])])[0].0, hosts(&[3, 2]));
+        assert_eq!(of(&[wish(0, (1, 2), &[0, 1, 3], &[3])])[0].0, hosts(&[3, 0]));
+        // Nobody moves for a better place, and hosts that others need more are left to them.
+        assert_eq!(of(&[wish(0, (2, 2), &[0, 1, 2, 3], &[0, 2])])[0].0, hosts(&[0, 2]));
+        let shares = of(&[wish(0, (2, 2), &[0, 2, 3], &[]), wish(1, (1, 1), &[3], &[])]);
+        assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[0, 2]), &hosts(&[3])]);
+    }
+
+    #[test]
+    fn a_job_has_hosts_of_one_kind() {
+        let topology = racks(2, ["a100", "h100", "a100", "h100"]);
+        for policy in LivePolicy::ALL {
+            let of = |wishes: &[Wish]| shared_on(&topology, Conditions::clear(&topology), policy, wishes);
+            let all = &[0, 1, 2, 3];
+            assert_eq!(of(&[wish(0, (2, 4), all, &[])]), [(hosts(&[0, 2]), AllocationReason::Least)]);
+            let shares = of(&[wish(0, (2, 2), all, &[]), wish(1, (1, 4), all, &[])]);
+            assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[0, 2]), &hosts(&[1, 3])]);
+            // Three hosts are there, and of no kind three.
+            let shares = of(&[wish(0, (3, 3), all, &[])]);
+            assert_eq!(shares[0].0, []);
+            // It goes on with the one that it has, and gets another of that kind.
+            assert_eq!(of(&[wish(0, (2, 2), all, &[3])])[0].0, hosts(&[3, 1]));
+        }
+    }
+
+    #[test]
+    fn too_few_hosts_of_one_kind_are_said_to_be() {
+        let topology = racks(2, ["a100", "h100", "a100", ""]);
+        let links = Links::unused(Conditions::clear(&topology));
+        let wishes = [Wish { most_hosts: 2, ..wish(0, (3, 3), &[0, 1, 2, 3], &[]) }];
+        let predictions = Predictions::new(&topology, &links);
+        let shares = share(LivePolicy::Fifo, Duration::from_secs(100), &wishes, predictions).unwrap();
+        let text = "its runners are on 2 hosts of one kind that may be used, and it needs 3";
+        assert_eq!((shares[0].reason, shares[0].text.as_str()), (AllocationReason::TooFewRunners, text));
+    }
+
+    #[test]
+    fn a_host_on_a_taken_link_is_the_last_choice() {
+        let topology = racks(2, [""; 4]);
+        let mut conditions = Conditions::clear(&topology);
+        let link = topology.links_at(Node::Host(HostId(0)))[0];
+        for forward in [true, false] {
+            conditions.set_available(DirectedLink { link, forward }, Rate(10_000_000));
+        }
+        let shares = shared_on(&topology, conditions, LivePolicy::Fifo, &[wish(0, (2, 2), &[0, 1, 2], &[])]);
+        assert_eq!(shares[0].0, hosts(&[1, 2]));
     }
 
     #[test]

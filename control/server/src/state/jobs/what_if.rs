@@ -2,16 +2,18 @@
 //! copies, by the code that decides rounds.
 
 use super::job::{Job, Runner};
+use super::links::Links;
 use super::{JobKey, Jobs, MOST_JOBS, Scope, most_workers, over_limit, round};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::SessionId;
 use crate::state::settings::{AllocatorSettings, LivePolicy, Settings, UnknownPolicy};
+use crate::state::view::View;
 use crate::state::world::handovers::HandOvers;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::session::{RunnerError, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobChange};
-use harmonaize_planner::HostId;
+use harmonaize_planner::{Beside, HostId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -30,6 +32,14 @@ pub enum WhatIfError {
     /// The topology has no such host.
     #[error("the topology has no host `{0}`")]
     Host(String),
+    /// The topology has no host of such a kind.
+    #[error("the topology has no host of kind `{kind}`; its kinds are: {known}")]
+    Kind {
+        /// The kind.
+        kind: String,
+        /// Those that it has.
+        known: String,
+    },
     /// A host is to be there, and not.
     #[error("host `{0}` is to serve, and not to serve; name it once")]
     Contradiction(String),
@@ -68,6 +78,7 @@ pub struct WhatIf {
     settings: Settings,
     allocator: AllocatorSettings,
     facts: Facts,
+    links: Links,
     jobs: Jobs,
     assumed: Assumed,
 }
@@ -95,6 +106,8 @@ struct AssumedJob {
     workers: (u32, u32),
     /// Where its runners wait.
     hosts: BTreeSet<HostId>,
+    /// Kinds of hosts that it may have; any where there are none.
+    kinds: BTreeSet<String>,
 }
 
 /// Jobs behind the next round about all of them, and when that is.
@@ -108,7 +121,12 @@ impl WhatIf {
     ///
     /// # Errors
     /// What of the question makes no sense, or names what is not there.
-    pub(crate) fn new(ctx: &Ctx<'_>, jobs: &Jobs, request: &v1::WhatIfRequest) -> Result<Self, WhatIfError> {
+    pub(crate) fn new(
+        view: &View<'_>,
+        jobs: &Jobs,
+        request: &v1::WhatIfRequest,
+    ) -> Result<Self, WhatIfError> {
+        let ctx = &view.ctx;
         let v1::WhatIfRequest { job, without_hosts, with_hosts, policy } = request;
         let allocator = ctx.settings.allocator.ok_or(WhatIfError::NoAllocator)?;
         if job.is_none() && without_hosts.is_empty() && with_hosts.is_empty() && policy.is_empty() {
@@ -128,6 +146,7 @@ impl WhatIf {
             settings: ctx.settings.clone(),
             allocator,
             facts: Facts { hosts: ctx.hosts.clone(), operator: ctx.operator.clone() },
+            links: Links::new(view),
             jobs: jobs.clone(),
             assumed: Assumed { job, without, with, policy },
         })
@@ -138,7 +157,7 @@ impl WhatIf {
     /// # Errors
     /// Where the policy cannot decide.
     pub fn reply(self) -> Result<v1::WhatIfReply, WhatIfError> {
-        let Self { now, settings, allocator, facts, jobs: known, assumed } = &self;
+        let Self { now, settings, allocator, facts, links, jobs: known, assumed } = &self;
         let mut jobs = known.clone();
         // Until control has learned who runs where, nobody is to end or to start.
         let settled = jobs.settled;
@@ -146,7 +165,7 @@ impl WhatIf {
             job.assume_target(*now, allocator.notice);
         }
         let otherwise =
-            with_ctx(settings, facts, *now, |ctx| next_round(ctx, *allocator, jobs.clone()))?.jobs;
+            with_ctx(settings, facts, *now, |ctx| next_round(ctx, links, *allocator, jobs.clone()))?.jobs;
 
         let facts = assumed.facts(facts);
         let outcome = |workers: Option<(u32, u32)>| {
@@ -154,7 +173,7 @@ impl WhatIf {
             with_ctx(settings, &facts, *now, |ctx| {
                 let mut jobs = jobs.clone();
                 assumed.come(ctx, allocator, &mut jobs, workers);
-                next_round(ctx, allocator, jobs)
+                next_round(ctx, links, allocator, jobs)
             })
         };
         let Outcome { jobs: after, at } = outcome(None)?;
@@ -178,6 +197,8 @@ impl WhatIf {
             let has: Vec<HostId> = known.jobs.get(key).into_iter().flat_map(Job::hosts).collect();
             let gets = targets(&after, key);
             let is_assumed = assumed.job.as_ref().is_some_and(|assumed| assumed.key == *key);
+            let predict = |beside: Beside<'_>| (beside.all_reduce(&gets), beside.operation.0);
+            let (predicted, operation_bytes) = links.beside(&settings.topology, key, predict);
             let (nearest_min, nearest_max) = nearest.filter(|_| is_assumed).unwrap_or_default();
             v1::JobForecast {
                 tenant: key.0.clone(),
@@ -193,11 +214,14 @@ impl WhatIf {
                 reason_text: job.reason.1.clone(),
                 nearest_min,
                 nearest_max,
+                predicted_ns: predicted.map_or(0, nanos),
+                operation_bytes,
+                kind: gets.first().map_or("", |host| settings.topology.kind(*host)).to_owned(),
             }
         };
         Ok(v1::WhatIfReply {
             policy: assumed.policy.name().to_owned(),
-            round_ns: u64::try_from(at.saturating_sub(*now).as_nanos()).unwrap_or(u64::MAX),
+            round_ns: nanos(at.saturating_sub(*now)),
             jobs: order.into_iter().map(forecast).collect(),
         })
     }
@@ -233,9 +257,10 @@ impl Assumed {
                 }
             }
         }
-        if let Some(AssumedJob { key, workers: range, hosts }) = &self.job {
+        if let Some(AssumedJob { key, workers: range, hosts, kinds }) = &self.job {
             jobs.add(ctx.now, allocator, key.clone(), (workers.unwrap_or(*range), false));
             if let Some(job) = jobs.jobs.get_mut(key) {
+                job.kinds = kinds.clone();
                 job.runners = hosts.iter().map(|host| ((*host, 0), Runner::new(ctx.now))).collect();
             }
             come = true;
@@ -246,6 +271,10 @@ impl Assumed {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Finds hosts by their names.
 fn hosts(ctx: &Ctx<'_>, names: &[String]) -> Result<BTreeSet<HostId>, WhatIfError> {
     let find = |name: &String| {
@@ -253,6 +282,20 @@ fn hosts(ctx: &Ctx<'_>, names: &[String]) -> Result<BTreeSet<HostId>, WhatIfErro
         found.ok_or_else(|| WhatIfError::Host(shown(name)))
     };
     names.iter().map(find).collect()
+}
+
+/// Checks that the topology has each of these kinds.
+fn known_kinds(ctx: &Ctx<'_>, kinds: &[String]) -> Result<BTreeSet<String>, WhatIfError> {
+    let topology = &ctx.settings.topology;
+    let known: BTreeSet<&str> = topology.hosts_there().filter_map(|(_, host)| host.kind.as_deref()).collect();
+    match kinds.iter().find(|kind| !known.contains(kind.as_str())) {
+        None => Ok(kinds.iter().cloned().collect()),
+        Some(kind) => {
+            let known: Vec<&str> = known.into_iter().take(16).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Err(WhatIfError::Kind { kind: shown(kind), known })
+        }
+    }
 }
 
 /// As much of a caller's text as an error repeats.
@@ -267,7 +310,7 @@ fn assumed_job(
     assumed: &v1::AssumedJob,
     with: &BTreeSet<HostId>,
 ) -> Result<AssumedJob, WhatIfError> {
-    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names } = assumed;
+    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names, kinds } = assumed;
     let range = (*workers_min, *workers_max);
     let report = RunnerReport { runner: 0, job: job.clone(), workers: range, state: WorkerState::None };
     report.check()?;
@@ -292,7 +335,7 @@ fn assumed_job(
     if hosts.is_empty() {
         return Err(WhatIfError::NoAgent);
     }
-    Ok(AssumedJob { key, workers: range, hosts })
+    Ok(AssumedJob { key, workers: range, hosts, kinds: known_kinds(ctx, kinds)? })
 }
 
 /// Has these facts read as a round reads the state.
@@ -312,7 +355,12 @@ fn with_ctx<T>(settings: &Settings, facts: &Facts, now: Duration, read: impl FnO
 }
 
 /// Jobs behind the next round about all, and behind the one before it about those that wait or have lost workers.
-fn next_round(ctx: &Ctx<'_>, allocator: AllocatorSettings, mut jobs: Jobs) -> Result<Outcome, WhatIfError> {
+fn next_round(
+    ctx: &Ctx<'_>,
+    links: &Links,
+    allocator: AllocatorSettings,
+    mut jobs: Jobs,
+) -> Result<Outcome, WhatIfError> {
     let at = jobs.round.unwrap_or(ctx.now).max(ctx.now);
     let before = |round: Option<Duration>| round.filter(|round| *round < at);
     let (extra, lost) = (before(jobs.extra_round), before(jobs.lost_round));
@@ -320,9 +368,9 @@ fn next_round(ctx: &Ctx<'_>, allocator: AllocatorSettings, mut jobs: Jobs) -> Re
         let ctx = Ctx { now: first.max(ctx.now), ..*ctx };
         let scope = if lost.is_some() { Scope::Lost } else { Scope::Waiting };
         // Nobody is told anything.
-        jobs.decide(&ctx, &mut Effects::default(), allocator, scope);
+        jobs.decide(&ctx, links, &mut Effects::default(), allocator, scope);
     }
-    let targets = jobs.set_targets(&Ctx { now: at, ..*ctx }, allocator, Scope::All);
+    let targets = jobs.set_targets(&Ctx { now: at, ..*ctx }, links, allocator, Scope::All);
     targets.map_err(|error| WhatIfError::Undecided(error.to_string()))?;
     Ok(Outcome { jobs, at })
 }

@@ -1,15 +1,11 @@
 //! Which hosts may get a worker of a job that another scheduler places, and how good each is predicted to be.
 
 use super::Queries;
-use crate::state::job::coding::links_taken;
 use crate::state::job::communicator::Communicator;
-use crate::state::view::View;
-use harmonaize_abi::CommunicatorId;
-use harmonaize_planner::{Bytes, Conditions, DirectedLink, HostId, HostScores, Node, Topology};
+use crate::state::jobs::links::Links;
+use crate::state::tenants::joins::job_named;
+use harmonaize_planner::{Beside, Bytes, Conditions, DirectedLink, HostId, HostScores, Topology};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Bytes of an operation where nobody knows what the job's are.
-const OPERATION: u64 = 1 << 20;
 
 /// A worker that is to get a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,64 +82,36 @@ impl Queries<'_> {
     }
 
     /// Returns what the scores of these hosts are made from. Hosts that do not [fit](Self::fits) are left out. The job has the hosts of its
-    /// runners, of its communicators of the same name, and those that the scheduler knows.
+    /// runners, of its communicators, and those that the scheduler knows.
     ///
     /// # Errors
     /// [`Unfit::NotYet`], where one of the hosts may fit soon.
     pub fn candidates(&self, worker: &NextWorker, hosts: &[String]) -> Result<Candidates, Unfit> {
         let ctx = &self.ctx;
         let NextWorker { tenant, job, workers, assumed } = worker;
-        let is_own = |known: &Communicator| known.tenant == *tenant && known.name == *job;
-        let own: Vec<(CommunicatorId, &Communicator)> = ctx
-            .communicators
-            .iter()
-            .filter(|(_, known)| is_own(known))
-            .map(|(id, known)| (*id, known))
-            .collect();
-        let members = own.iter().flat_map(|(_, known)| &known.members).filter(|member| !member.closed);
+        let is_own = |known: &&Communicator| known.tenant == *tenant && job_named(&known.name) == job;
+        let own = ctx.communicators.values().filter(is_own);
+        let members = own.flat_map(|known| &known.members).filter(|member| !member.closed);
         let topology = &ctx.settings.topology;
         let mut placed = self.jobs.hosts_of(tenant, job);
         placed.extend(members.map(|member| member.host));
         placed.extend(assumed.iter().filter_map(|host| topology.host(host)));
-        let operation =
-            own.iter().filter_map(|(id, _)| ctx.iterations.get(id)).map(|known| known.bytes()).max();
         let fit = self.fits(tenant, hosts);
         if fit.contains(&Err(Unfit::NotYet)) {
             return Err(Unfit::NotYet);
         }
-        let view = self.view();
+        let links = Links::new(&self.view());
+        let key = (tenant.clone(), job.clone());
         Ok(Candidates {
             topology: topology.clone(),
-            conditions: view.conditions(),
-            others: others(&view, |known| !is_own(known)),
+            others: links.others(&key),
+            operation: links.operation(&key),
+            conditions: links.into_conditions(),
             placed,
             hosts: fit.into_iter().flatten().collect(),
             workers: *workers,
-            operation: Bytes(operation.filter(|bytes| *bytes > 0).unwrap_or(OPERATION)),
         })
     }
-}
-
-/// How many communicators of these use each link: along their rings as far as routes are known, and the only link of each of their hosts.
-fn others(view: &View<'_>, counts: impl Fn(&Communicator) -> bool) -> BTreeMap<DirectedLink, u32> {
-    let topology = &view.ctx.settings.topology;
-    let mut at_hosts: BTreeMap<DirectedLink, u32> = BTreeMap::new();
-    let alone = |known: &Communicator| known.members.len() < 2;
-    for known in view.ctx.communicators.values().filter(|known| counts(known) && !alone(known)) {
-        for member in known.members.iter().filter(|member| !member.closed) {
-            if let [link] = topology.links_at(Node::Host(member.host)) {
-                for forward in [true, false] {
-                    *at_hosts.entry(DirectedLink { link: *link, forward }).or_default() += 1;
-                }
-            }
-        }
-    }
-    let mut others = links_taken(view, |_, known| counts(known));
-    for (link, count) in at_hosts {
-        let known = others.entry(link).or_default();
-        *known = count.max(*known);
-    }
-    others
 }
 
 impl Candidates {
@@ -153,13 +121,15 @@ impl Candidates {
         let each: BTreeSet<HostId> = self.hosts.iter().copied().collect();
         let each: Vec<HostId> = each.into_iter().collect();
         let scores = HostScores {
-            topology: &self.topology,
-            conditions: &self.conditions,
-            others: &self.others,
+            beside: Beside {
+                topology: &self.topology,
+                conditions: &self.conditions,
+                others: &self.others,
+                operation: self.operation,
+            },
             placed: &self.placed,
             candidates: &each,
             workers: self.workers,
-            operation: self.operation,
         };
         let name = |host: HostId| self.topology.hosts().get(host.0).map(|host| host.name.as_str());
         scores.scores(late).into_iter().filter_map(|(host, score)| Some((name(host)?, score))).collect()

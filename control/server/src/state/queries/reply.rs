@@ -41,6 +41,7 @@ impl Queries<'_> {
             connected: self.ctx.hosts.contains_key(&id),
             withdrawn: withdrawn.hosts.contains(&id),
             communicators: taking_part.get(&id).copied().unwrap_or(0),
+            kind: topology.kind(id).to_owned(),
         });
         let switches = topology.switches_there().map(|(id, switch)| {
             let kind = match switch.kind {
