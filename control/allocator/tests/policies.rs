@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_who_had_less_waits_for_room_of_one_who_had_more(seed: u64) {
+    fn who_had_less_waits_for_nobody_with_more(seed: u64) {
         run(&small(seed), LeastAttained, false, &mut |round, given| {
             let waits = |place: &usize| given[*place].is_none();
             for waiting in (0..given.len()).filter(waits) {
