@@ -302,7 +302,7 @@ fn nonsense_in_an_offer_is_refused() {
 }
 
 #[test]
-fn a_tenant_that_deregisters_or_goes_in_mid_operation_ends_its_attachment() {
+fn leaving_or_deregistering_mid_operation_ends_the_attachment() {
     let lab = Lab::new();
     let mut honest = lab.attach(4);
     let mut pair = lab.attach(4);
