@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_ends_where_enough_is_read_or_the_kernel_never_ends_it() {
+    fn an_endless_list_ends_once_enough_is_read() {
         let message = |kind: u16| [&20_u32.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 14]].concat();
         let read = |most: u32| {
             let mut seen = 0;
