@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_stepping_clock_leaves_of_a_killed_process_goes_with_it() {
+    fn a_killed_process_leaves_no_clock_files() {
         let log = std::env::temp_dir().join(format!("harmonaize-process-{}", std::process::id()));
         let mut command = Command::new("sh");
         let script = "touch /dev/shm/faketime_shm_$$ /dev/shm/sem.faketime_sem_$$; echo made; sleep 60";
