@@ -4,8 +4,8 @@
 use harmonaize_allocator::{
     Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
     LeastAttained, MarketPolicy, Model, Noise, Outcome, Placement, Policy, PolicyError, Pollux,
-    PolluxSettings, Profile, Program, RangeError, Ranges, Round, Scaling, Settings, Sia, SiaSettings,
-    SimulationError, StepModel, StepTime, Synthetic, check, finish_time_ratios, simulate,
+    PolluxSettings, Profile, ProfileError, Program, RangeError, Ranges, Round, Scaling, Settings, Sia,
+    SiaSettings, SimulationError, StepModel, StepTime, Synthetic, check, finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -395,7 +395,10 @@ fn sizes_in_a_hole_of_the_profile_are_not_given() {
     // A policy that gives them ends with what is missing.
     let given = vec![Some(Allocation { kind: KindId(0), accelerators: vec![0, 1, 2, 3] })];
     let error = simulate(&inventory, &[model], &jobs, &mut Wrong(given), settings(true)).unwrap_err();
-    assert!(error.to_string().contains("the profile has a hole: workers [4]"), "{error}");
+    let SimulationError::Profile { error: ProfileError::Hole { shape, .. }, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(shape, &[4]);
 }
 
 #[test]
