@@ -304,7 +304,7 @@ fn control_fails_over_and_then_nobody_leads() {
 }
 
 #[test]
-fn a_late_rank_a_broken_promise_and_a_full_queue_are_found() {
+fn late_ranks_broken_promises_and_full_queues_fire() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), |setup| setup.measure("1Gbit/s")) else { return };
     let instances = [agents(&deployment), vec![control(&deployment)]].concat();
     let idle = Scrape::new(&instances);

@@ -148,7 +148,7 @@ fn wait_for_a_late_rank(sockets: &[PathBuf], job: &str, late: Duration, options:
 }
 
 #[test]
-fn an_operation_has_the_timeout_of_its_call_or_of_the_join() {
+fn a_call_or_its_join_sets_the_timeout() {
     let ceiling = Duration::from_secs(20);
     let adjust = |setup: &mut Setup| setup.tenant += "\noperation_timeout = \"20s\"\n";
     let Some(deployment) = deploy(&star(2, "10Gbit/s"), adjust) else { return };
@@ -207,7 +207,7 @@ fn an_operation_waits_a_minute_for_a_late_rank() {
 }
 
 #[test]
-fn whoever_waits_for_a_late_rank_hears_soon_that_its_host_is_gone() {
+fn who_waits_hears_soon_of_a_lost_host() {
     let adjust = |setup: &mut Setup| setup.agent = "peer_timeout = \"1s\"\n".into();
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), adjust) else { return };
     let over = Barrier::new(3);

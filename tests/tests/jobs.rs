@@ -284,7 +284,7 @@ fn workers_of_an_elastic_job_run_on_as_one_is_killed() {
 }
 
 #[test]
-fn workers_of_an_elastic_job_form_where_one_fails_before_it_joins() {
+fn elastic_workers_form_though_one_fails_early() {
     let allocates = |setup: &mut Setup| setup.control += ALLOCATOR;
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
     let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };

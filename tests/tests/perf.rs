@@ -140,7 +140,7 @@ fn hosts_are_reached_by_the_command_given() {
 }
 
 #[test]
-fn a_host_that_cannot_be_reached_ends_the_run_by_its_name() {
+fn an_unreachable_host_ends_the_run_by_name() {
     let Some(deployment) = two_hosts() else { return };
     let folder = tempfile::tempdir().unwrap();
     // Stands for ssh, notes whom it is to reach, and has no way to one of them.

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_needs_more_than_its_wheels_name_says_is_refused() {
+    fn a_library_beyond_its_wheels_name_is_refused() {
         let name = "harmonaize-0.2.0-cp311-abi3-manylinux_2_34_aarch64.whl";
         let listed = "  Machine:                           AArch64\n\
              0x01 (NEEDED)  Shared library: [libgcc_s.so.1]\n 0x01 (NEEDED)  Shared library: [libc.so.6]\n\

@@ -73,7 +73,7 @@ mod tests {
     use crate::{Axes, Series};
 
     #[test]
-    fn panels_stand_on_the_grid_and_say_where_they_have_no_data() {
+    fn panels_say_where_they_have_no_data() {
         let panel = |at, title: &str, points| {
             let series = vec![Series { name: "s".into(), points }];
             let [x, y] = ["x", "y"].map(str::to_owned);

@@ -2,6 +2,7 @@
 //! them ends.
 
 use anyhow::{Context, Result, bail, ensure};
+use harmonaize_testkit::process::wait_until;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -158,15 +159,7 @@ struct Running(Child);
 
 impl Running {
     fn wait_until(&mut self, deadline: Instant) -> Result<Option<ExitStatus>> {
-        loop {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok(Some(status));
-            }
-            if Instant::now() >= deadline {
-                return Ok(None);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        Ok(wait_until(&mut self.0, deadline)?)
     }
 
     fn kill(&mut self) {

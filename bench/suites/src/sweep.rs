@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contestant_that_fails_fails_a_row_and_is_not_the_best() {
+    fn a_failing_contestant_fails_its_row() {
         let mut setting = setting(
             Site::Host,
             &[("ours", Role::Ours, &[10.0]), ("a", Role::Peer, &[1.0]), ("b", Role::Peer, &[20.0])],

@@ -188,7 +188,10 @@ mod tests {
         assert!(check(&inventory, &[given(&[16])]).is_err());
         assert_eq!(check(&inventory, &[given(&[])]), Err(AllocationError::Nothing { job: 0 }));
         let unknown = Allocation { kind: KindId(1), accelerators: vec![0] };
-        assert!(check(&inventory, &[Some(unknown)]).unwrap_err().to_string().contains("kind number 1"));
+        assert_eq!(
+            check(&inventory, &[Some(unknown)]),
+            Err(AllocationError::UnknownKind { job: 0, kind: 1 })
+        );
     }
 
     #[test]

@@ -4,8 +4,8 @@
 use harmonaize_allocator::{
     Allocation, Candidate, Configuration, Epoch, Facts, Fifo, Gavel, Inventory, Job, Kind, KindId,
     LeastAttained, MarketPolicy, Model, Noise, Outcome, Placement, Policy, PolicyError, Pollux,
-    PolluxSettings, Profile, Program, RangeError, Ranges, Round, Scaling, Settings, Sia, SiaSettings,
-    SimulationError, StepModel, StepTime, Synthetic, check, finish_time_ratios, simulate,
+    PolluxSettings, Profile, ProfileError, Program, RangeError, Ranges, Round, Scaling, Settings, Sia,
+    SiaSettings, SimulationError, StepModel, StepTime, Synthetic, check, finish_time_ratios, simulate,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_who_had_less_waits_for_room_of_one_who_had_more(seed: u64) {
+    fn who_had_less_waits_for_nobody_with_more(seed: u64) {
         run(&small(seed), LeastAttained, false, &mut |round, given| {
             let waits = |place: &usize| given[*place].is_none();
             for waiting in (0..given.len()).filter(waits) {
@@ -395,7 +395,10 @@ fn sizes_in_a_hole_of_the_profile_are_not_given() {
     // A policy that gives them ends with what is missing.
     let given = vec![Some(Allocation { kind: KindId(0), accelerators: vec![0, 1, 2, 3] })];
     let error = simulate(&inventory, &[model], &jobs, &mut Wrong(given), settings(true)).unwrap_err();
-    assert!(error.to_string().contains("the profile has a hole: workers [4]"), "{error}");
+    let SimulationError::Profile { error: ProfileError::Hole { shape, .. }, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(shape, &[4]);
 }
 
 #[test]

@@ -127,7 +127,8 @@ impl ControlArguments {
 
     fn protection(&self, address: &str) -> Result<Protection, Failure> {
         let tls = (!self.insecure_loopback).then(|| init::operator_in(&self.tls));
-        Protection::choose(tls, self.insecure_loopback, address).map_err(Failure::Usage)
+        Protection::choose(tls, self.insecure_loopback, address)
+            .map_err(|error| Failure::Usage(error.to_string()))
     }
 }
 

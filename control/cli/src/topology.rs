@@ -13,6 +13,7 @@ mod ibnetdiscover;
 mod json;
 mod lldp;
 mod new;
+mod problem;
 #[cfg(test)]
 mod tests;
 mod topograph;

@@ -43,24 +43,42 @@ pub enum Protection {
     InsecureLoopback,
 }
 
+/// Why the keys `tls` and `insecure_loopback` choose no protection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtectionError {
+    /// No certificates, at an address that others could reach.
+    #[error("`insecure_loopback` is for a loopback address alone, which {address} is not")]
+    NotLoopback {
+        /// Where control listens.
+        address: String,
+    },
+    /// Both keys are given.
+    #[error("give `tls` or `insecure_loopback`, not both")]
+    Both,
+    /// Neither key is given.
+    #[error(
+        "`tls` is missing: the folder with ca.crt, tls.crt and tls.key, which `harmonaize init` makes (or \
+         `insecure_loopback`, for one machine alone)"
+    )]
+    Neither,
+}
+
 impl Protection {
     /// What a configuration's keys `tls` and `insecure_loopback` say. `address` is where control listens, "host:port".
     ///
     /// # Errors
     /// What to change, where they contradict each other, say nothing, or would have no protection on a network.
-    pub fn choose(tls: Option<PathBuf>, insecure_loopback: bool, address: &str) -> Result<Self, String> {
+    pub fn choose(
+        tls: Option<PathBuf>,
+        insecure_loopback: bool,
+        address: &str,
+    ) -> Result<Self, ProtectionError> {
         match (tls, insecure_loopback) {
             (Some(folder), false) => Ok(Self::Mutual(Folder(folder))),
             (None, true) if is_loopback(address) => Ok(Self::InsecureLoopback),
-            (None, true) => {
-                Err(format!("`insecure_loopback` is for a loopback address alone, which {address} is not"))
-            }
-            (Some(_), true) => Err("give `tls` or `insecure_loopback`, not both".to_owned()),
-            (None, false) => {
-                Err("`tls` is missing: the folder with ca.crt, tls.crt and tls.key, which `harmonaize init` \
-                                  makes (or `insecure_loopback`, for one machine alone)"
-                    .to_owned())
-            }
+            (None, true) => Err(ProtectionError::NotLoopback { address: address.to_owned() }),
+            (Some(_), true) => Err(ProtectionError::Both),
+            (None, false) => Err(ProtectionError::Neither),
         }
     }
 }
@@ -94,9 +112,10 @@ mod tests {
             );
         }
         for address in ["10.0.0.1:7000", "[fd00::1]:7000", "localhost.example:7000", "0.0.0.0:7000", ""] {
-            assert!(Protection::choose(None, true, address).unwrap_err().contains("loopback"), "{address}");
+            let refused = ProtectionError::NotLoopback { address: address.to_owned() };
+            assert_eq!(Protection::choose(None, true, address), Err(refused));
         }
-        assert!(Protection::choose(folder(), true, "127.0.0.1:7000").unwrap_err().contains("not both"));
-        assert!(Protection::choose(None, false, "127.0.0.1:7000").unwrap_err().contains("`tls` is missing"));
+        assert_eq!(Protection::choose(folder(), true, "127.0.0.1:7000"), Err(ProtectionError::Both));
+        assert_eq!(Protection::choose(None, false, "127.0.0.1:7000"), Err(ProtectionError::Neither));
     }
 }

@@ -24,7 +24,7 @@ mod watched;
 
 #[cfg(feature = "authority")]
 pub use authority::{Authority, Issued, Use, write_file};
-pub use folder::{Folder, Protection};
+pub use folder::{Folder, Protection, ProtectionError};
 #[cfg(feature = "session")]
 pub use limits::{Place, Places, raise_open_files};
 pub use name::Identity;

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_the_job_that_nothing_reaches_costs_no_other_its_score() {
+    fn an_unreached_host_costs_no_other_its_score() {
         let mut play = Play::new("8Gbit/s");
         play.conditions.restrict(play.link_of(6), LinkUse::Failed);
         let scores = play.scores(&[5, 6], &ALL, 4);

@@ -309,7 +309,8 @@ impl File {
             if !complete {
                 return Err(wrong(format!("`{address}` is no address and port, such as \"10.0.0.1:2379\"")));
             }
-            chosen = Some(Protection::choose(tls(), self.insecure_loopback, address).map_err(wrong)?);
+            let protection = Protection::choose(tls(), self.insecure_loopback, address);
+            chosen = Some(protection.map_err(|error| wrong(error.to_string()))?);
         }
         let protection = chosen.ok_or_else(|| wrong("`etcd` names no member".to_owned()))?;
         Ok(Some(Place::Etcd(Members { addresses: etcd.get_ref().clone(), protection })))
@@ -326,7 +327,7 @@ impl File {
         let listen = self.listen.to_string();
         let tls = self.tls.map(|tls| folder.join(tls));
         let protection = Protection::choose(tls, self.insecure_loopback, &listen);
-        let protection = protection.map_err(|message| wrong(0, message))?;
+        let protection = protection.map_err(|error| wrong(0, error.to_string()))?;
         let listen_operators = listen_operators(text, self.listen, self.listen_operators, &protection)?;
         let page = match self.page {
             Some(page) => operators_only(text, page, &protection)?,

@@ -223,7 +223,7 @@ impl Log {
 }
 
 #[tokio::test]
-async fn the_audit_has_who_asked_from_where_for_what_and_what_came_of_it() {
+async fn the_audit_names_asker_place_request_and_outcome() {
     let (log, _default) = Log::begin();
     let provider = Provider::start().await;
     let mut clients = Vec::new();

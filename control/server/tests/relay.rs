@@ -218,7 +218,7 @@ async fn a_second_session_of_a_host_takes_no_questions() {
 }
 
 #[tokio::test]
-async fn an_answer_is_taken_of_a_host_that_was_asked_and_once() {
+async fn an_asked_host_may_answer_once() {
     let control = start(2).await;
     let (mut first, second) = (play(&control, "h0").await, play(&control, "h1").await);
     let request = AskRequest { hosts: vec!["h0".to_owned()], ..flows() };

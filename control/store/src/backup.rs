@@ -1,6 +1,6 @@
 //! Copies of a store, and what is made of one.
 
-use crate::{Embedded, Store, StoreError, Stored};
+use crate::{Damage, Embedded, Store, StoreError, Stored};
 use redb::StorageBackend;
 use redb::backends::InMemoryBackend;
 use std::io::Error;
@@ -32,7 +32,7 @@ pub fn restore(copy: &Path, path: &Path, boot: u32) -> Result<(Stored, Option<Pa
     };
     let bytes = std::fs::read(copy).map_err(cannot(copy))?;
     if bytes.is_empty() {
-        return Err(StoreError::Damaged { path: copy.to_owned(), why: "it is empty".to_owned() });
+        return Err(StoreError::Damaged { path: copy.to_owned(), why: Damage::Empty });
     }
     let image = Image::default();
     image.set_len(bytes.len() as u64).and_then(|()| image.write(0, &bytes)).map_err(cannot(copy))?;

@@ -1,7 +1,7 @@
 //! A store in a file (redb).
 
 use crate::record::{Job, Tenant, Withdrawal, WithdrawalKind};
-use crate::{Change, Store, StoreError, Stored};
+use crate::{Change, Damage, Store, StoreError, Stored};
 use harmonaize_abi::CommunicatorId;
 use prost::Message;
 use redb::backends::FileBackend;
@@ -79,7 +79,7 @@ impl Embedded {
             Some(found) if found > FORMAT => {
                 return Err(StoreError::Format { path: store.path, found, supported: FORMAT });
             }
-            Some(found) => return Err(store.damaged(format!("format {found}"))),
+            Some(found) => return Err(store.damaged(Damage::Format(found))),
             None => store.begin().map_err(|error| store.failed(error))?,
         }
         Ok(store)
@@ -110,23 +110,23 @@ impl Embedded {
         StoreError::Failed { path: self.path.clone(), why: error.to_string() }
     }
 
-    fn damaged(&self, why: String) -> StoreError {
+    fn damaged(&self, why: Damage) -> StoreError {
         StoreError::Damaged { path: self.path.clone(), why }
     }
 
-    fn try_read(&self) -> Result<Result<Stored, String>, redb::Error> {
+    fn try_read(&self) -> Result<Result<Stored, Damage>, redb::Error> {
         let read = self.database.begin_read()?;
         let mut stored = Stored::default();
         let meta = read.open_table(META)?;
         stored.boot = meta.get("boot")?.and_then(|bytes| number(bytes.value()));
         if let Some(bytes) = meta.get("fabric")? {
-            let Ok(fabric) = Message::decode(bytes.value()) else { return Ok(Err("the fabric".to_owned())) };
+            let Ok(fabric) = Message::decode(bytes.value()) else { return Ok(Err(Damage::Fabric)) };
             stored.fabric = Some(fabric);
         }
         for entry in read.open_table(TENANTS)?.iter()? {
             let (name, bytes) = entry?;
             let Ok(tenant) = Tenant::decode(bytes.value()) else {
-                return Ok(Err(format!("tenant `{}`", name.value())));
+                return Ok(Err(Damage::Tenant(name.value().to_owned())));
             };
             stored.tenants.insert(name.value().to_owned(), tenant);
         }
@@ -135,7 +135,7 @@ impl Embedded {
             let (target, kind) = key.value();
             let record = Withdrawal::decode(bytes.value()).ok();
             let Some((kind, record)) = WithdrawalKind::try_from(kind).ok().zip(record) else {
-                return Ok(Err(format!("what is withdrawn at `{target}`")));
+                return Ok(Err(Damage::Withdrawal(target.to_owned())));
             };
             stored.withdrawals.insert((target.to_owned(), kind), record);
         }
@@ -144,14 +144,15 @@ impl Embedded {
                 let (key, bytes) = entry?;
                 let (tenant, name) = key.value();
                 let Ok(job) = Job::decode(bytes.value()) else {
-                    return Ok(Err(format!("job `{name}` of tenant `{tenant}`")));
+                    let (tenant, name) = (tenant.to_owned(), name.to_owned());
+                    return Ok(Err(Damage::Job { tenant, name }));
                 };
                 stored.jobs.insert((tenant.to_owned(), name.to_owned()), job);
             }
         }
-        let plans = records(Some(read.open_table(PLANS)?), "the plan of")?;
-        let agreements = records(later(read.open_table(AGREEMENTS))?, "the agreement on")?;
-        let pasts = records(later(read.open_table(PASTS))?, "what is kept of")?;
+        let plans = records(Some(read.open_table(PLANS)?), Damage::Plan)?;
+        let agreements = records(later(read.open_table(AGREEMENTS))?, Damage::Agreement)?;
+        let pasts = records(later(read.open_table(PASTS))?, Damage::Past)?;
         let fill = || {
             (stored.plans, stored.agreements, stored.pasts) = (plans?, agreements?, pasts?);
             Ok(stored)
@@ -215,7 +216,7 @@ impl Embedded {
 impl Store for Embedded {
     fn read(&self) -> Result<Stored, StoreError> {
         let stored = self.try_read().map_err(|error| self.failed(error))?;
-        stored.map_err(|what| self.damaged(format!("{what} cannot be read")))
+        stored.map_err(|why| self.damaged(why))
     }
 
     fn write(&mut self, changes: &[Change]) -> Result<(), StoreError> {
@@ -256,19 +257,18 @@ fn later<T>(table: Result<T, redb::TableError>) -> Result<Option<T>, redb::Table
     }
 }
 
-/// Returns a table's records by communicator; or, in words, the one that cannot be read.
+/// Returns a table's records by communicator; or the one that cannot be read.
 fn records<T: Message + Default>(
     table: Option<ReadOnlyTable<u64, &[u8]>>,
-    what: &str,
-) -> Result<Result<BTreeMap<CommunicatorId, T>, String>, redb::Error> {
+    damage: fn(CommunicatorId) -> Damage,
+) -> Result<Result<BTreeMap<CommunicatorId, T>, Damage>, redb::Error> {
     let mut records = BTreeMap::new();
     let Some(table) = table else { return Ok(Ok(records)) };
     for entry in table.iter()? {
         let (communicator, bytes) = entry?;
-        let Ok(record) = T::decode(bytes.value()) else {
-            return Ok(Err(format!("{what} {:016x}", communicator.value())));
-        };
-        records.insert(CommunicatorId(communicator.value()), record);
+        let communicator = CommunicatorId(communicator.value());
+        let Ok(record) = T::decode(bytes.value()) else { return Ok(Err(damage(communicator))) };
+        records.insert(communicator, record);
     }
     Ok(Ok(records))
 }
@@ -295,7 +295,7 @@ fn unusable(path: &Path, file: (u64, u64), error: DatabaseError) -> StoreError {
         {
             StoreError::Open { path, source }
         }
-        error => StoreError::Damaged { path, why: error.to_string() },
+        error => StoreError::Damaged { path, why: Damage::Database(error) },
     }
 }
 

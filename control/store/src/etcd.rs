@@ -12,7 +12,7 @@ pub use client::Members;
 pub use election::{Election, Reader, Role, Term};
 
 use crate::record::{Job, Tenant, Withdrawal, WithdrawalKind};
-use crate::{Change, Store, StoreError, Stored};
+use crate::{Change, Damage, Store, StoreError, Stored};
 use client::Client;
 use harmonaize_abi::CommunicatorId;
 use prost::Message;
@@ -244,5 +244,5 @@ fn failed(error: &dyn std::fmt::Display) -> StoreError {
 }
 
 fn damaged(key: &str) -> StoreError {
-    StoreError::Damaged { path: key.into(), why: "no record can be read there".to_owned() }
+    StoreError::Damaged { path: key.into(), why: Damage::NoRecord }
 }

@@ -6,6 +6,7 @@
 
 mod backup;
 mod change;
+mod damage;
 mod embedded;
 pub mod etcd;
 mod memory;
@@ -13,6 +14,7 @@ mod record;
 
 pub use backup::{backup, restore};
 pub use change::{Change, Stored};
+pub use damage::Damage;
 pub use embedded::Embedded;
 pub use memory::Memory;
 pub use record::{
@@ -67,7 +69,7 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
         /// What was found.
-        why: String,
+        why: Damage,
     },
     /// A newer control has written it.
     #[error(

@@ -5,8 +5,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Protection, Use};
 use harmonaize_store::etcd::{Election, Members, Role, Term};
 use harmonaize_store::{
-    Agreement, Change, Connection, Embedded, Epoch, Fabric, Job, Link, Loss, Memory, Past, PastRank, Plan,
-    Store, StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
+    Agreement, Change, Connection, Damage, Embedded, Epoch, Fabric, Job, Link, Loss, Memory, Past, PastRank,
+    Plan, Store, StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
 };
 use harmonaize_testkit::etcd::Member;
 use harmonaize_testkit::process::Process;
@@ -370,7 +370,7 @@ fn what_is_no_store() {
     assert!(matches!(refusal(&folder.path().join("no/folder")), StoreError::Open { .. }));
     let text = folder.path().join("text");
     std::fs::write(&text, "listen = \"127.0.0.1:0\"\n".repeat(1000)).unwrap();
-    assert!(matches!(refusal(&text), StoreError::Damaged { .. }));
+    assert!(matches!(refusal(&text), StoreError::Damaged { why: Damage::Database(_), .. }));
     assert!(std::fs::read_to_string(&text).unwrap().starts_with("listen"), "and it is left as it was");
 }
 

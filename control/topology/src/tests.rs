@@ -123,19 +123,18 @@ fn aggregators_attach_to_switches_only() {
     assert_eq!((known.name.as_str(), known.switch, known.rate), ("agg0", SwitchId(1), Rate(2_000_000_000)));
     assert_eq!((topology.aggregator("agg0"), topology.aggregator("top")), (Some(AggregatorId(0)), None));
     assert_eq!((topology.host("agg0"), topology.switch("agg0")), (None, None));
-    for (text, expected) in [
-        (good.replace("switch = \"top\"", "switch = \"h0\""), "no switch is named `h0`"),
-        (good.replace("\"agg0\"", "\"leaf\""), "`leaf` is there already"),
-        (good.replace("2Gbit/s", "0Gbit/s"), "the link's rate is zero"),
-        (good.clone() + aggregator, "`agg0` is there already"),
-        (
-            good.clone() + "[[link]]\nfrom = \"agg0\"\nto = \"leaf\"\nrate = \"1Gbit/s\"\n",
-            "no host or switch is named `agg0`",
-        ),
-    ] {
-        let error = Topology::parse(&text).unwrap_err().to_string();
-        assert!(error.contains(expected), "expected {expected}\ngot      {error}");
-    }
+    let refused = |text: String| Topology::parse(&text).unwrap_err();
+    let at_host = refused(good.replace("switch = \"top\"", "switch = \"h0\""));
+    assert!(matches!(&at_host, TopologyError::NoSwitch { name, .. } if name == "h0"), "{at_host}");
+    let leaf = refused(good.replace("\"agg0\"", "\"leaf\""));
+    assert!(matches!(&leaf, TopologyError::DuplicateName { name, .. } if name == "leaf"), "{leaf}");
+    let idle = refused(good.replace("2Gbit/s", "0Gbit/s"));
+    assert!(matches!(idle, TopologyError::ZeroRate { .. }), "{idle}");
+    let twice = refused(good.clone() + aggregator);
+    assert!(matches!(&twice, TopologyError::DuplicateName { name, .. } if name == "agg0"), "{twice}");
+    let link = "[[link]]\nfrom = \"agg0\"\nto = \"leaf\"\nrate = \"1Gbit/s\"\n";
+    let linked = refused(good + link);
+    assert!(matches!(&linked, TopologyError::UnknownNode { name, .. } if name == "agg0"), "{linked}");
 }
 
 #[test]
@@ -151,8 +150,8 @@ fn hosts_and_aggregators_have_addresses() {
     assert_eq!(topology.hosts()[0].addresses, addresses);
     assert_eq!(topology.aggregators()[0].addresses, addresses[..1]);
     for address in ["here", "0.0.0.0", "224.0.0.1", "10.0.0.0/24"] {
-        let error = Topology::parse(&text(address)).unwrap_err().to_string();
-        assert!(error.contains(&format!("`{address}` is not a usable address")), "{error}");
+        let error = Topology::parse(&text(address)).unwrap_err();
+        assert!(matches!(&error, TopologyError::BadAddress { text, .. } if text == address), "{error}");
     }
 }
 
@@ -162,9 +161,11 @@ fn hosts_do_not_forward() {
         host = [{ name = "a" }, { name = "b" }, { name = "c" }]
         link = [{ from = "a", to = "b", rate = "1Gbit/s" }, { from = "b", to = "c", rate = "1Gbit/s" }]
     "#;
-    let error = Topology::parse(text).unwrap_err().to_string();
+    let error = Topology::parse(text).unwrap_err();
+    let (host, other) = ("c".to_owned(), "a".to_owned());
+    assert_eq!(error, TopologyError::Disconnected { at: Position { line: 2, column: 58 }, host, other });
     assert_eq!(
-        error,
+        error.to_string(),
         "line 2, column 58: host `c` cannot reach host `a`: no chain of links and switches joins them"
     );
 }

@@ -25,7 +25,7 @@ fn bus_factors_are_those_of_nccl_tests() {
 }
 
 #[test]
-fn ranks_without_a_tensor_have_no_blocks_and_are_not_in_place() {
+fn ranks_without_tensors_have_no_blocks() {
     let at = |collective: Collective, rank| {
         (collective.blocks(RANKS, rank, ROOT), collective.shared_block(rank, ROOT))
     };

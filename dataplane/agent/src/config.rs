@@ -2,6 +2,7 @@
 
 mod control_tenants;
 mod engine;
+mod error;
 mod links;
 mod quota;
 mod rdma;
@@ -11,16 +12,19 @@ mod tenant;
 mod tests;
 
 pub use control_tenants::ControlTenants;
+pub use error::{ConfigError, ValueError};
 pub use links::Links;
-pub use rdma::{Rdma, Verbs};
-pub use telemetry::Telemetry;
+pub use quota::QuotaError;
+pub use rdma::{Rdma, RdmaError, Verbs};
 pub(crate) use telemetry::check_name;
+pub use telemetry::{Telemetry, TelemetryError};
 pub(crate) use tenant::HANDSHAKE;
+pub use tenant::{SecretError, TenantError};
 
 use crate::sandbox::Sandbox;
 use crate::session::TenantRules;
 use harmonaize_identity::Protection;
-use harmonaize_units::{Nanos, TextError, parse_toml, unchanged_but};
+use harmonaize_units::{Nanos, parse_toml, unchanged_but};
 use serde::Deserialize;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -106,35 +110,6 @@ impl Source {
     }
 }
 
-/// What is wrong with a configuration file.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// It cannot be read.
-    #[error("{path}: {source}", path = path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A key or value is wrong; says the line.
-    #[error("{path}: {error}", path = path.display())]
-    Text {
-        /// Which.
-        path: PathBuf,
-        /// Where and what.
-        error: TextError,
-    },
-    /// A value that is of its kind but makes no sense.
-    #[error("{path}: {message}", path = path.display())]
-    Value {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -182,36 +157,34 @@ impl Config {
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let file: File =
             parse_toml(text).map_err(|error| ConfigError::Text { path: path.to_owned(), error })?;
-        let value = |message: String| ConfigError::Value { path: path.to_owned(), message };
+        let value = |error: ValueError| ConfigError::Value { path: path.to_owned(), error };
         if file.listen.ip().is_unspecified() {
-            return Err(value(format!(
-                "`listen` is {}, which other agents cannot connect to; give this host's fabric address",
-                file.listen
-            )));
+            return Err(value(ValueError::AgentListensAnywhere(file.listen)));
         }
         let or =
             |value: Option<Nanos>, otherwise| value.map_or(otherwise, |nanos| Duration::from_nanos(nanos.0));
         let peer_timeout = or(file.peer_timeout, Duration::from_secs(5));
         if peer_timeout < LEAST_PEER_TIMEOUT {
-            return Err(value(format!(
-                "`peer_timeout` is {peer_timeout:?}; it must be at least {LEAST_PEER_TIMEOUT:?}"
-            )));
+            let (timeout, least) = (peer_timeout, LEAST_PEER_TIMEOUT);
+            return Err(value(ValueError::PeerTimeout { timeout, least }));
         }
         let connect_timeout = or(file.connect_timeout, Duration::from_secs(10));
         if connect_timeout.is_zero() {
-            return Err(value("`connect_timeout` must be longer than nothing".into()));
+            return Err(value(ValueError::ConnectTimeout));
         }
         let (control, protection) =
             control_session(path, file.control, file.tls, file.insecure_loopback).map_err(value)?;
-        file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
-        file.rdma.iter().try_for_each(Rdma::check).map_err(value)?;
+        file.verbs.iter().try_for_each(Verbs::check).map_err(|error| value(error.into()))?;
+        file.rdma.iter().try_for_each(Rdma::check).map_err(|error| value(error.into()))?;
         let engine_threads = file.engine.threads().map_err(value)?;
-        let telemetry = file.telemetry.map(telemetry::FileTelemetry::check).transpose().map_err(value)?;
+        let telemetry = file.telemetry.map(telemetry::FileTelemetry::check).transpose();
+        let telemetry = telemetry.map_err(|error| value(error.into()))?;
         let folder = path.parent().unwrap_or(Path::new("."));
         let secrets = file.tenant.iter().filter_map(|tenant| tenant.secret_file(folder));
         let files = std::iter::once(path.to_owned()).chain(secrets).collect();
         let source = Source { path: path.to_owned(), text: text.to_owned(), files };
-        let tenants = tenant::read_all(file.tenant, file.rdma.as_ref(), folder).map_err(value)?;
+        let tenants = tenant::read_all(file.tenant, file.rdma.as_ref(), folder)
+            .map_err(|(name, error)| value(ValueError::Tenant { name, error }))?;
         let control_tenants =
             file.control_tenants.map(|table| table.check(folder)).transpose().map_err(value)?;
         Ok(Self {
@@ -253,7 +226,7 @@ pub(crate) fn control_session(
     control: Controls,
     tls: Option<PathBuf>,
     insecure_loopback: bool,
-) -> Result<(Vec<String>, Protection), String> {
+) -> Result<(Vec<String>, Protection), ValueError> {
     let addresses = match control {
         Controls::One(address) => vec![address],
         Controls::Several(addresses) => addresses,
@@ -265,12 +238,10 @@ pub(crate) fn control_session(
             !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
         });
         if !complete || Endpoint::from_shared(format!("http://{address}")).is_err() {
-            return Err(format!(
-                "`control` is `{address}`; give address and port, such as \"10.0.0.1:7000\""
-            ));
+            return Err(ValueError::ControlAddress(address.clone()));
         }
         chosen = Some(Protection::choose(tls.clone(), insecure_loopback, address)?);
     }
-    let protection = chosen.ok_or("`control` names no address")?;
+    let protection = chosen.ok_or(ValueError::NoControl)?;
     Ok((addresses, protection))
 }

@@ -97,7 +97,7 @@ impl Observe {
         if interfaces.is_empty() {
             bail!("no interface is up but loopback; name one with --interface");
         }
-        interfaces.iter().try_for_each(|name| check_name(name)).map_err(anyhow::Error::msg)?;
+        interfaces.iter().try_for_each(|name| check_name(name))?;
         let late_rtt = late_rtt_limit(&interfaces, &BTreeMap::new());
         let setup = Setup {
             host: hostname(),

@@ -499,7 +499,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_successor_has_links_and_attachments_over_rdma_where_the_agent_has_them() {
+    fn a_successor_uses_rdma_where_its_agent_does() {
         let text =
             "host = \"h0\"\ncontrol = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\ninsecure_loopback = true\n";
         let config = Config::parse(Path::new("agent.toml"), text).unwrap();

@@ -76,7 +76,7 @@ fn posted(fabric: &Fabric) -> usize {
 }
 
 #[test]
-fn sums_go_by_an_aggregator_over_rdma_and_by_the_hosts_once_its_device_is_gone() {
+fn hosts_sum_once_the_aggregators_device_is_gone() {
     let folder = tempfile::tempdir().unwrap();
     let (address, _control) = control_of(star_with_aggregator(HOSTS, 1000, "0us"));
     let fabric = Fabric::new();

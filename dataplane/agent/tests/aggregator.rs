@@ -157,7 +157,7 @@ async fn scraped(metrics: SocketAddr) -> String {
 }
 
 #[tokio::test]
-async fn what_control_grants_is_summed_and_a_new_start_is_told_again() {
+async fn grants_are_summed_and_repeated_after_a_restart() {
     let server = Server::bind(control()).await.unwrap();
     let address = server.local_address();
     let (_stop_control, stopped) = oneshot::channel::<()>();

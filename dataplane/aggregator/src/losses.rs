@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_is_asked_for_at_once_waits_for_its_answers() {
+    fn a_window_asked_for_waits_for_answers() {
         let mut losses = Losses::new(900, PERIOD);
         let mut now = Duration::ZERO;
         for _ in 0..20 {

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hog_takes_no_reserved_unit_and_gives_back_what_it_borrowed() {
+    fn a_hog_takes_no_reserved_unit() {
         let mut pool = Pool::new(100, 64);
         pool.admit(GrantId(1), share(1, 20, 1000), 1).unwrap();
         pool.admit(GrantId(2), share(2, 30, 1000), 1).unwrap();

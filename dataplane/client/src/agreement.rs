@@ -231,7 +231,7 @@ mod tests {
     use harmonaize_abi::session::{ChoiceReason, LearningRate, Priority};
 
     #[test]
-    fn a_choice_stands_for_a_moment_unless_it_was_to_save_or_saving_is_due() {
+    fn a_choice_stands_briefly_unless_saving_is_due() {
         let (mut chosen, begin) = (ChoiceCache::default(), Instant::now());
         let second = Duration::from_secs(1);
         let knobs = |most, last| {

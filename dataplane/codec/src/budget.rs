@@ -122,10 +122,6 @@ impl Budget {
 mod tests {
     use super::*;
 
-    fn read(said: &Said) -> Result<Budget, String> {
-        Budget::try_from(said).map_err(|error| error.to_string())
-    }
-
     #[test]
     fn what_makes_sense_is_read_and_shown() {
         let list = |names: &[&str]| Said::Codecs(names.iter().map(|name| (*name).to_owned()).collect());
@@ -138,9 +134,9 @@ mod tests {
             (Said::MatchBf16, "as bf16"),
         ];
         for (said, shown) in cases {
-            let budget = read(&said).unwrap();
+            let budget = Budget::try_from(&said).unwrap();
             assert_eq!(budget.to_string(), shown);
-            assert_eq!(read(&Said::from(&budget)).unwrap(), budget);
+            assert_eq!(Budget::try_from(&Said::from(&budget)).unwrap(), budget);
         }
         for (name, codec) in Codec::NAMED {
             assert_eq!((Codec::named(name), codec.name()), (Some(*codec), *name));
@@ -153,13 +149,18 @@ mod tests {
     #[test]
     fn what_makes_none_is_refused_with_the_value() {
         for bound in [f64::NAN, f64::INFINITY, 0.0, -0.0, -1e-3, 1.000_001] {
-            let error = read(&Said::Vnmse(bound)).unwrap_err();
-            assert!(error.contains(&format!("a bound of {bound} on vNMSE")), "{error}");
+            let error = Budget::try_from(&Said::Vnmse(bound)).unwrap_err();
+            let BudgetError::Bound(refused) = error else { panic!("{error}") };
+            assert_eq!(refused.to_bits(), bound.to_bits());
         }
-        assert!(read(&Said::Codecs(Vec::new())).unwrap_err().starts_with("0 codecs"));
-        assert!(read(&Said::Codecs(vec!["int8".to_owned(); 33])).unwrap_err().starts_with("33 codecs"));
-        let error = read(&Said::Codecs(vec!["int9".to_owned()])).unwrap_err();
-        assert!(error.starts_with("no codec is called \"int9\"; there are exact, bf16"), "{error}");
+        for count in [0, MAX_CODECS + 1] {
+            let error = Budget::try_from(&Said::Codecs(vec!["int8".to_owned(); count])).unwrap_err();
+            assert!(matches!(error, BudgetError::Count(found) if found == count), "{error}");
+        }
+        let error = Budget::try_from(&Said::Codecs(vec!["int9".to_owned()])).unwrap_err();
+        assert!(matches!(&error, BudgetError::Unknown { name } if name == "int9"), "{error}");
+        let shown = error.to_string();
+        assert!(shown.starts_with("no codec is called \"int9\"; there are exact, bf16"), "{shown}");
     }
 
     #[test]

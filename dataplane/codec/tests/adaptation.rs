@@ -294,7 +294,7 @@ fn rows() -> Vec<Row> {
 }
 
 #[test]
-fn over_many_traces_it_is_as_good_as_the_best_fixed_codec_in_hindsight() {
+fn adaptation_matches_the_best_fixed_codec_in_hindsight() {
     let rows = rows();
     let mut ratios: Vec<f64> = rows.iter().map(|row| row.of_best).collect();
     ratios.sort_by(f64::total_cmp);
@@ -387,7 +387,7 @@ fn layered(trace: &[f64], most: f64) -> [f64; 2] {
 }
 
 #[test]
-fn layers_that_lose_unequally_gain_by_a_finer_codec_for_those_that_lose_much() {
+fn a_finer_codec_helps_layers_that_lose_much() {
     let traces: Vec<Vec<f64>> = (0..TRACES).map(trace).chain(recorded()).collect();
     for (most, saves) in [(1e-3, 0.2), (3e-3, 0.1), (0.02, 0.0)] {
         let sorted = |of: fn(&[f64; 2]) -> f64, runs: &[[f64; 2]]| {

@@ -127,7 +127,7 @@ fn unbiased_codes_are() {
 
 /// Ten ranks' tensors, added as codes.
 #[test]
-fn shared_codes_of_4_bits_keep_their_bar_and_add_without_being_decoded() {
+fn shared4_keeps_its_bar_and_adds_undecoded() {
     const RANKS: usize = 10;
     let (bits, block, isa) = (4, 1024, Isa::detect());
     for seed in SEEDS {

@@ -107,7 +107,7 @@ fn what_was_sent_is_what_was_given_less_what_is_owed() {
 }
 
 #[test]
-fn the_mean_of_what_is_received_converges_to_the_mean_of_what_was_given() {
+fn the_received_mean_converges_to_the_given_one() {
     let mean_error = |feedback: bool, steps: u64| {
         let (mut random, participants) = (ChaCha8Rng::seed_from_u64(11), 4);
         let inputs: Vec<Vec<f32>> = (0..participants).map(|_| input(&mut random, 2000)).collect();

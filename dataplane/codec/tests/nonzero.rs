@@ -46,7 +46,7 @@ fn blocks_that_are_not_zero_come_back_bit_for_bit() {
 
 /// Any bits, of any size: of the tensor, and of a sum that it is added to.
 #[test]
-fn blocks_that_are_not_zero_lose_no_bit_of_any_number() {
+fn nonzero_blocks_lose_no_bit() {
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     for seed in 0..60 {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -86,7 +86,7 @@ fn blocks_that_are_not_zero_lose_no_bit_of_any_number() {
 }
 
 #[test]
-fn bits_that_tell_of_other_bytes_are_refused_and_nothing_is_written() {
+fn wrong_masks_are_refused_and_write_nothing() {
     let (_, chunk) = coded(Codec::NonzeroBlocks, 0, &heavy(1, 5000));
     for bit in 0..64 {
         let mut chunk = chunk.clone();

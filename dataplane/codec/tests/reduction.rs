@@ -85,7 +85,7 @@ fn changing_input(seed: u64, step: usize, elements: usize) -> (usize, impl FnMut
 }
 
 #[test]
-fn the_sum_keeps_its_budget_where_what_loses_too_much_goes_in_a_finer_codec() {
+fn a_finer_codec_keeps_the_sums_budget() {
     let named = |name| Codec::named(name).unwrap();
     let pairs = [
         ("int8", "bf16"),
@@ -165,7 +165,7 @@ fn a_finer_codec_of_the_other_kind_is_not_used() {
 
 /// Five and more by 4 bits: what sums lose beyond a fiftieth costs them 8 bits, not 32.
 #[test]
-fn sums_of_more_than_four_within_a_fiftieth_need_no_exact_chunk() {
+fn larger_sums_need_no_exact_chunk() {
     for participants in 5..=8 {
         let finer = Codec::named("int8 stochastic");
         let terms = Terms { codec: Codec::rotated(4), finer, max_error: Some(0.02), participants };
@@ -231,7 +231,7 @@ fn independent_errors_are_not_told_as_if_they_were_aligned() {
 
 /// What one encoding loses is not reckoned so often as there are participants.
 #[test]
-fn four_bits_stay_within_a_fiftieth_of_sums_of_up_to_four() {
+fn four_bits_keep_sums_within_a_fiftieth() {
     for (seed, participants) in (0..4).flat_map(|seed| (2..=4).map(move |participants| (seed, participants)))
     {
         let terms = Terms { codec: Codec::rotated(4), finer: None, max_error: Some(0.02), participants };
@@ -379,7 +379,7 @@ fn what_has_no_norm_goes_exactly() {
 }
 
 #[test]
-fn a_slot_with_room_for_exact_elements_has_room_for_any_chunk() {
+fn a_slot_for_exact_elements_fits_any_chunk() {
     for (name, codec) in Codec::NAMED {
         for elements in (1..600).chain([1023, 1024, 1025, 4095, 4097, 32768]) {
             let most = codec.max_bytes(elements).unwrap();

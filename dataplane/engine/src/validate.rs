@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_a_rank_does_not_have_is_not_looked_at() {
+    fn tensors_that_a_rank_lacks_are_ignored() {
         let nowhere = Region { offset: u64::MAX, bytes: 3 };
         for collective in Collective::ALL.iter().copied().filter(|one| one.is_rooted()) {
             let of = |submission: Submission, root| {

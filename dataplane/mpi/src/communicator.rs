@@ -3,6 +3,7 @@
 use crate::abi::Handle;
 use crate::pmpi::pmpi;
 use crate::process::{Process, current, lock};
+use crate::reason::Reason;
 use harmonaize_client::{Communicator, Error, JoinOptions, Rank};
 use std::ffi::{c_int, c_void};
 use std::fmt::Write as _;
@@ -19,7 +20,7 @@ const ID_BYTES: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Comm {
     /// None where all ranks have agreed that its collectives stay with the MPI, and why.
-    pub(crate) carrier: Result<Communicator, &'static str>,
+    pub(crate) carrier: Result<Communicator, Reason>,
 }
 
 /// Attributes do not go to a communicator's duplicates: those have members of their own at the provider.
@@ -54,18 +55,18 @@ pub(crate) extern "C" fn deleted(
 
 impl Comm {
     /// That of a communicator of the MPI's. One that has none yet forms where it may: then all its ranks are here.
-    pub(crate) fn of(process: &Process, comm: Handle, may_form: bool) -> Result<Arc<Self>, &'static str> {
+    pub(crate) fn of(process: &Process, comm: Handle, may_form: bool) -> Result<Arc<Self>, Reason> {
         if process.abi.known(comm) == process.abi.known(process.abi.comm_null) {
-            return Err("no communicator");
+            return Err(Reason::NoCommunicator);
         }
         let (mut value, mut found): (*mut c_void, c_int) = (std::ptr::null_mut(), 0);
         (pmpi().MPI_Comm_get_attr)(comm, process.keyval, (&raw mut value).cast(), &raw mut found);
         if found != 0 {
             let known = lock(&process.comms).get(&value.addr()).cloned();
-            return known.ok_or("a communicator that has gone");
+            return known.ok_or(Reason::GoneCommunicator);
         }
         if !may_form {
-            return Err("no collective that blocks came before on this communicator");
+            return Err(Reason::NoBlockingCall);
         }
         let formed = Arc::new(Self::form(process, comm));
         let number = {
@@ -84,17 +85,17 @@ impl Comm {
     }
 
     /// Joins with all ranks of a communicator, or none does.
-    fn join(process: &Process, comm: Handle) -> Result<Communicator, &'static str> {
+    fn join(process: &Process, comm: Handle) -> Result<Communicator, Reason> {
         let abi = &process.abi;
         let (mut inter, mut rank, mut ranks): (c_int, c_int, c_int) = (0, 0, 0);
         (pmpi().MPI_Comm_test_inter)(comm, &raw mut inter);
         if inter != 0 {
-            return Err("an intercommunicator");
+            return Err(Reason::Intercommunicator);
         }
         (pmpi().MPI_Comm_rank)(comm, &raw mut rank);
         (pmpi().MPI_Comm_size)(comm, &raw mut ranks);
         if ranks < 2 {
-            return Err("one rank alone");
+            return Err(Reason::OneRank);
         }
         let mut id = [0_u8; ID_BYTES];
         let mut fine = rank != 0 || getrandom::fill(&mut id).is_ok();
@@ -130,6 +131,6 @@ impl Comm {
         let (own, mut all) = (c_int::from(fine), 0);
         let (from, to) = ((&raw const own).cast(), (&raw mut all).cast());
         (pmpi().MPI_Allreduce)(from, to, 1, abi.int, abi.min, comm);
-        joined.filter(|_| all == 1).ok_or("its ranks could not join at the provider")
+        joined.filter(|_| all == 1).ok_or(Reason::NotJoined)
     }
 }

@@ -13,6 +13,7 @@ pub mod collectives;
 mod communicator;
 mod pmpi;
 pub mod process;
+mod reason;
 pub mod request;
 mod run;
 mod task;

@@ -3,6 +3,7 @@
 use crate::abi::{Abi, Handle};
 use crate::communicator::{self, Comm};
 use crate::pmpi::pmpi;
+use crate::reason::Reason;
 use harmonaize_client::{AttachOptions, Client, DebugLevel};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_char, c_int};
@@ -31,7 +32,7 @@ pub(crate) struct Process {
     /// Calls that the provider has carried.
     pub(crate) carried: AtomicU64,
     /// Calls that went to the MPI, by function and reason.
-    fallen_back: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    fallen_back: Mutex<BTreeMap<(&'static str, Reason), u64>>,
 }
 
 static PROCESS: RwLock<Option<Arc<Process>>> = RwLock::new(None);
@@ -59,7 +60,7 @@ impl Process {
     }
 
     /// Counts a call that goes to the MPI; tells of the first of its kind.
-    pub(crate) fn fall_back(&self, function: &'static str, reason: &'static str) {
+    pub(crate) fn fall_back(&self, function: &'static str, reason: Reason) {
         let count = {
             let mut all = lock(&self.fallen_back);
             let count = all.entry((function, reason)).or_default();

@@ -4,8 +4,9 @@ use crate::abi::Handle;
 use crate::communicator::Comm;
 use crate::pmpi::pmpi;
 use crate::process::{Process, current};
+use crate::reason::Reason;
 use crate::request;
-use crate::task::{Arguments, Reason, Task};
+use crate::task::{Arguments, Task};
 use harmonaize_client::{Communicator, Error, Receipt};
 use harmonaize_staging::{Call, Flight};
 use std::collections::VecDeque;
@@ -97,7 +98,7 @@ fn prepared(
     let (rank, ranks) = (carrier.rank().0, carrier.ranks());
     let task = task(&Arguments { process, comm, rank, ranks, nonblocking })?;
     if nonblocking && task.chunks().nth(1).is_some() {
-        return Err("an operation that does not block is large");
+        return Err(Reason::LargeNonblocking);
     }
     Ok((known, task))
 }
@@ -111,7 +112,7 @@ pub(crate) fn run(
     let process = current()?;
     let ran = catch_unwind(AssertUnwindSafe(|| {
         let (known, task) = prepared(&process, comm, false, task)?;
-        let Ok(communicator) = &known.carrier else { return Err("no communicator") };
+        let Ok(communicator) = &known.carrier else { return Err(Reason::NoCommunicator) };
         process.carried.fetch_add(1, Ordering::Relaxed);
         // Others are not to wait for a rank that could not begin.
         let ended = blocking(&process, communicator, &task).inspect_err(|_| communicator.abort());
@@ -130,7 +131,7 @@ pub(crate) fn begin(
     let process = current()?;
     let begun = catch_unwind(AssertUnwindSafe(|| {
         let (known, task) = prepared(&process, comm, true, task)?;
-        let Ok(communicator) = &known.carrier else { return Err("no communicator") };
+        let Ok(communicator) = &known.carrier else { return Err(Reason::NoCommunicator) };
         process.carried.fetch_add(1, Ordering::Relaxed);
         let begun: Result<Vec<Flight>, Error> =
             task.calls().iter().map(|call| start(&process, communicator, call)).collect();

@@ -6,6 +6,7 @@
 use crate::abi::Handle;
 use crate::pmpi::pmpi;
 use crate::process::Process;
+use crate::reason::Reason;
 use harmonaize_client::{Collective, Dtype, Rank, ReduceOp};
 use harmonaize_staging::{Call, Counts, Kind, Piece};
 use std::ffi::{c_int, c_void};
@@ -16,18 +17,6 @@ const CHUNK: usize = 8 << 20;
 
 /// Most bytes of all blocks together where blocks differ: those go in one piece.
 pub(crate) const UNEVEN_MOST: usize = 16 << 20;
-
-/// Why the MPI carries a call, as a fact that is the same at all its ranks.
-pub(crate) type Reason = &'static str;
-
-const ARGUMENTS: Reason = "arguments that the MPI refuses";
-const NOTHING: Reason = "nothing to move";
-const FEW: Reason = "fewer bytes than HARMONAIZE_MPI_MIN_BYTES";
-const LARGE: Reason = "blocks of different sizes that are large together";
-const HUGE: Reason = "more bytes than an int counts";
-const REDUCTION: Reason = "a type or an operation that the provider does not reduce";
-const TOO_FEW_ENTRIES: Reason = "messages to more ranks than may be in flight at once";
-const SOME: Reason = "blocks of few bytes, or large ones";
 
 /// Most ranks of an AllToAll by messages: each takes two of the operations in flight.
 const MESSAGE_RANKS: u32 = 64;
@@ -101,13 +90,13 @@ struct Layout {
 }
 
 fn size(number: c_int) -> Result<usize, Reason> {
-    usize::try_from(number).map_err(|_| ARGUMENTS)
+    usize::try_from(number).map_err(|_| Reason::Arguments)
 }
 
 /// Numbers by rank.
 fn numbers<'a>(at: *const c_int, ranks: u32) -> Result<&'a [c_int], Reason> {
     if at.is_null() {
-        return Err(ARGUMENTS);
+        return Err(Reason::Arguments);
     }
     // SAFETY: the program's array has a number for each rank, and stays as it is during the call.
     Ok(unsafe { std::slice::from_raw_parts(at, ranks as usize) })
@@ -116,20 +105,20 @@ fn numbers<'a>(at: *const c_int, ranks: u32) -> Result<&'a [c_int], Reason> {
 /// Where elements of the program's lie. It may be before the address 0: where there are none, or their type has addresses of its own.
 fn offset(address: usize, by: isize, times: c_int) -> Result<usize, Reason> {
     let by = isize::try_from(times).ok().and_then(|times| by.checked_mul(times));
-    by.map(|by| address.wrapping_add_signed(by)).ok_or(ARGUMENTS)
+    by.map(|by| address.wrapping_add_signed(by)).ok_or(Reason::Arguments)
 }
 
 impl Arguments<'_> {
     fn layout(&self, dtype: Handle) -> Result<Layout, Reason> {
         if let Some(plain) = self.process.abi.plain(dtype) {
-            let extent = isize::try_from(plain.bytes).map_err(|_| ARGUMENTS)?;
+            let extent = isize::try_from(plain.bytes).map_err(|_| Reason::Arguments)?;
             return Ok(Layout { bytes: plain.bytes, extent, plain: true });
         }
         let (mut bytes, mut lower, mut extent): (c_int, isize, isize) = (0, 0, 0);
         if (pmpi().MPI_Type_size)(dtype, &raw mut bytes) != 0
             || (pmpi().MPI_Type_get_extent)(dtype, &raw mut lower, &raw mut extent) != 0
         {
-            return Err(ARGUMENTS);
+            return Err(Reason::Arguments);
         }
         Ok(Layout { bytes: size(bytes)?, extent, plain: false })
     }
@@ -138,12 +127,12 @@ impl Arguments<'_> {
         let abi = &self.process.abi;
         let dtype = abi.plain(dtype).and_then(|plain| plain.dtype);
         let both = dtype.zip(abi.operation(operation));
-        both.filter(|(dtype, reduce)| reduce.takes(*dtype)).ok_or(REDUCTION)
+        both.filter(|(dtype, reduce)| reduce.takes(*dtype)).ok_or(Reason::Reduction)
     }
 
     fn root(&self, root: c_int) -> Result<Rank, Reason> {
         let root = u32::try_from(root).ok().filter(|root| *root < self.ranks);
-        root.map(Rank).ok_or(ARGUMENTS)
+        root.map(Rank).ok_or(Reason::Arguments)
     }
 
     fn is_in_place(&self, buffer: *const c_void) -> bool {
@@ -193,7 +182,7 @@ impl Arguments<'_> {
         (outputs, of, layout): (&[Part], Handle, &Layout),
     ) -> Result<(), Reason> {
         if self.is_in_place(send) {
-            let own = outputs.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
+            let own = outputs.get(self.rank as usize).copied().ok_or(Reason::Arguments)?;
             return self.input(task, of, layout, &[own]);
         }
         self.input(task, dtype, &self.layout(dtype)?, &[part(send, size(count)?)])
@@ -206,13 +195,13 @@ impl Arguments<'_> {
             return Ok(());
         }
         let total: usize = parts.iter().map(|part| part.count * layout.bytes).sum();
-        let whole = c_int::try_from(total).map_err(|_| ARGUMENTS)?;
+        let whole = c_int::try_from(total).map_err(|_| Reason::Arguments)?;
         let [packed, _] = &mut task.packed;
         packed.resize(total, 0);
         let mut position: c_int = 0;
         let own = self.process.abi.comm_self;
         for part in parts {
-            let count = c_int::try_from(part.count).map_err(|_| ARGUMENTS)?;
+            let count = c_int::try_from(part.count).map_err(|_| Reason::Arguments)?;
             let from = std::ptr::with_exposed_provenance(part.address);
             let to = packed.as_mut_ptr().cast();
             (pmpi().MPI_Pack)(from, count, dtype, to, whole, &raw mut position, own);
@@ -229,7 +218,7 @@ impl Arguments<'_> {
             return Ok(());
         }
         let total = parts.iter().map(|part| part.count * layout.bytes).sum();
-        c_int::try_from(total).map_err(|_| ARGUMENTS)?;
+        c_int::try_from(total).map_err(|_| Reason::Arguments)?;
         let [_, packed] = &mut task.packed;
         packed.resize(total, 0);
         let begin = packed.as_mut_ptr().expose_provenance();
@@ -239,7 +228,7 @@ impl Arguments<'_> {
             // The program may free its type as soon as the call has returned.
             own = Handle(0);
             if (pmpi().MPI_Type_dup)(dtype, (&raw mut own).cast()) != 0 {
-                return Err(ARGUMENTS);
+                return Err(Reason::Arguments);
             }
         }
         task.unpack = Some(Unpack { dtype: own, parts: parts.to_vec(), owned: self.nonblocking });
@@ -249,9 +238,9 @@ impl Arguments<'_> {
     /// Blocks of so many elements that follow one another.
     fn blocks(&self, at: *const c_void, count: usize, layout: &Layout) -> Result<Vec<Part>, Reason> {
         let block = |rank: u32| {
-            let count_c = c_int::try_from(count).map_err(|_| ARGUMENTS)?;
+            let count_c = c_int::try_from(count).map_err(|_| Reason::Arguments)?;
             let elements = c_int::try_from(rank).ok().and_then(|rank| rank.checked_mul(count_c));
-            let address = offset(at.expose_provenance(), layout.extent, elements.ok_or(ARGUMENTS)?)?;
+            let address = offset(at.expose_provenance(), layout.extent, elements.ok_or(Reason::Arguments)?)?;
             Ok(Part { address, count })
         };
         (0..self.ranks).map(block).collect()
@@ -430,7 +419,7 @@ impl Arguments<'_> {
                 task.counts = Some(Counts { own, received, most });
                 Ok(task)
             }
-            Ok(_) => Err(LARGE),
+            Ok(_) => Err(Reason::LargeUneven),
             Err(reason) => Err(reason),
         }
     }
@@ -439,7 +428,7 @@ impl Arguments<'_> {
     /// left to the MPI, whose collective all ranks begin.
     fn by_messages(&self, input: Blocks, output: Blocks) -> Result<Task, Reason> {
         if self.ranks > MESSAGE_RANKS {
-            return Err(TOO_FEW_ENTRIES);
+            return Err(Reason::TooManyRanks);
         }
         let (send, _, send_places, send_type) = input;
         let (recv, _, recv_places, recv_type) = output;
@@ -450,7 +439,7 @@ impl Arguments<'_> {
         self.input(&mut task, source.3, &from, &inputs)?;
         self.output(&mut task, recv_type, &into, &outputs)?;
         if sent.iter().chain(&received).any(|count| *count > 0) {
-            self.process.fall_back("MPI_Ialltoallv", SOME);
+            self.process.fall_back("MPI_Ialltoallv", Reason::SomeBlocks);
         }
         let mut request = Handle(0);
         let begun = (pmpi().MPI_Ialltoallv)(
@@ -521,7 +510,7 @@ impl Arguments<'_> {
         let from = self.source(send, recv);
         let counts: Vec<usize> = all.iter().map(|count| size(*count)).collect::<Result<_, _>>()?;
         let total = counts.iter().sum();
-        let own = counts.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
+        let own = counts.get(self.rank as usize).copied().ok_or(Reason::Arguments)?;
         self.input(&mut task, dtype, &layout, &[part(from, total)])?;
         self.output(&mut task, dtype, &layout, &[part(recv, own)])?;
         self.uneven(task, counts.into_iter().map(|count| count as u64).collect())
@@ -530,7 +519,7 @@ impl Arguments<'_> {
     pub(crate) fn barrier(&self) -> Result<Task, Reason> {
         match self.process.min_bytes {
             0 => Ok(self.empty(Collective::Barrier, Dtype::U8, 0)),
-            _ => Err(FEW),
+            _ => Err(Reason::Few),
         }
     }
 
@@ -539,7 +528,7 @@ impl Arguments<'_> {
         let bytes = task.count.saturating_mul(task.blocks);
         // Some rank may have to pack what is moved, and packs numbers of bytes that are an `int`.
         if !task.collective.reduces() && c_int::try_from(bytes).is_err() {
-            return Err(HUGE);
+            return Err(Reason::Huge);
         }
         self.is_enough(bytes.saturating_mul(task.dtype.size()) as u64).map(|()| task)
     }
@@ -549,7 +538,7 @@ impl Arguments<'_> {
         let total = own.iter().sum::<u64>().saturating_mul(task.dtype.size() as u64);
         self.is_enough(total)?;
         if total > UNEVEN_MOST as u64 {
-            return Err(LARGE);
+            return Err(Reason::LargeUneven);
         }
         let most = own.iter().max().copied().unwrap_or(0);
         task.counts = Some(Counts { own, received: Vec::new(), most });
@@ -559,8 +548,8 @@ impl Arguments<'_> {
     /// Whether so many bytes are for the provider.
     fn is_enough(&self, bytes: u64) -> Result<(), Reason> {
         match bytes {
-            0 => Err(NOTHING),
-            bytes if bytes < self.process.min_bytes => Err(FEW),
+            0 => Err(Reason::Nothing),
+            bytes if bytes < self.process.min_bytes => Err(Reason::Few),
             _ => Ok(()),
         }
     }

@@ -224,7 +224,7 @@ fn halving_sends_the_bytes_of_a_ring_in_six_messages() {
 }
 
 #[test]
-fn direct_exchanges_take_as_many_hops_as_they_say_and_add_in_one_order() {
+fn direct_exchanges_keep_their_hops_and_order() {
     let mut order: Vec<u32> = (0..8).collect();
     for (shots, hops, messages) in
         [(Algorithm::Ring, 14, 14), (Algorithm::OneShot, 1, 7), (Algorithm::TwoShot, 2, 14)]
@@ -311,7 +311,7 @@ fn every_coded_allreduce_is_right_and_encodes_twice() {
 }
 
 #[test]
-fn a_coded_exchange_of_four_sends_each_part_once_to_its_owner_and_once_from_it() {
+fn coded_parts_go_to_their_owner_and_back() {
     let mut case = case(Grouping::PerHost(2), 8, Collective::AllReduce, Retention::KeepInputs, Reach::Mapped);
     case.request.coded = true;
     let programs = case.programs();
@@ -381,7 +381,7 @@ fn every_reducescatter_in_one_shot_is_right() {
 /// Of 8 participants each sends 7 blocks, along the ring as straight. A ReduceScatter in one shot adds as AllReduce does, a ring from the
 /// owner on.
 #[test]
-fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
+fn gather_and_scatter_send_blocks_equally_often() {
     let group = Grouping::PerHost(1).plan(8).group().clone();
     let order = [3, 4, 5, 6, 7, 0, 1, 2].map(Participant).to_vec();
     let plan = Plan::new(group, order).unwrap();
@@ -497,7 +497,7 @@ fn case(grouping: Grouping, ranks: u32, collective: Collective, retention: Reten
 }
 
 #[test]
-fn a_ring_of_four_sends_each_chunk_twice_round_and_stages_two() {
+fn a_ring_sends_chunks_twice_and_stages_two() {
     let case = case(Grouping::PerHost(2), 8, Collective::AllReduce, Retention::KeepInputs, Reach::Mapped);
     let programs = case.programs();
     let report = case.check(&programs, 1).unwrap();

@@ -228,7 +228,7 @@ fn the_size_says_in_how_many_shots() {
 }
 
 #[test]
-fn what_goes_by_powers_of_two_is_cut_so_that_messages_fit() {
+fn powers_of_two_are_cut_to_fit_messages() {
     let cut = |grouping: Grouping, collective, algorithm| {
         let tuning = Tuning { algorithms: AlgorithmTable::all_by(algorithm), ..Tuning::default() };
         segmentation(&grouping.plan(12), &signature(collective, Dtype::U8, 1 << 20), &tuning).elements >> 10

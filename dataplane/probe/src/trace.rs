@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_sent_again_and_a_silent_switch_is_left_out() {
+    fn lost_packets_are_repeated_and_silent_switches_omitted() {
         let (mut trace, mut now) = (Trace::new(question(16, 3), &[2; 32]), Instant::now());
         let begun = now;
         let (mut sent, mut flying) = (0, 0);

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_steadily_beside_a_train_spreads_all_of_it_and_a_hold_up_some() {
+    fn steady_traffic_spreads_the_whole_train() {
         assert_eq!(quickest(|_| 12_112), (1_000_000_000, Some(1_000_000_000)));
         assert_eq!(quickest(|_| 18_168), (666_666_666, Some(666_666_666)));
         // Wherever a hold-up is, a third of the train was not in it.

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registered_range_shares_the_files_bytes_and_has_a_descriptor_of_its_own() {
+    fn a_registered_range_shares_the_files_bytes() {
         let fd = memfd(MemfdFlags::empty(), SealFlags::SHRINK);
         let (memory, id) = Memory::register(fd.as_fd(), page(), page()).unwrap();
         assert_eq!((memory.fd().is_some(), memory.offset()), (true, page()));

@@ -130,7 +130,7 @@ mod tests {
     /// It is as if one path were still writing to a posted span. Another path then brings a frame that names the same
     /// slot.
     #[test]
-    fn a_slot_has_one_payload_at_a_time_while_posted_memory_is_written() {
+    fn a_slot_being_written_takes_no_second_payload() {
         let memory = Memory::private(4096).unwrap();
         let span = |offset, bytes| Span::new(&memory, offset, bytes).unwrap();
         let mut rings = Rings::default();

@@ -211,7 +211,7 @@ fn over_rdma_another_key_is_not_heard() {
 }
 
 #[test]
-fn over_rdma_a_device_that_goes_is_the_end_of_the_endpoint_alone() {
+fn a_lost_rdma_device_ends_its_endpoint_alone() {
     let fabric = fabric();
     let [mut a, mut b] = [0, 1].map(|host| rdma(&fabric, host, KEY, DatagramConfig::default()));
     let to = b.local_address();

@@ -214,7 +214,7 @@ fn who_keeps_to_a_peer_anew_hears_it_and_nobody_else() {
 }
 
 #[test]
-fn who_finds_no_way_is_told_and_finds_one_when_there_is_one() {
+fn a_way_is_found_once_there_is_one() {
     let config = DatagramConfig::default();
     let peer = bound("127.0.0.1:0", config);
     // Broadcast takes an option that this socket has not: as where there is no route.

@@ -420,7 +420,7 @@ fn a_lost_device_ends_its_links_and_lets_no_more_come() {
 
 /// As rxe does it: no event, and whoever has the device open is served until he closes it.
 #[test]
-fn a_device_taken_away_in_silence_is_let_go_and_opened_anew_once_it_is_back() {
+fn a_device_back_from_silence_is_opened_anew() {
     let (fabric, mut a, mut b) = ends();
     up(&mut a, &mut b, 2);
     fabric.take_calls("a0");
@@ -514,7 +514,7 @@ fn gids_of_different_networks_are_told_apart_before_anything_is_lost() {
 }
 
 #[test]
-fn no_queue_pair_left_keeps_the_link_down_and_both_ends_know_why() {
+fn a_link_without_queue_pairs_says_why() {
     let (fabric, mut a, mut b) = ends();
     fabric.inject("a0", Fault::NoQueuePairsLeft);
     open(&mut a, &mut b, 1);

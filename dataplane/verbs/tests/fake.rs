@@ -191,7 +191,7 @@ fn half_a_queue_is_never_without_a_signal() {
 }
 
 #[test]
-fn a_queue_pair_dropped_with_requests_lets_go_before_the_memory_does() {
+fn a_dropped_queue_pair_goes_before_its_memory() {
     let (fabric, a, b) = ends();
     let (mut one, _two) = connected(&a, &b);
     fabric.hold("fake0");
@@ -372,7 +372,7 @@ fn an_injected_status_ends_the_queue_pair() {
 }
 
 #[test]
-fn a_lost_device_is_seen_by_who_polls_and_by_who_sleeps() {
+fn pollers_and_sleepers_see_a_lost_device() {
     let (fabric, a, b) = ends();
     let (mut one, mut two) = connected(&a, &b);
     b.queue.arm().unwrap();

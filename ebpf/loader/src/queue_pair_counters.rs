@@ -245,7 +245,7 @@ fn value(entry: &[u8]) -> Option<(&str, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::read_list;
+    use crate::netlink::{filled, read_list};
     use crate::rdma::PortCounter::*;
 
     /// Set by the kernel where an attribute has others within.
@@ -352,13 +352,16 @@ mod tests {
         let (one, none) = (message(&[counter(4, &[178], &[])]), message(&[]));
         let mut rounds = 0;
         let mut listed = CounterList::default();
-        let endless = || {
-            rounds += 1;
-            let first = rounds == 1;
-            Ok(datagram(&if first { [one.clone(), none.clone()] } else { [none.clone(), none.clone()] }))
-        };
-        let error = read_list(endless, |_, body| listed.take(body)).unwrap_err();
+        let ended = read_list(
+            |buffer| {
+                rounds += 1;
+                let first = if rounds == 1 { &one } else { &none };
+                Ok(filled(buffer, &datagram(&[first.clone(), none.clone()])))
+            },
+            |_, body| listed.take(body),
+        );
         assert_eq!((rounds, listed.found.len()), (2, 1));
+        let error = ended.unwrap_err();
         let why = judge("d0", Some("mlx5_core".into()), Err(error)).unwrap_err();
         assert!(why.label() == "refused" && why.to_string().contains("too many queue pairs"), "{why}");
         // Empty ones between others are none of it, and odd counters are counters.

@@ -88,7 +88,7 @@ fn four_hosts_are_upgraded_in_turn_under_load() {
 
 /// No operation fails, and with each of the successors the aggregator is used again.
 #[test]
-fn four_hosts_that_use_an_aggregator_are_upgraded_in_turn_under_load() {
+fn four_aggregating_hosts_are_upgraded_under_load() {
     const HOSTS: usize = 4;
     let adjust = |setup: &mut Setup| {
         with_place(setup);

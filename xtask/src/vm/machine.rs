@@ -4,6 +4,7 @@ use super::Architecture;
 use super::kernel::Kernel;
 use anyhow::{Context, Result, bail};
 use harmonaize_guest::{LARGEST, MTU, Mark};
+use harmonaize_testkit::process::wait_until;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -195,15 +196,7 @@ pub struct Emulator(Child);
 impl Emulator {
     /// Waits for its end until the deadline; `None` when it still runs.
     pub fn wait_until(&mut self, deadline: Instant) -> Result<Option<ExitStatus>> {
-        loop {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok(Some(status));
-            }
-            if Instant::now() >= deadline {
-                return Ok(None);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        Ok(wait_until(&mut self.0, deadline)?)
     }
 }
 

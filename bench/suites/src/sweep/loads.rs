@@ -147,7 +147,7 @@ compute_interval = 0
     }
 
     #[test]
-    fn a_load_has_a_rank_for_each_device_and_its_traces_in_their_order() {
+    fn devices_are_ranks_and_traces_keep_their_order() {
         let expected = Load { ranks: 3, operations: vec![(64, 250), (128, 0)] };
         assert_eq!(Load::parse(TEXT).unwrap(), expected);
         let other =
@@ -156,7 +156,7 @@ compute_interval = 0
     }
 
     #[test]
-    fn missing_keys_and_values_of_other_types_are_refused_with_their_place() {
+    fn missing_and_mistyped_keys_are_refused_with_place() {
         for (from, to, told) in [
             ("communicator_id = 7", "", "communicator_id"),
             ("communicator_id = 7", "communicator_id = 'bad'", "u32"),

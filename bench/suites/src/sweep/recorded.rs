@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_are_read_once_beside_recordings_and_bad_ones_are_left_out() {
+    fn bad_loads_beside_recordings_are_left_out() {
         let mina = folder(&[("vit-4.json", recording(8))]);
         let mccs = folder(&[
             ("gpt_0.toml", load("100", 64)),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn recordings_are_chosen_by_name_and_a_name_without_one_is_an_error() {
+    fn recordings_are_chosen_by_name_or_refused() {
         let mina = folder(&[("opt-4.json", recording(8)), ("vit-4.json", recording(8))]);
         let mccs = folder(&[("gpt_0.toml", load("100", 64)), ("gpt_1.toml", load("101", 64))]);
         let read = |chosen: &[&str]| {

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_of_gains_is_the_largest_and_prices_are_its_slope() {
+    fn gains_are_maximal_and_prices_their_slope() {
         for seed in 0..300 {
             let mut random = ChaCha8Rng::seed_from_u64(seed);
             let kinds = random.random_range(1..=3_usize);

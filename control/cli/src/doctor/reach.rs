@@ -43,7 +43,8 @@ async fn control(config: &Config, address: &str) -> Finding {
         Finding::wrong(CHECK, format!("{address}: {why}"), remedy)
     };
     let asked = async {
-        let protection = Protection::choose(config.tls.clone(), config.insecure_loopback, address)?;
+        let protection = Protection::choose(config.tls.clone(), config.insecure_loopback, address)
+            .map_err(|error| error.to_string())?;
         let remote = Remote::at(&protection, CONTROL, address).map_err(|error| error.to_string())?;
         let channel = remote.connect().await.map_err(|error| root_cause(&error))?;
         let mut client = ProviderClient::new(channel);

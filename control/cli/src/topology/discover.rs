@@ -76,9 +76,7 @@ struct Trace<'a> {
 pub(super) fn draft(fabric: &v1::TopologyReply, traced: &v1::TracedPathsReply) -> Result<Draft, ImportError> {
     let traces = traces(fabric, traced);
     if traces.is_empty() {
-        let what = "no agent has traced a route yet: that takes two of them, `source_ports` in control's \
-                    configuration, and what agents' logs say that they lack";
-        return Err(ImportError::Arguments(what.to_owned()));
+        return Err(ImportError::NoTraces);
     }
     let hosts: BTreeSet<&str> = traces.iter().map(|trace| trace.from).collect();
     let mut draft = Draft::new(format!(

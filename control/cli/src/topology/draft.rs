@@ -1,5 +1,6 @@
 //! A topology while it is put together, and the file that it becomes.
 
+use super::problem::Problem;
 use harmonaize_planner::{Nanos, Rate, Topology, TopologyError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -24,7 +25,7 @@ pub(crate) enum ImportError {
         /// Counted from 1.
         line: usize,
         /// What is wrong.
-        what: String,
+        what: Problem,
     },
     /// A text that is not of the format.
     #[error("{file}: line {line}, column {column}: {what}")]
@@ -36,7 +37,7 @@ pub(crate) enum ImportError {
         /// Counted from 1.
         column: u64,
         /// What is wrong.
-        what: String,
+        what: Problem,
     },
     /// A value that is missing, or is another than the format has.
     #[error("{file}: {path}: {what}")]
@@ -46,14 +47,31 @@ pub(crate) enum ImportError {
         /// The keys to the value.
         path: String,
         /// What is wrong.
-        what: String,
+        what: Problem,
     },
     /// A node that is to be left out, and is not there.
     #[error("--without {0}: there is no such node; nodes are {1}")]
     Unknown(String, String),
-    /// Arguments that describe no fabric.
-    #[error("{0}")]
-    Arguments(String),
+    /// Several racks, which nothing joins.
+    #[error("{racks} racks need a spine at least")]
+    NoSpine {
+        /// How many.
+        racks: u16,
+    },
+    /// More hosts than a topology may have.
+    #[error("{racks} racks of {hosts} hosts are more than 16384 hosts")]
+    ManyHosts {
+        /// Racks.
+        racks: u16,
+        /// Hosts of each.
+        hosts: u16,
+    },
+    /// No route was traced in the fabric.
+    #[error(
+        "no agent has traced a route yet: that takes two of them, `source_ports` in control's configuration, \
+         and what agents' logs say that they lack"
+    )]
+    NoTraces,
     /// The file that came out is no topology.
     #[error("what was read makes no topology: {error}; it would be:\n{file}")]
     Topology {

@@ -2,6 +2,7 @@
 
 use super::Source;
 use super::draft::{Draft, ImportError, Kind, usable};
+use super::problem::Problem;
 use harmonaize_planner::Rate;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +43,7 @@ pub(super) fn read(sources: &[Source]) -> Result<Draft, ImportError> {
             let Some(name) = names.get(guid) else { continue };
             for port in &entry.ports {
                 let Some(peer) = entries.get(&port.peer) else {
-                    let what = format!("the cable leads to {}, which the file does not describe", port.peer);
+                    let what = Problem::UnknownPeer(port.peer.clone());
                     return Err(ImportError::Line { file: source.name(), line: port.line, what });
                 };
                 match names.get(&port.peer) {
@@ -64,9 +65,9 @@ fn entries(source: &Source) -> Result<BTreeMap<String, Entry>, ImportError> {
     let mut current: Option<String> = None;
     for (index, text) in source.text.lines().enumerate() {
         let line = index + 1;
-        let wrong = |what: &str| {
-            let shown: String = text.chars().take(80).collect();
-            ImportError::Line { file: source.name(), line, what: format!("{what}: {shown}") }
+        let wrong = |what: fn(String) -> Problem| {
+            let what = what(text.chars().take(80).collect());
+            ImportError::Line { file: source.name(), line, what }
         };
         let device = match text.split_whitespace().next() {
             Some("Switch") => Some(Device::Switch),
@@ -75,28 +76,26 @@ fn entries(source: &Source) -> Result<BTreeMap<String, Entry>, ImportError> {
             _ => None,
         };
         if let Some(device) = device {
-            let guid = quoted(text).next().ok_or_else(|| wrong("a node without its GUID in quotes"))?;
+            let guid = quoted(text).next().ok_or_else(|| wrong(Problem::NodeWithoutGuid))?;
             let description = quoted(text).nth(1).unwrap_or_default().to_owned();
             let entry = Entry { device, description, ports: Vec::new() };
             if entries.insert(guid.to_owned(), entry).is_some() {
-                return Err(wrong("a node that was described before"));
+                return Err(wrong(Problem::NodeTwice));
             }
             current = Some(guid.to_owned());
         } else if text.starts_with('[') {
             let entry = current.as_ref().and_then(|guid| entries.get_mut(guid));
             let Some(entry) = entry else {
-                return Err(wrong("a port before any node"));
+                return Err(wrong(Problem::PortBeforeNode));
             };
-            let peer =
-                quoted(text).next().ok_or_else(|| wrong("a port without its peer's GUID in quotes"))?;
+            let peer = quoted(text).next().ok_or_else(|| wrong(Problem::PortWithoutPeer))?;
             let tail = text.rsplit('"').next().unwrap_or_default();
             let rate = tail.split_whitespace().find_map(link_rate);
             entry.ports.push(Port { line, peer: peer.to_owned(), rate });
         }
     }
     if entries.is_empty() {
-        let what = "no line with Switch or Ca; is it the output of `ibnetdiscover`?".to_owned();
-        return Err(ImportError::Line { file: source.name(), line: 1, what });
+        return Err(ImportError::Line { file: source.name(), line: 1, what: Problem::NoNodes });
     }
     Ok(entries)
 }

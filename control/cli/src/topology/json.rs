@@ -2,6 +2,7 @@
 
 use super::Source;
 use super::draft::ImportError;
+use super::problem::Problem;
 use serde_json::Value;
 
 /// A value within a file.
@@ -22,7 +23,7 @@ pub(super) fn parse_yaml(source: &Source) -> Result<Value, ImportError> {
     serde_saphyr::from_str_with_options(&source.text, options).map_err(|error| {
         let place = error.location().map(|location| (location.line(), location.column()));
         let what = error.without_snippet().to_string();
-        let what = what.lines().next().unwrap_or_default().to_owned();
+        let what = Problem::Format(what.lines().next().unwrap_or_default().to_owned());
         match place {
             Some((line, column)) => ImportError::Text { file: source.name(), line, column, what },
             None => ImportError::Input { file: source.name(), path: "(its root)".to_owned(), what },
@@ -39,7 +40,7 @@ pub(super) fn parse_json(source: &Source) -> Result<Value, ImportError> {
         file: source.name(),
         line: u64::try_from(error.line()).unwrap_or(u64::MAX),
         column: u64::try_from(error.column()).unwrap_or(u64::MAX),
-        what: error.to_string(),
+        what: Problem::Format(error.to_string()),
     })
 }
 
@@ -50,9 +51,9 @@ impl<'a> At<'a> {
     }
 
     /// The error that something is wrong here.
-    pub(super) fn wrong(&self, what: impl Into<String>) -> ImportError {
+    pub(super) fn wrong(&self, what: Problem) -> ImportError {
         let path = if self.path.is_empty() { "(its root)" } else { &self.path };
-        ImportError::Input { file: self.file.to_owned(), path: path.to_owned(), what: what.into() }
+        ImportError::Input { file: self.file.to_owned(), path: path.to_owned(), what }
     }
 
     /// The value of a key; none if this is no object, has no such key, or has null there.
@@ -68,7 +69,7 @@ impl<'a> At<'a> {
     /// This is no object.
     pub(super) fn entries(&self) -> Result<Vec<(String, Self)>, ImportError> {
         let Some(object) = self.value.as_object() else {
-            return Err(self.wrong("an object is expected"));
+            return Err(self.wrong(Problem::NoObject));
         };
         let at = |(key, value): (&String, &'a Value)| {
             let path = if self.path.is_empty() { key.clone() } else { format!("{}.{key}", self.path) };
@@ -108,7 +109,7 @@ impl<'a> At<'a> {
     /// # Errors
     /// There is none.
     pub(super) fn name(&self) -> Result<String, ImportError> {
-        self.text().filter(|text| !text.is_empty()).ok_or_else(|| self.wrong("a name is expected"))
+        self.text().filter(|text| !text.is_empty()).ok_or_else(|| self.wrong(Problem::NoName))
     }
 
     /// Whether this is `true`.
@@ -127,7 +128,7 @@ impl<'a> At<'a> {
         }
         let name = |element: Self| match element.get("name") {
             Some(name) => Ok((name.name()?, element)),
-            None => Err(element.wrong("it has no `name`")),
+            None => Err(element.wrong(Problem::Missing("name"))),
         };
         self.elements().into_iter().map(name).collect()
     }

@@ -3,6 +3,7 @@
 use super::Source;
 use super::draft::{Draft, ImportError, Kind, usable};
 use super::json::{At, parse_json};
+use super::problem::Problem;
 use crate::text::number_of;
 use harmonaize_planner::Rate;
 use std::collections::BTreeMap;
@@ -36,7 +37,7 @@ pub(super) fn read(hosts: &[Source], switches: &[Source]) -> Result<Draft, Impor
     for (source, kind) in all.chain(switches.iter().map(|source| (source, Kind::Switch))) {
         let name = owner(source)?;
         if let Some(other) = seen.insert(name.clone(), source.name()) {
-            let what = format!("its name is that of {other}");
+            let what = Problem::FileTwice(other);
             return Err(ImportError::Line { file: source.name(), line: 1, what });
         }
         draft.add(&name, kind, None);
@@ -58,8 +59,7 @@ fn owner(source: &Source) -> Result<String, ImportError> {
     let stem = source.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let name = usable(stem.strip_suffix(".lldp").unwrap_or(&stem));
     if name.is_empty() {
-        let what = "its name is no name of a host; name each file as its host, such as h0.json".to_owned();
-        return Err(ImportError::Line { file: source.name(), line: 1, what });
+        return Err(ImportError::Line { file: source.name(), line: 1, what: Problem::FileName });
     }
     Ok(name)
 }
@@ -104,7 +104,7 @@ fn neighbours(source: &Source) -> Result<Vec<Neighbour>, ImportError> {
     let (file, value) = (source.name(), parse_json(source)?);
     let root = At::root(&file, &value);
     let Some(lldp) = root.get("lldp") else {
-        return Err(root.wrong("there is no `lldp`; is it the output of `lldpctl -f json`?"));
+        return Err(root.wrong(Problem::NoLldp));
     };
     let mut found = Vec::new();
     for part in lldp.elements() {
@@ -126,13 +126,13 @@ fn neighbours(source: &Source) -> Result<Vec<Neighbour>, ImportError> {
 fn neighbour(interface: String, at: &At<'_>) -> Result<Neighbour, ImportError> {
     let chassis = at.get("chassis").and_then(|chassis| chassis.first());
     let Some(chassis) = chassis else {
-        return Err(at.wrong("it has no `chassis`"));
+        return Err(at.wrong(Problem::Missing("chassis")));
     };
     // json has a chassis that reports a name beneath that name.
     let (name, chassis) = match (chassis.get("name"), chassis.get("id")) {
         (None, None) => match chassis.entries()?.into_iter().next() {
             Some((name, beneath)) => (Some(name), beneath),
-            None => return Err(chassis.wrong("it has neither name nor id")),
+            None => return Err(chassis.wrong(Problem::NoNeighbourName)),
         },
         (name, _) => (name.and_then(|name| name.text()), chassis),
     };
@@ -140,10 +140,10 @@ fn neighbour(interface: String, at: &At<'_>) -> Result<Neighbour, ImportError> {
     let id = || chassis.get("id").and_then(|id| id.text());
     let name = usable(&match name {
         Some(name) => name,
-        None => format!("chassis-{}", id().ok_or_else(|| chassis.wrong("it has neither name nor id"))?),
+        None => format!("chassis-{}", id().ok_or_else(|| chassis.wrong(Problem::NoNeighbourName))?),
     });
     if name.is_empty() {
-        return Err(chassis.wrong("its name has no letter and no digit"));
+        return Err(chassis.wrong(Problem::NeighbourName));
     }
     let capabilities = chassis.get("capability").map(|list| list.elements()).unwrap_or_default();
     let forwards = capabilities.iter().any(|capability| {

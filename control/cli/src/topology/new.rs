@@ -33,12 +33,10 @@ impl New {
     pub(super) fn draft(&self) -> Result<Draft, ImportError> {
         let (racks, hosts, spines) = (self.racks, self.hosts, self.spines);
         if racks > 1 && spines == 0 {
-            return Err(ImportError::Arguments(format!("{racks} racks need a spine at least")));
+            return Err(ImportError::NoSpine { racks });
         }
         if u32::from(racks) * u32::from(hosts) > 16384 {
-            return Err(ImportError::Arguments(format!(
-                "{racks} racks of {hosts} hosts are more than 16384 hosts"
-            )));
+            return Err(ImportError::ManyHosts { racks, hosts });
         }
         let uplink = self.uplink.unwrap_or_else(|| {
             Rate(self.rate.0.saturating_mul(u64::from(hosts)).div_ceil(u64::from(spines.max(1))))

@@ -3,10 +3,8 @@
 use super::Source;
 use super::draft::{Draft, ImportError, Kind, usable};
 use super::json::{At, parse_yaml};
+use super::problem::{MAX_RANGE, Problem};
 use std::collections::BTreeMap;
-
-/// Most nodes that a range may stand for.
-const MAX_RANGE: u64 = 16384;
 
 /// A tree: each node's parent, and the racks of hosts.
 #[derive(Default)]
@@ -19,7 +17,8 @@ impl Tree {
     fn hang(&mut self, child: &str, parent: &str, at: &At<'_>) -> Result<(), ImportError> {
         match self.parents.insert(child.to_owned(), parent.to_owned()) {
             Some(other) if other != parent => {
-                Err(at.wrong(format!("`{child}` hangs on `{other}` and on `{parent}`")))
+                let (child, parent) = (child.to_owned(), parent.to_owned());
+                Err(at.wrong(Problem::TwoParents { child, other, parent }))
             }
             _ => Ok(()),
         }
@@ -38,10 +37,7 @@ pub(super) fn read(sources: &[Source]) -> Result<Draft, ImportError> {
         match (root.get("instances"), root.get("switches")) {
             (Some(instances), _) => read_instances(&mut tree, &instances)?,
             (None, Some(switches)) => read_model(&mut tree, &root, &switches)?,
-            (None, None) => {
-                let what = "there are neither `switches` nor `instances`; is it a file of topograph?";
-                return Err(root.wrong(what));
-            }
+            (None, None) => return Err(root.wrong(Problem::NoSwitches)),
         }
     }
     Ok(draft(&tree))
@@ -50,7 +46,7 @@ pub(super) fn read(sources: &[Source]) -> Result<Draft, ImportError> {
 /// What the engine `graph` writes: each instance with its switches from the leaf up.
 fn read_instances(tree: &mut Tree, instances: &At<'_>) -> Result<(), ImportError> {
     for instance in instances.elements() {
-        let id = instance.get("id").ok_or_else(|| instance.wrong("it has no `id`"))?;
+        let id = instance.get("id").ok_or_else(|| instance.wrong(Problem::Missing("id")))?;
         let mut below = name(&id)?;
         let rack = instance.get("attributes").and_then(|attributes| attributes.get("nvlink")?.text());
         tree.hosts.insert(below.clone(), rack);
@@ -93,13 +89,13 @@ fn read_model(tree: &mut Tree, root: &At<'_>, switches: &At<'_>) -> Result<(), I
         for block in at.get("capacity_blocks").map(|list| list.elements()).unwrap_or_default() {
             let id = block.name()?;
             let Some(more) = blocks.get(&id) else {
-                return Err(block.wrong(format!("no capacity block is named `{id}`")));
+                return Err(block.wrong(Problem::UnknownBlock(id)));
             };
             nodes.extend(more.iter().cloned());
         }
         for node in nodes {
             if !tree.hosts.contains_key(&node) {
-                return Err(at.wrong(format!("it has the node `{node}`, which stands nowhere else")));
+                return Err(at.wrong(Problem::UnknownNode(node)));
             }
             tree.hang(&node, &switch, &at)?;
         }
@@ -109,7 +105,7 @@ fn read_model(tree: &mut Tree, root: &At<'_>, switches: &At<'_>) -> Result<(), I
 
 fn name(at: &At<'_>) -> Result<String, ImportError> {
     let name = usable(&at.name()?);
-    if name.is_empty() { Err(at.wrong("a name of letters and digits is expected")) } else { Ok(name) }
+    if name.is_empty() { Err(at.wrong(Problem::UnusableName)) } else { Ok(name) }
 }
 
 /// Names, of which "n[1-4]" stands for four, and "gpu[001-004]" for four of three digits.
@@ -121,14 +117,14 @@ fn ranges(list: Option<At<'_>>) -> Result<Vec<String>, ImportError> {
             names.push(name(&at)?);
             continue;
         };
-        let inner = inner.strip_suffix(']').ok_or_else(|| at.wrong("a range ends with `]`"))?;
+        let inner = inner.strip_suffix(']').ok_or_else(|| at.wrong(Problem::OpenRange))?;
         for part in inner.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (Ok(low), Ok(high)) = (first.parse::<u64>(), last.parse::<u64>()) else {
-                return Err(at.wrong(format!("`{part}` is no range such as 1-4")));
+                return Err(at.wrong(Problem::NoRange(part.to_owned())));
             };
             if high < low || high - low >= MAX_RANGE {
-                return Err(at.wrong(format!("`{part}` has no number, or more than {MAX_RANGE}")));
+                return Err(at.wrong(Problem::LargeRange(part.to_owned())));
             }
             let width = first.len();
             names.extend((low..=high).map(|number| usable(&format!("{stem}{number:0width$}"))));

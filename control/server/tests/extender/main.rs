@@ -103,7 +103,7 @@ async fn answers_are_those_of_the_documented_interface() {
 }
 
 #[tokio::test]
-async fn pods_of_a_job_are_drawn_to_the_rack_of_the_first() {
+async fn pods_follow_their_first_to_its_rack() {
     let (control, extender) = start().await;
     let _agents = agents(control, 0..8).await;
     let first = call(extender, "prioritize", &args(0, &["h0", "h1", "h2", "h4"])).await;

@@ -70,7 +70,7 @@ fn an_operator_chooses_by_tenant_and_route() {
 }
 
 #[test]
-fn an_agent_of_an_older_release_leaves_links_to_its_hosts_own() {
+fn an_older_agents_links_keep_its_hosts_own() {
     let (mut world, sessions) = world(settings(vec![over(None, None, "bbr")]), &[BOTH, BOTH, &[]]);
     let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     assert_eq!(instructed(&recipes), [["bbr", ""], ["bbr", ""], ["", ""]]);
@@ -84,7 +84,7 @@ fn an_agent_of_an_older_release_leaves_links_to_its_hosts_own() {
 }
 
 #[test]
-fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
+fn a_reread_choice_holds_from_the_next_epoch() {
     let (mut world, sessions) = world(settings(Vec::new()), &[BOTH; 3]);
     let id = world.form(&sessions, "world");
     world.state.configure(world.now, settings(vec![over(None, None, "bbr")])).unwrap();

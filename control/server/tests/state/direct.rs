@@ -71,7 +71,7 @@ fn an_operator_may_choose_for_a_tenant() {
 }
 
 #[test]
-fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
+fn a_reread_choice_holds_from_the_next_epoch() {
     let (mut fabric, id) = Fabric::formed(4, 1, &[0, 1, 2, 3]);
     let algorithm = |fabric: &Fabric| chosen(&fabric.recipe_of(0, id), 1 << 20).to_owned();
     let before = algorithm(&fabric);

@@ -88,7 +88,7 @@ fn in_both_directions() -> [Settings; 2] {
 }
 
 #[test]
-fn links_of_an_agent_that_hands_over_go_over_tcp_and_back_with_its_successor() {
+fn links_go_over_tcp_during_a_hand_over() {
     for settings in in_both_directions() {
         let mut job = Job::new(settings);
         job.ask(1, SECOND * 60);
@@ -126,7 +126,7 @@ fn a_hand_over_that_is_called_off_gives_links_back() {
 }
 
 #[test]
-fn an_agent_that_dies_in_between_leaves_no_link_on_tcp_for_ever() {
+fn a_dead_agent_leaves_no_link_on_tcp() {
     for (asked, until) in [(SECOND * 5, SECOND * 5), (LONGEST * 1000, LONGEST)] {
         let mut job = Job::new(settings(4));
         job.ask(2, asked);
@@ -140,7 +140,7 @@ fn an_agent_that_dies_in_between_leaves_no_link_on_tcp_for_ever() {
 }
 
 #[test]
-fn two_that_hand_over_at_once_have_links_of_both_over_tcp() {
+fn two_hand_overs_put_both_agents_on_tcp() {
     let mut job = Job::new(settings(4));
     job.ask(0, SECOND * 60);
     job.changes();
@@ -208,7 +208,7 @@ fn hand_overs_are_no_changes_of_plan() {
 
 /// What agents tell of their epochs is enough to find back.
 #[test]
-fn a_restarted_control_gives_links_back_that_nobody_asks_for_any_more() {
+fn a_restarted_control_returns_links_nobody_wants() {
     let mut job = Job::new(settings(4));
     job.ask(1, SECOND * 60);
     let recipes = job.changes().0;

@@ -535,7 +535,7 @@ fn workers_of_a_removed_tenant_are_ended() {
 }
 
 #[test]
-fn a_job_has_as_many_workers_as_its_tenant_may_have_ranks() {
+fn the_tenants_quota_of_ranks_bounds_workers() {
     let mut settings = allocating(LivePolicy::Fifo);
     let bound = |settings: &mut Settings, ranks| {
         settings.terms.insert("a".to_owned(), Terms { ranks: Some(ranks), ..Terms::default() });
@@ -740,7 +740,7 @@ fn failures_that_could_not_be_stored_are_stored_later() {
 }
 
 #[test]
-fn a_worker_that_ignores_its_recall_holds_its_host_for_its_notice() {
+fn a_recalled_worker_holds_its_host_during_notice() {
     let mut play = Play::new(LivePolicy::Fifo);
     let first = play.add(0, "a", "bert", (1, 2));
     let second = play.add(1, "a", "bert", (1, 2));
@@ -998,7 +998,7 @@ fn workers_of_another_job_join_on() {
 }
 
 #[test]
-fn a_runner_whose_worker_fails_in_the_last_generation_ends_its_job_alone() {
+fn a_last_generations_failure_ends_its_job() {
     for elastic in [false, true] {
         let mut play = Play::new(LivePolicy::Fifo);
         let runner = play.add_one(0, ("a", "bert"), (1, 1), elastic);
@@ -1079,7 +1079,7 @@ fn an_elastic_job_goes_on_while_a_worker_waits_to_start() {
 }
 
 #[test]
-fn a_job_that_loses_workers_all_the_time_is_planned_now_and_then() {
+fn a_job_losing_workers_often_is_planned_seldom() {
     let mut play = Play::new(LivePolicy::Fifo);
     let runners = play.add_elastic((1, 4));
     play.wait_seconds(3);
@@ -1267,7 +1267,7 @@ fn seeds() -> Vec<u64> {
 }
 
 #[test]
-fn whatever_happens_no_host_has_two_workers_and_no_job_is_lost() {
+fn no_host_has_two_workers_whatever_happens() {
     for seed in seeds() {
         println!("seed {seed}");
         let mut rng = ChaCha8Rng::seed_from_u64(seed);

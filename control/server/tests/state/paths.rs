@@ -406,7 +406,7 @@ fn a_silent_switch_is_not_a_dead_link() {
 
 /// A plan that does not pass the check keeps no link from the way that a hand-over needs, nor on it.
 #[test]
-fn links_go_over_tcp_and_back_where_no_plan_passes_the_check() {
+fn links_go_over_tcp_when_no_plan_passes() {
     let (mut world, sessions, id) = traced_pair_over(true);
     // Traced paths cannot be by this topology: all hosts are at the other leaf. Off a drained spine there is no other way.
     let moved = leaf_spine(&EVERYONE.map(|host| 1 - host / 4), 2, || "50us".to_owned());
@@ -580,7 +580,7 @@ fn unreachable_path() -> (World, [SessionId; 2], u32, u8) {
 }
 
 #[test]
-fn a_path_that_no_port_takes_any_more_is_traced_at_once() {
+fn a_path_without_ports_is_traced_at_once() {
     let (mut world, sessions, _, other) = unreachable_path();
     let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
     answer_traces(&mut world, &ends, &|_, _| Some(other));
@@ -588,7 +588,7 @@ fn a_path_that_no_port_takes_any_more_is_traced_at_once() {
 }
 
 #[test]
-fn a_port_whose_spine_is_silent_does_not_speak_for_a_link() {
+fn a_silent_spines_port_proves_no_link() {
     let (mut world, sessions, port, other) = unreachable_path();
     let asked = questions(&mut world, sessions[0]).remove(0);
     let mut silent = true;

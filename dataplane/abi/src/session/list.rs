@@ -46,7 +46,7 @@ mod tests {
     use core::time::Duration;
 
     #[test]
-    fn of_lists_without_end_a_process_makes_the_agent_hold_their_beginnings() {
+    fn of_endless_lists_only_beginnings_are_held() {
         let target = Target { collective: Collective::AllReduce, bytes: 1, p99: Duration::from_secs(1) };
         let negotiate = |targets: usize, codecs: usize| Request::Negotiate {
             id: 1,

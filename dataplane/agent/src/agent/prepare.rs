@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn links_over_rdma_are_counted_until_an_epoch_without_them_is_in_use() {
+    fn rdma_links_count_until_an_epoch_without_them() {
         let (mut agent, mut told, thread, counters) = agent();
         attach(&mut agent, AttachmentId(1), &TenantLimits::of(Quota::default(), &counters));
         assert_eq!(agent.over_rdma(), 0);
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_links_go_over_tcp_in_an_epoch_under_way_is_handed_over() {
+    fn an_epochs_links_over_tcp_are_handed_over() {
         let (mut agents, mut threads) = (Vec::new(), Vec::new());
         let counters = Counters::default();
         let limits = TenantLimits::of(Quota::default(), &counters);
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_communicator_beyond_the_quota_of_links_is_refused_with_the_limit() {
+    fn more_links_than_the_quota_are_refused() {
         // Three more beside the attachment's; each recipe here has three paths.
         let quota = Quota { descriptors: 5, ..Quota::default() };
         refused_second(

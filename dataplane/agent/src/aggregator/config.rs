@@ -1,7 +1,7 @@
 //! The configuration file of an aggregator.
 
 use super::grant::ParentConfig;
-use crate::config::{ConfigError, Controls, Verbs, control_session};
+use crate::config::{ConfigError, Controls, ValueError, Verbs, control_session};
 use crate::sandbox::Sandbox;
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_identity::Protection;
@@ -97,20 +97,17 @@ impl AggregatorConfig {
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let file: File =
             parse_toml(text).map_err(|error| ConfigError::Text { path: path.to_owned(), error })?;
-        let value = |message: String| ConfigError::Value { path: path.to_owned(), message };
+        let value = |error: ValueError| ConfigError::Value { path: path.to_owned(), error };
         if file.listen.ip().is_unspecified() {
-            let listen = file.listen;
-            return Err(value(format!(
-                "`listen` is {listen}, where no worker can send to; give this machine's fabric address"
-            )));
+            return Err(value(ValueError::AggregatorListensAnywhere(file.listen)));
         }
         let pool = file.pool.map_or_else(|| half_of_cache().unwrap_or(POOL), |pool| pool.0);
         if !POOLS.contains(&pool) {
-            return Err(value(format!("`pool` must be {} to {} bytes", POOLS.start(), POOLS.end())));
+            return Err(value(ValueError::Pool { within: POOLS }));
         }
         let mtu = file.mtu.unwrap_or(1500);
         if !MTUS.contains(&mtu) {
-            return Err(value(format!("`mtu` must be {} to {}", MTUS.start(), MTUS.end())));
+            return Err(value(ValueError::Mtu { within: MTUS }));
         }
         let time = |told: Option<Nanos>, usual| told.map_or(usual, |time| Duration::from_nanos(time.0));
         let upwards = ParentConfig {
@@ -119,11 +116,9 @@ impl AggregatorConfig {
         };
         let within = [upwards.timeout, upwards.retry_after].iter().all(|time| TIMES.contains(time));
         if !within || upwards.retry_after > upwards.timeout {
-            return Err(value(
-                "`patience` and `again` must be 100us to 10s, and `again` the shorter".to_owned(),
-            ));
+            return Err(value(ValueError::ParentTimes));
         }
-        file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
+        file.verbs.iter().try_for_each(Verbs::check).map_err(|error| value(error.into()))?;
         let (control, protection) =
             control_session(path, file.control, file.tls, file.insecure_loopback).map_err(value)?;
         Ok(Self {
@@ -151,13 +146,12 @@ impl AggregatorConfig {
     pub(super) fn reload(&mut self) -> Result<(), ConfigError> {
         let Some(path) = &self.source else { return Ok(()) };
         let again = Self::read(path)?;
-        let value = |message: String| ConfigError::Value { path: path.clone(), message };
+        let value = |error: ValueError| ConfigError::Value { path: path.clone(), error };
         if (Self { parent: self.parent, ..again.clone() }) != *self {
-            let message = "only `patience` and `again` can change while the aggregator runs; restart it";
-            return Err(value(message.to_owned()));
+            return Err(value(ValueError::Unchangeable));
         }
         let shown = again.protection.certificate_ends();
-        shown.map_err(|error| value(format!("no certificate can be shown: {error}")))?;
+        shown.map_err(|error| value(ValueError::Certificate(error)))?;
         self.parent = again.parent;
         Ok(())
     }
@@ -199,12 +193,21 @@ fn cache_bytes(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RdmaError;
 
     const GOOD: &str =
         "name = \"agg0\"\ncontrol = \"10.0.0.1:7000\"\ntls = \"tls\"\nlisten = \"10.1.0.9:7400\"\n";
 
-    fn parse(text: &str) -> Result<AggregatorConfig, String> {
-        AggregatorConfig::parse(Path::new("a.toml"), text).map_err(|error| error.to_string())
+    fn parse(text: &str) -> Result<AggregatorConfig, ConfigError> {
+        AggregatorConfig::parse(Path::new("a.toml"), text)
+    }
+
+    /// What is wrong with a value of this configuration.
+    fn value(text: &str) -> ValueError {
+        match parse(text).unwrap_err() {
+            ConfigError::Value { error, .. } => error,
+            other => panic!("{other}"),
+        }
     }
 
     #[test]
@@ -228,20 +231,32 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_and_named() {
-        for (change, expected) in [
-            ("mtu = 100", "`mtu` must be 576 to 9216"),
-            ("pool = \"1KiB\"", "`pool` must be"),
-            ("[verbs]\nmtu = 1000", "mtu"),
-            ("slots = 7", "line 5, column 1: unknown field `slots`"),
-            ("again = \"1us\"", "`patience` and `again` must be"),
-            ("patience = \"1ms\"", "`patience` and `again` must be"),
+        type Is = fn(&ValueError) -> bool;
+        let cases: [(&str, Is); 5] = [
+            ("mtu = 100", |error| matches!(error, ValueError::Mtu { .. })),
+            ("pool = \"1KiB\"", |error| matches!(error, ValueError::Pool { .. })),
+            ("[verbs]\nmtu = 1000", |error| {
+                matches!(error, ValueError::Rdma(RdmaError::Mtu { table: "verbs", mtu: 1000 }))
+            }),
+            ("again = \"1us\"", |error| matches!(error, ValueError::ParentTimes)),
+            ("patience = \"1ms\"", |error| matches!(error, ValueError::ParentTimes)),
+        ];
+        for (change, expected) in cases {
+            let error = value(&format!("{GOOD}{change}\n"));
+            assert!(expected(&error), "{error}");
+        }
+        let error = value(&GOOD.replace("10.1.0.9", "0.0.0.0"));
+        assert_eq!(
+            error.to_string(),
+            "`listen` is 0.0.0.0:7400, where no worker can send to; give this machine's fabric address"
+        );
+        for (text, expected) in [
+            (&*format!("{GOOD}slots = 7\n"), "line 5, column 1: unknown field `slots`"),
+            ("", "missing field `name`"),
         ] {
-            let error = parse(&format!("{GOOD}{change}\n")).unwrap_err();
+            let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        let error = parse(&GOOD.replace("10.1.0.9", "0.0.0.0")).unwrap_err();
-        assert!(error.contains("`listen` is 0.0.0.0:7400"), "{error}");
-        assert!(parse("").unwrap_err().contains("missing field `name`"));
     }
 
     #[test]
@@ -253,21 +268,27 @@ mod tests {
         let quick = format!("{good}patience = \"50ms\"\n");
         std::fs::write(&path, good).unwrap();
         let mut config = AggregatorConfig::read(&path).unwrap();
-        let mut reload = |text: &str, expected: &str| {
+        let mut reload = |text: &str, expected: fn(&Result<(), ConfigError>) -> bool| {
             std::fs::write(&path, text).unwrap();
-            let error = config.reload().err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(error.contains(expected) && error.is_empty() == expected.is_empty(), "{error}");
+            let outcome = config.reload();
+            assert!(expected(&outcome), "{outcome:?}");
             config.parent.timeout
         };
-        assert_eq!(reload(&quick, "no certificate can be shown"), PARENT.timeout);
+        let certificate = |outcome: &Result<(), ConfigError>| {
+            matches!(outcome, Err(ConfigError::Value { error: ValueError::Certificate(_), .. }))
+        };
+        assert_eq!(reload(&quick, certificate), PARENT.timeout);
         let issued = harmonaize_identity::Authority::create().unwrap();
         let issued = issued.issue("agg0", harmonaize_identity::Use::Session).unwrap();
         issued.write(&harmonaize_identity::Folder(folder.path().join("tls"))).unwrap();
-        assert_eq!(reload(&quick, ""), Duration::from_millis(50));
-        let refused = "only `patience` and `again` can change";
-        assert_eq!(reload(&format!("{good}mtu = 9000\n"), refused), Duration::from_millis(50));
-        assert_eq!(reload("name = 7", "line 1"), Duration::from_millis(50));
-        assert_eq!(reload(good, ""), PARENT.timeout);
+        assert_eq!(reload(&quick, Result::is_ok), Duration::from_millis(50));
+        let unchangeable = |outcome: &Result<(), ConfigError>| {
+            matches!(outcome, Err(ConfigError::Value { error: ValueError::Unchangeable, .. }))
+        };
+        assert_eq!(reload(&format!("{good}mtu = 9000\n"), unchangeable), Duration::from_millis(50));
+        let text = |outcome: &Result<(), ConfigError>| matches!(outcome, Err(ConfigError::Text { .. }));
+        assert_eq!(reload("name = 7", text), Duration::from_millis(50));
+        assert_eq!(reload(good, Result::is_ok), PARENT.timeout);
     }
 
     #[test]

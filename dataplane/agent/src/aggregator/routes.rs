@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_packet_says_where_a_worker_is_and_nothing_earlier_moves_it() {
+    fn the_latest_packet_says_where_a_worker_is() {
         let mut routes = Routes::default();
         routes.add(GrantId(7), 2, Some(route_to(9)));
         let to = |worker| Recipient::Worker { communicator: GrantId(7), worker };

@@ -1,5 +1,6 @@
 //! The table on tenants that control may add: where they come in, and the most that each may have.
 
+use super::error::ValueError;
 use super::quota::table_with_quota;
 use crate::session::Quota;
 use std::path::{Path, PathBuf};
@@ -38,11 +39,11 @@ const fn least_uid() -> u32 {
 
 impl FileControlTenants {
     /// Checks the table; a relative path is one of `folder`'s.
-    pub(super) fn check(self, folder: &Path) -> Result<ControlTenants, String> {
+    pub(super) fn check(self, folder: &Path) -> Result<ControlTenants, ValueError> {
         if self.least_uid == 0 {
-            return Err("`least_uid` of [control_tenants] is 0: no process of root attaches for a tenant of control's".into());
+            return Err(ValueError::LeastUid);
         }
-        let quota = self.quota().map_err(|why| format!("[control_tenants]: {why}"))?;
+        let quota = self.quota().map_err(ValueError::ControlTenantsQuota)?;
         Ok(ControlTenants {
             sockets: folder.join(self.sockets),
             tenants: self.tenants,

@@ -1,5 +1,6 @@
 //! The table on the engine's threads.
 
+use super::error::ValueError;
 use serde::Deserialize;
 use std::num::NonZero;
 use std::ops::RangeInclusive;
@@ -17,13 +18,12 @@ pub(super) struct FileEngine {
 
 impl FileEngine {
     /// How many threads are asked for, else as many as suit this machine.
-    pub(super) fn threads(&self) -> Result<usize, String> {
+    pub(super) fn threads(&self) -> Result<usize, ValueError> {
         let threads = self.threads.unwrap_or_else(|| usual(cores()));
-        let (least, most) = THREADS.into_inner();
-        if (least..=most).contains(&threads) {
+        if THREADS.contains(&threads) {
             Ok(threads)
         } else {
-            Err(format!("`threads` of [engine] is {threads}; {least} to {most}"))
+            Err(ValueError::EngineThreads { threads, within: THREADS })
         }
     }
 

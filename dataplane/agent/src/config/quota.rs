@@ -2,6 +2,35 @@
 
 use crate::session::{ATTACHMENT_DESCRIPTORS, Quota};
 
+/// A key of a quota that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    /// Nobody could do anything.
+    #[error("`{key}` is 0, nobody could {what}")]
+    Nobody {
+        /// The key.
+        key: &'static str,
+        /// What nobody could do.
+        what: &'static str,
+    },
+    /// An operation would have no time.
+    #[error("`operation_timeout` is 0, no operation could end well")]
+    OperationTimeout,
+    /// Less than anybody needs.
+    #[error("`{key}` is {value}; it must be at least {least}")]
+    TooLittle {
+        /// The key.
+        key: &'static str,
+        /// What it is.
+        value: u32,
+        /// What it must be.
+        least: u32,
+    },
+    /// More of a core than there is.
+    #[error("`session_percent` is {0}; sessions have one core, so it must be at most 100")]
+    SessionPercent(u32),
+}
+
 /// A table with the keys of a quota behind its own. Keys that serde flattens would lose the lines of what is wrong with them.
 macro_rules! table_with_quota {
     (struct $name:ident { $($own:tt)* }) => {
@@ -25,7 +54,7 @@ macro_rules! table_with_quota {
 
         impl $name {
             /// What a tenant may have by this table, or which key of it makes no sense.
-            fn quota(&self) -> Result<$crate::session::Quota, String> {
+            fn quota(&self) -> Result<$crate::session::Quota, $crate::config::quota::QuotaError> {
                 let usual = $crate::session::Quota::default();
                 $crate::config::quota::checked($crate::session::Quota {
                     attachments: self.attachments.unwrap_or(usual.attachments),
@@ -50,14 +79,14 @@ macro_rules! table_with_quota {
 pub(super) use table_with_quota;
 
 /// This quota, or which key of it makes no sense.
-pub(super) fn checked(quota: Quota) -> Result<Quota, String> {
+pub(super) fn checked(quota: Quota) -> Result<Quota, QuotaError> {
     let nobody =
         [("attachments", quota.attachments, "attach"), ("communicators", quota.communicators, "join any")];
-    if let Some((key, _, what)) = nobody.iter().find(|(_, value, _)| *value == 0) {
-        return Err(format!("`{key}` is 0, nobody could {what}"));
+    if let Some((key, _, what)) = nobody.into_iter().find(|(_, value, _)| *value == 0) {
+        return Err(QuotaError::Nobody { key, what });
     }
     if quota.operation_timeout.is_zero() {
-        return Err("`operation_timeout` is 0, no operation could end well".to_owned());
+        return Err(QuotaError::OperationTimeout);
     }
     for (key, value, least) in [
         ("operations", quota.operations, 1),
@@ -68,14 +97,11 @@ pub(super) fn checked(quota: Quota) -> Result<Quota, String> {
         ("session_percent", quota.session_percent, 1),
     ] {
         if value < least {
-            return Err(format!("`{key}` is {value}; it must be at least {least}"));
+            return Err(QuotaError::TooLittle { key, value, least });
         }
     }
-    let percent = quota.session_percent;
-    if percent > 100 {
-        return Err(format!(
-            "`session_percent` is {percent}; sessions have one core, so it must be at most 100"
-        ));
+    if quota.session_percent > 100 {
+        return Err(QuotaError::SessionPercent(quota.session_percent));
     }
     Ok(quota)
 }

@@ -5,6 +5,35 @@ use harmonaize_verbs::{Devices, Mtu, PortOptions};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 
+/// A key of a table on RDMA that no device could keep to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RdmaError {
+    /// Bytes per packet that no network has.
+    #[error("`mtu` of [{table}] is {mtu}; 256, 512, 1024, 2048 or 4096")]
+    Mtu {
+        /// The table.
+        table: &'static str,
+        /// Bytes per packet.
+        mtu: usize,
+    },
+    /// A request would be repeated for ever.
+    #[error("`retries` of [{table}] is {retries}; at most 6 (7 would mean for ever)")]
+    Retries {
+        /// The table.
+        table: &'static str,
+        /// How often.
+        retries: u8,
+    },
+    /// An answer would be waited for for ever.
+    #[error("`timeout` of [{table}] is {timeout}; 1 to 31 (0 would mean for ever)")]
+    Timeout {
+        /// The table.
+        table: &'static str,
+        /// 4.096 us times two to this power.
+        timeout: u8,
+    },
+}
+
 /// How links go over RDMA. What is left out is found out, or as usual.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -56,13 +85,13 @@ impl Verbs {
         RdmaPort { devices: devices.clone(), options: wanted, address }
     }
 
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), RdmaError> {
         check("verbs", self.mtu, self.retries, self.timeout)
     }
 }
 
 impl Rdma {
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), RdmaError> {
         check("rdma", self.mtu, self.retries, self.timeout)
     }
 
@@ -91,15 +120,20 @@ fn port_options(
 }
 
 /// What any table on RDMA must keep to.
-fn check(table: &str, mtu: Option<usize>, retries: Option<u8>, timeout: Option<u8>) -> Result<(), String> {
+fn check(
+    table: &'static str,
+    mtu: Option<usize>,
+    retries: Option<u8>,
+    timeout: Option<u8>,
+) -> Result<(), RdmaError> {
     if let Some(mtu) = mtu.filter(|mtu| Mtu::from_bytes(*mtu).is_none()) {
-        return Err(format!("`mtu` of [{table}] is {mtu}; 256, 512, 1024, 2048 or 4096"));
+        return Err(RdmaError::Mtu { table, mtu });
     }
     if let Some(retries) = retries.filter(|retries| *retries > 6) {
-        return Err(format!("`retries` of [{table}] is {retries}; at most 6 (7 would mean for ever)"));
+        return Err(RdmaError::Retries { table, retries });
     }
     if let Some(timeout) = timeout.filter(|timeout| !(1..=31).contains(timeout)) {
-        return Err(format!("`timeout` of [{table}] is {timeout}; 1 to 31 (0 would mean for ever)"));
+        return Err(RdmaError::Timeout { table, timeout });
     }
     Ok(())
 }

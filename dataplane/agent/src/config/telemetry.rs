@@ -21,6 +21,50 @@ const GAPS: std::ops::RangeInclusive<u64> = 1_000..=10_000_000_000;
 /// What may be late; the programs tell of nothing beyond.
 const LATE: std::ops::RangeInclusive<u64> = 0..=30_000_000;
 
+/// What makes no sense in the table on telemetry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TelemetryError {
+    /// A name that the kernel gives no interface.
+    #[error("`{0}` is no name of an interface: 1 to {MAX_NAME} bytes without / and :")]
+    InterfaceName(String),
+    /// More interfaces than are measured.
+    #[error("`interfaces` of [telemetry] has {0} names; at most {MAX_INTERFACES}")]
+    ManyInterfaces(usize),
+    /// An interface is named twice.
+    #[error("`interfaces` of [telemetry] has {0} twice")]
+    InterfaceTwice(String),
+    /// An interface would carry nothing.
+    #[error("`rate` of {0} in [telemetry] is 0; leave it out if it is not known")]
+    NoRate(String),
+    /// The rate of an interface that is not measured.
+    #[error("`rate` of {0} in [telemetry], which is not among `interfaces`")]
+    RateOfOther(String),
+    /// Users may connect, but nowhere.
+    #[error("`uids` of [telemetry] without `socket`")]
+    UidsWithoutSocket,
+    /// Too few bytes for recordings.
+    #[error("`record_limit` of [telemetry] is {0} bytes; 1MiB at least")]
+    RecordLimit(u64),
+    /// Too few or too many connections.
+    #[error("`flows` of [telemetry] is {flows}; {} to {}", FLOWS.start(), FLOWS.end())]
+    Flows {
+        /// How many.
+        flows: u32,
+    },
+    /// Too short or too long.
+    #[error("`{key}` of [telemetry] is {value}; {least} to {most}")]
+    Time {
+        /// The key.
+        key: &'static str,
+        /// What it is.
+        value: Nanos,
+        /// The least that it may be.
+        least: Nanos,
+        /// The most.
+        most: Nanos,
+    },
+}
+
 /// What is measured, and where it is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Telemetry {
@@ -103,38 +147,37 @@ pub(super) struct FileTelemetry {
 
 impl FileTelemetry {
     /// Checks the table.
-    pub(super) fn check(self) -> Result<Telemetry, String> {
+    pub(super) fn check(self) -> Result<Telemetry, TelemetryError> {
         for name in self.interfaces.iter().chain(self.rate.keys()) {
             check_name(name)?;
         }
         if self.interfaces.len() > MAX_INTERFACES {
-            let count = self.interfaces.len();
-            return Err(format!("`interfaces` of [telemetry] has {count} names; at most {MAX_INTERFACES}"));
+            return Err(TelemetryError::ManyInterfaces(self.interfaces.len()));
         }
         for (at, name) in self.interfaces.iter().enumerate() {
             if self.interfaces.iter().take(at).any(|other| other == name) {
-                return Err(format!("`interfaces` of [telemetry] has {name} twice"));
+                return Err(TelemetryError::InterfaceTwice(name.clone()));
             }
         }
         for (name, rate) in &self.rate {
             if rate.0 == 0 {
-                return Err(format!("`rate` of {name} in [telemetry] is 0; leave it out if it is not known"));
+                return Err(TelemetryError::NoRate(name.clone()));
             }
             if !self.interfaces.is_empty() && !self.interfaces.contains(name) {
-                return Err(format!("`rate` of {name} in [telemetry], which is not among `interfaces`"));
+                return Err(TelemetryError::RateOfOther(name.clone()));
             }
         }
         if self.socket.is_none() && !self.uids.is_empty() {
-            return Err("`uids` of [telemetry] without `socket`".into());
+            return Err(TelemetryError::UidsWithoutSocket);
         }
         let usual = Telemetry::default();
         let record_bytes = self.record_limit.map_or(usual.record_bytes, |limit| limit.0);
         if record_bytes < MIN_RECORD_BYTES {
-            return Err(format!("`record_limit` of [telemetry] is {record_bytes} bytes; 1MiB at least"));
+            return Err(TelemetryError::RecordLimit(record_bytes));
         }
         let flows = self.flows.unwrap_or(usual.flows);
         if !FLOWS.contains(&flows) {
-            return Err(format!("`flows` of [telemetry] is {flows}; {} to {}", FLOWS.start(), FLOWS.end()));
+            return Err(TelemetryError::Flows { flows });
         }
         let late = |value| within("late_round_trip", Some(value), Duration::ZERO, &LATE);
         Ok(Telemetry {
@@ -157,29 +200,28 @@ impl FileTelemetry {
 }
 
 /// A name that an interface can have.
-pub(crate) fn check_name(name: &str) -> Result<(), String> {
+pub(crate) fn check_name(name: &str) -> Result<(), TelemetryError> {
     let wrong = name.is_empty()
         || name.len() > MAX_NAME
         || name == "."
         || name == ".."
         || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
     if wrong {
-        let shown: String = name.chars().take(40).collect();
-        return Err(format!("`{shown}` is no name of an interface: 1 to {MAX_NAME} bytes without / and :"));
+        return Err(TelemetryError::InterfaceName(name.chars().take(40).collect()));
     }
     Ok(())
 }
 
 fn within(
-    key: &str,
+    key: &'static str,
     value: Option<Nanos>,
     usual: Duration,
     range: &std::ops::RangeInclusive<u64>,
-) -> Result<Duration, String> {
+) -> Result<Duration, TelemetryError> {
     let Some(value) = value else { return Ok(usual) };
     if range.contains(&value.0) {
         return Ok(value.into());
     }
     let (least, most) = (Nanos(*range.start()), Nanos(*range.end()));
-    Err(format!("`{key}` of [telemetry] is {value}; {least} to {most}"))
+    Err(TelemetryError::Time { key, value, least, most })
 }

@@ -2,14 +2,23 @@
 
 use super::*;
 use crate::session::Quota;
-use harmonaize_identity::Folder;
+use harmonaize_identity::{Folder, ProtectionError};
 use harmonaize_transport::tcp::{Dscp, LinkProtection};
+use std::io::ErrorKind;
 
 const GOOD: &str =
     "host = \"h0\"\ncontrol = \"127.0.0.1:7000\"\nlisten = \"127.0.0.1:0\"\ninsecure_loopback = true\n";
 
 fn error(text: &str) -> String {
     Config::parse(Path::new("agent.toml"), text).unwrap_err().to_string()
+}
+
+/// What is wrong with a value of this configuration.
+fn value(text: &str) -> ValueError {
+    match Config::parse(Path::new("agent.toml"), text).unwrap_err() {
+        ConfigError::Value { error, .. } => error,
+        other => panic!("{other}"),
+    }
 }
 
 #[test]
@@ -32,8 +41,9 @@ fn a_table_asks_for_rdma() {
         "[verbs]\ndevices = [\"mlx5_0:1\"]\ngid_index = 3\nmtu = 4096\ntraffic_class = 106\nretries = 6\n";
     let verbs = parse(full).unwrap().verbs.unwrap();
     assert_eq!((verbs.devices, verbs.gid_index), (vec!["mlx5_0:1".to_owned()], Some(3)));
-    assert!(parse("[verbs]\nretries = 7\n").unwrap_err().to_string().contains("at most 6"));
-    assert!(parse("[verbs]\ntimeout = 0\n").unwrap_err().to_string().contains("1 to 31"));
+    let refused = |line: &str| value(&format!("{GOOD}[verbs]\n{line}\n"));
+    assert!(matches!(refused("retries = 7"), ValueError::Rdma(RdmaError::Retries { retries: 7, .. })));
+    assert!(matches!(refused("timeout = 0"), ValueError::Rdma(RdmaError::Timeout { timeout: 0, .. })));
     assert!(parse("[verbs]\ngid = 7\n").unwrap_err().to_string().contains("line 6"));
 }
 
@@ -92,10 +102,11 @@ fn errors_name_file_line_and_key() {
     assert!(bad.contains("line 5") && bad.contains("20"), "{bad}");
     let missing = error("host = \"h0\"\n");
     assert!(missing.contains("control"), "{missing}");
-    let anywhere = error(&GOOD.replace("127.0.0.1:0", "0.0.0.0:7100"));
-    assert!(anywhere.contains("listen"), "{anywhere}");
+    let anywhere = value(&GOOD.replace("127.0.0.1:0", "0.0.0.0:7100"));
+    assert!(matches!(anywhere, ValueError::AgentListensAnywhere(_)), "{anywhere}");
     let nobody = format!("{GOOD}[[tenant]]\nname = \"a\"\nsocket = \"/a\"\nuids = []\n");
-    assert!(error(&nobody).contains("uids"), "{}", error(&nobody));
+    let nobody = value(&nobody);
+    assert!(matches!(nobody, ValueError::Tenant { error: TenantError::NoUids, .. }), "{nobody}");
 }
 
 #[test]
@@ -124,22 +135,22 @@ fn values_that_make_no_sense_are_refused() {
             (config.control, config.protection),
             (vec![control.to_owned()], Protection::Mutual(Folder("/etc/tls".into())))
         );
-        let said = error(&text);
-        assert!(said.contains("for a loopback address alone"), "{said}");
-        let said = error(&text.replace("insecure_loopback = true\n", ""));
-        assert!(said.contains("`tls` is missing"), "{said}");
+        let error = value(&text);
+        assert!(matches!(error, ValueError::Protection(ProtectionError::NotLoopback { .. })), "{error}");
+        let error = value(&text.replace("insecure_loopback = true\n", ""));
+        assert!(matches!(error, ValueError::Protection(ProtectionError::Neither)), "{error}");
     }
     let several = GOOD.replace("\"127.0.0.1:7000\"", "[\"127.0.0.1:7000\", \"[::1]:7001\"]");
     let config = Config::parse(Path::new("agent.toml"), &several).unwrap();
     assert_eq!(config.control, ["127.0.0.1:7000", "[::1]:7001"]);
-    let said = error(&several.replace("[::1]:7001", "10.0.0.1:7001"));
-    assert!(said.contains("for a loopback address alone"), "{said}");
-    let none = error(&GOOD.replace("\"127.0.0.1:7000\"", "[]"));
-    assert!(none.contains("`control` names no address"), "{none}");
-    for name in ["", "a/b", "a b", &"a".repeat(64)] {
-        let said = error(&format!("{GOOD}{}", SOCKET.replace("\"a\"", &format!("{name:?}"))));
-        let expected = format!("agent.toml: tenant `{name}`: not a usable name: ");
-        assert!(said.starts_with(&expected), "{said}");
+    let loopback = value(&several.replace("[::1]:7001", "10.0.0.1:7001"));
+    assert!(matches!(loopback, ValueError::Protection(ProtectionError::NotLoopback { .. })), "{loopback}");
+    let none = value(&GOOD.replace("\"127.0.0.1:7000\"", "[]"));
+    assert!(matches!(none, ValueError::NoControl), "{none}");
+    for unusable in ["", "a/b", "a b", &"a".repeat(64)] {
+        let error = value(&format!("{GOOD}{}", SOCKET.replace("\"a\"", &format!("{unusable:?}"))));
+        let ValueError::Tenant { name, error: TenantError::Name } = &error else { panic!("{error}") };
+        assert_eq!(name, unusable);
     }
     let added = "[control_tenants]\nsockets = \"/t\"\n";
     for (table, named) in [(SOCKET, "tenant `a`"), (added, "[control_tenants]")] {
@@ -148,9 +159,14 @@ fn values_that_make_no_sense_are_refused() {
             said,
             format!("agent.toml: {named}: `operation_timeout` is 0, no operation could end well")
         );
-        for key in ["attachments", "communicators"] {
-            let said = error(&format!("{GOOD}{table}{key} = 0\n"));
-            assert!(said.starts_with(&format!("agent.toml: {named}: `{key}` is 0, nobody could ")), "{said}");
+        for nobodys in ["attachments", "communicators"] {
+            let error = value(&format!("{GOOD}{table}{nobodys} = 0\n"));
+            let (ValueError::Tenant { error: TenantError::Quota(quota), .. }
+            | ValueError::ControlTenantsQuota(quota)) = &error
+            else {
+                panic!("{error}")
+            };
+            assert!(matches!(quota, QuotaError::Nobody { key, .. } if *key == nobodys), "{error}");
         }
     }
     for (line, least) in [
@@ -166,8 +182,9 @@ fn values_that_make_no_sense_are_refused() {
         assert_eq!(error(&format!("{GOOD}{SOCKET}{line}\n")), format!("agent.toml: tenant `a`: {why}"));
         assert_eq!(error(&format!("{GOOD}{added}{line}\n")), format!("agent.toml: [control_tenants]: {why}"));
     }
-    let said = error(&format!("{GOOD}{SOCKET}session_percent = 101\n"));
-    assert!(said.ends_with("sessions have one core, so it must be at most 100"), "{said}");
+    let error = value(&format!("{GOOD}{SOCKET}session_percent = 101\n"));
+    let ValueError::Tenant { error: TenantError::Quota(error), .. } = error else { panic!("{error}") };
+    assert_eq!(error, QuotaError::SessionPercent(101));
 }
 
 const SOCKET: &str = "[[tenant]]\nname = \"a\"\nsocket = \"/a\"\nuids = [0]\n";
@@ -234,25 +251,38 @@ fn a_tenant_has_the_budgets_that_the_file_says() {
 
 #[test]
 fn tenants_that_nobody_could_be_are_refused() {
+    type Is = fn(&TenantError) -> bool;
     let rdma = "[rdma]\nlisten = \"127.0.0.1:7300\"\n";
-    let tenant = |rdma: &str, lines: &str| error(&format!("{GOOD}{rdma}[[tenant]]\nname = \"a\"\n{lines}\n"));
+    let text = |rdma: &str, lines: &str| format!("{GOOD}{rdma}[[tenant]]\nname = \"a\"\n{lines}\n");
     let socket = "socket = \"/a\"\nuids = [0]";
     let all = "rdma = true\nsecret = \"a.secret\"\naddresses = [\"10.0.0.2\"]";
-    for (rdma, lines, expected) in [
-        ("", "", "neither `socket` nor `addresses`"),
-        ("", "uids = [1]", "`uids` without `socket`"),
-        ("", &format!("{socket}\nrdma = true"), "there is no table [rdma]"),
-        ("[rdma]\n", all, "without `listen` in [rdma]"),
-        (rdma, &all.replace("rdma = true\n", ""), "without `rdma = true`"),
-        (rdma, "rdma = true\nsecret = \"a.secret\"", "`secret` without `addresses`"),
-        (rdma, "rdma = true\naddresses = [\"10.0.0.2\"]", "`addresses` without `secret`"),
-        (rdma, "rdma = true\naddresses = [\"h0\"]", "line 10, column 14"),
-    ] {
-        let said = tenant(rdma, lines);
-        assert!(said.starts_with("agent.toml: ") && said.contains(expected), "{said}");
+    let cases: [(&str, &str, Is); 7] = [
+        ("", "", |error| matches!(error, TenantError::NowhereToAttach)),
+        ("", "uids = [1]", |error| matches!(error, TenantError::UidsWithoutSocket)),
+        ("", &format!("{socket}\nrdma = true"), |error| matches!(error, TenantError::NoRdma)),
+        ("[rdma]\n", all, |error| matches!(error, TenantError::AddressesWithoutListen)),
+        (rdma, &all.replace("rdma = true\n", ""), |error| matches!(error, TenantError::AddressesWithoutRdma)),
+        (rdma, "rdma = true\nsecret = \"a.secret\"", |error| {
+            matches!(error, TenantError::SecretWithoutAddresses)
+        }),
+        (rdma, "rdma = true\naddresses = [\"10.0.0.2\"]", |error| {
+            matches!(error, TenantError::AddressesWithoutSecret)
+        }),
+    ];
+    for (rdma, lines, expected) in cases {
+        let error = value(&text(rdma, lines));
+        assert!(
+            matches!(&error, ValueError::Tenant { name, error } if name == "a" && expected(error)),
+            "{error}"
+        );
     }
-    let twice = error(&format!("{GOOD}{SOCKET}{}", SOCKET.replace("\"a\"", "\"b\"")));
-    assert!(twice.contains("tenant `b`: name or socket is there twice"), "{twice}");
+    let said = error(&text(rdma, "rdma = true\naddresses = [\"h0\"]"));
+    assert!(said.starts_with("agent.toml: line 10, column 14"), "{said}");
+    let twice = value(&format!("{GOOD}{SOCKET}{}", SOCKET.replace("\"a\"", "\"b\"")));
+    assert!(
+        matches!(&twice, ValueError::Tenant { name, error: TenantError::Twice } if name == "b"),
+        "{twice}"
+    );
 }
 
 #[test]
@@ -263,24 +293,28 @@ fn secrets_are_files_of_their_owner_alone() {
         "{GOOD}[rdma]\nlisten = \"127.0.0.1:7300\"\n[[tenant]]\nname = \"a\"\nrdma = true\nsecret = {file:?}\n\
          addresses = [\"10.0.0.2\"]\n"
     );
-    let said = || error(&text);
-    let prefix = format!("agent.toml: tenant `a`: `secret`, {}: ", file.display());
-    let expect = |expected: &str| {
-        let said = said();
-        assert_eq!(said.strip_prefix(&prefix).map(|why| why.starts_with(expected)), Some(true), "{said}");
+    let refused = || match value(&text) {
+        ValueError::Tenant { name, error: TenantError::Secret { path, error } } => {
+            assert_eq!((name.as_str(), &path), ("a", &file));
+            error
+        }
+        other => panic!("{other}"),
     };
-    expect("No such file");
+    let missing = error(&text);
+    let prefix = format!("agent.toml: tenant `a`: `secret`, {}: No such file", file.display());
+    assert!(missing.starts_with(&prefix), "{missing}");
+    assert!(matches!(refused(), SecretError::Read(error) if error.kind() == ErrorKind::NotFound));
     for mode in [0o640, 0o604, 0o620, 0o601] {
         write(&file, &"x".repeat(40), mode);
-        expect(&format!("its mode {mode:03o} lets others at it; `chmod 600` it"));
+        assert!(matches!(refused(), SecretError::Mode(found) if found == mode), "{mode:03o}");
     }
     write(&file, &"x".repeat(31), 0o400);
-    expect("fewer than 32 bytes");
+    assert!(matches!(refused(), SecretError::TooShort));
     write(&file, &"x".repeat(70_000), 0o600);
-    expect("more than 65536 bytes");
+    assert!(matches!(refused(), SecretError::TooLong));
     std::fs::remove_file(&file).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    expect("no file");
+    assert!(matches!(refused(), SecretError::NoFile));
     std::fs::remove_file(&file).unwrap();
     write(&file, &"x".repeat(32), 0o600);
     Config::parse(Path::new("agent.toml"), &text).unwrap();
@@ -319,23 +353,36 @@ fn a_table_asks_for_telemetry() {
         xdp: true,
     };
     assert_eq!(parse(full).unwrap().telemetry, Some(wanted));
-    for (line, said) in [
-        ("interfaces = [\"a/b\"]", "no name of an interface"),
-        ("interfaces = [\"\"]", "no name of an interface"),
-        ("interfaces = [\"eth0\", \"eth0\"]", "twice"),
-        ("rate = { eth0 = \"0Gbit/s\" }", "`rate` of eth0"),
-        ("interfaces = [\"eth0\"]\nrate = { eth1 = \"1Gbit/s\" }", "not among `interfaces`"),
-        ("uids = [1]", "`uids` of [telemetry] without `socket`"),
-        ("record_limit = \"5KiB\"", "`record_limit` of [telemetry] is 5120 bytes; 1MiB at least"),
-        ("flows = 3", "`flows` of [telemetry] is 3; 64 to "),
-        ("interval = \"1us\"", "`interval` of [telemetry] is 1us; 1ms to 10s"),
-        ("idle_gap = \"0ns\"", "`idle_gap` of [telemetry] is "),
-        ("late_round_trip = \"31ms\"", "`late_round_trip` of [telemetry] is 31ms; "),
-        ("interfaces = [\"more-than-fifteen\"]", "no name of an interface"),
-        ("metric = \"127.0.0.1:1\"", "line 6"),
-        ("interval = 5", "line 6"),
+    let time = |key, value, least, most| TelemetryError::Time {
+        key,
+        value: Nanos(value),
+        least: Nanos(least),
+        most: Nanos(most),
+    };
+    for (line, expected) in [
+        ("interfaces = [\"a/b\"]", TelemetryError::InterfaceName("a/b".into())),
+        ("interfaces = [\"\"]", TelemetryError::InterfaceName(String::new())),
+        ("interfaces = [\"more-than-fifteen\"]", TelemetryError::InterfaceName("more-than-fifteen".into())),
+        ("interfaces = [\"eth0\", \"eth0\"]", TelemetryError::InterfaceTwice("eth0".into())),
+        ("rate = { eth0 = \"0Gbit/s\" }", TelemetryError::NoRate("eth0".into())),
+        (
+            "interfaces = [\"eth0\"]\nrate = { eth1 = \"1Gbit/s\" }",
+            TelemetryError::RateOfOther("eth1".into()),
+        ),
+        ("uids = [1]", TelemetryError::UidsWithoutSocket),
+        ("record_limit = \"5KiB\"", TelemetryError::RecordLimit(5120)),
+        ("flows = 3", TelemetryError::Flows { flows: 3 }),
+        ("interval = \"1us\"", time("interval", 1_000, 1_000_000, 10_000_000_000)),
+        ("idle_gap = \"0ns\"", time("idle_gap", 0, 1_000, 10_000_000_000)),
+        ("late_round_trip = \"31ms\"", time("late_round_trip", 31_000_000, 0, 30_000_000)),
     ] {
-        let error = parse(&format!("[telemetry]\n{line}\n")).unwrap_err().to_string();
-        assert!(error.starts_with("agent.toml: ") && error.contains(said), "{line}: {error}");
+        let error = value(&format!("{GOOD}[telemetry]\n{line}\n"));
+        assert!(matches!(&error, ValueError::Telemetry(error) if *error == expected), "{line}: {error}");
+    }
+    let said = error(&format!("{GOOD}[telemetry]\ninterval = \"1us\"\n"));
+    assert_eq!(said, "agent.toml: `interval` of [telemetry] is 1us; 1ms to 10s");
+    for line in ["metric = \"127.0.0.1:1\"", "interval = 5"] {
+        let said = error(&format!("{GOOD}[telemetry]\n{line}\n"));
+        assert!(said.starts_with("agent.toml: line 6"), "{line}: {said}");
     }
 }

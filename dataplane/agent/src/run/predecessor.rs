@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_session_with_control_goes_on_while_links_may_go_over_rdma() {
+    async fn control_stays_while_links_may_use_rdma() {
         let mut world = World::new(|peer, deadline| Stage::Sessions { peer, deadline, sessions: Vec::new() });
         let stays = |world: &World| matches!(world.handing.stage, Stage::Sessions { .. });
         world.step().await;

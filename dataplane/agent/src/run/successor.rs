@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_successor_that_is_told_to_end_does_not_say_that_it_has_started() {
+    async fn an_ended_successor_does_not_report_its_start() {
         let (why, heard) = take(std::future::pending()).await;
         assert!(why.contains("the agent is busy") && heard.is_err(), "{why}, {heard:?}");
         let (why, heard) = take(async {}).await;

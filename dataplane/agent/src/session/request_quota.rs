@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn more_attachments_may_ask_more_in_the_long_run_and_no_more_at_once() {
+    fn more_attachments_raise_the_rate_not_the_burst() {
         let (mut pace, begin) = (RequestQuota::default(), Instant::now());
         let at_once = |pace: &mut RequestQuota, at, attachments| {
             (0..2 * BURST).filter(|_| pace.take(at, attachments).is_ok()).count()

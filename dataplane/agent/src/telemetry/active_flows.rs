@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_told_once_and_what_rests_is_not_looked_at() {
+    fn changes_are_reported_once_and_idle_flows_skipped() {
         let mut fake = Fake::default();
         let pass = |fake: &Fake, port: u16, last_ns| {
             let mut scene = fake.scene();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_much_is_looked_at_each_time_and_answers_now_and_then() {
+    fn heavy_flows_are_sampled_each_time_others_rarely() {
         let mut fake = Fake::default();
         let pass = |fake: &Fake, port: u16, last_ns: u64, bytes| {
             let mut scene = fake.scene();

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_in_late_says_what_it_would_have_said_as_it_came() {
+    fn late_records_give_the_same_findings() {
         let records = losses();
         let as_it_came = congestion_changes(&records, 1);
         assert!(as_it_came.iter().any(|(_, state, _)| *state != CongestionLevel::None), "{as_it_came:?}");

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_goes_on_is_known_by_the_epoch_it_was_opened_in() {
+    fn a_kept_link_goes_by_its_opening_epoch() {
         let (mut completions, mut ports) = (Completions::default(), RdmaPorts::default());
         read(&mut ports, 0, 1000);
         for epoch in 1..=9 {

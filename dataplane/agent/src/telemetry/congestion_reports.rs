@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_is_the_newest_of_each_path_and_no_more_than_may_be() {
+    fn each_paths_newest_report_survives_a_storm() {
         let ports: Vec<(u16, u16)> = (0..50).map(|port| (40_000 + port, LISTEN)).collect();
         let mut world = World::new(&ports, 1_000_000, 1024);
         let mut told = Vec::new();
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_told_later_and_nobody_hears_what_he_does_not_want() {
+    fn reports_without_room_wait_for_the_next_turn() {
         let ports = [(40_001, LISTEN), (40_002, LISTEN)];
         let mut world = World::new(&ports, 100, 1);
         ports.iter().for_each(|port| world.find(BEGIN, *port, CongestionLevel::Mild));

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_a_row_is_done_at_once_and_then_gathered() {
+    fn a_burst_is_done_at_once_then_gathered() {
         let mut credit = Credit::new(100, Duration::from_millis(1));
         credit.used(Nanos(0), Duration::from_micros(900));
         assert_eq!(credit.delay(Nanos(0)), Duration::ZERO);

@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_counters_are_shown_with_the_other_end_of_their_queue_pairs() {
+    fn bound_counters_name_their_queue_pairs_peer() {
         assert!(!scrape(&OwnFlows::default()).contains("rdma_queue_pair"), "there is no device");
         let mut own = OwnFlows::default();
         let flow = |local_pair, host: u8| harmonaize_transport::Flow::Roce {

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_have_an_owner_until_their_epoch_is_outlived_or_the_communicator_ends() {
+    fn flows_have_owners_until_epoch_or_communicator_ends() {
         let (mut own, mut records) = (OwnFlows::default(), Vec::new());
         own.formed(&formed(1, 1001), Nanos(5), &[3, 4], &mut records);
         assert_eq!(announced(&mut records), [(1001, 3, 1, true), (1001, 4, 1, true)]);

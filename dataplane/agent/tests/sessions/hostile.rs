@@ -305,7 +305,7 @@ fn a_socket_that_is_there_takes_connections() {
 }
 
 #[test]
-fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
+fn a_tenants_socket_is_replaced_only_if_stale() {
     let stub = Stub::start();
     let file = std::fs::metadata(&stub.path).unwrap();
     assert_eq!(file.permissions().mode() & 0o777, 0o600);

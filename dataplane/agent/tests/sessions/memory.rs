@@ -417,7 +417,7 @@ fn pages_of(memfd: impl AsFd) -> i64 {
 }
 
 #[test]
-fn memory_is_free_when_its_process_has_gone_whoever_keeps_the_descriptor() {
+fn memory_of_a_gone_process_is_free() {
     const RAW_ARENA: u64 = 1 << 16;
     let stub = Stub::with(|rules| rules.quota.arena_bytes = RAW_ARENA);
     let (stream, descriptors) = attach(&stub, Access::Mapped);

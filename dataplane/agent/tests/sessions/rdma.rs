@@ -215,7 +215,7 @@ fn the_device_is_the_one_named_or_found() {
 }
 
 #[test]
-fn over_tcp_the_queue_pair_is_at_one_of_the_tenants_addresses() {
+fn over_tcp_queue_pairs_use_tenants_addresses() {
     let stub = Stub::start();
     stub.fabric.add("elsewhere", Ipv4Addr::new(10, 9, 0, 9)).unwrap();
     let device = Some("elsewhere".to_owned());
@@ -229,7 +229,7 @@ fn over_tcp_the_queue_pair_is_at_one_of_the_tenants_addresses() {
 /// The agent's device sends to no queue pair that another host has. The exception is one that the provider registered
 /// as the tenant's.
 #[test]
-fn through_the_socket_the_queue_pair_is_on_this_host_or_registered() {
+fn socket_queue_pairs_are_local_or_registered() {
     const OTHER_HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 77);
     let stub = Stub::start();
     let client = Client::attach(&stub.path, stub.options(Access::Rdma)).unwrap();

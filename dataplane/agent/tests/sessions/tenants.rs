@@ -169,7 +169,7 @@ fn one_of_several_operations_is_waited_for() {
 }
 
 #[test]
-fn callbacks_run_one_after_the_other_on_a_thread_of_their_own() {
+fn callbacks_run_in_turn_on_one_thread() {
     for access in ALL {
         let stub = Stub::start();
         let (client, comm) = attach(&stub, access);
@@ -559,7 +559,7 @@ fn joining_fails_with_reasons() {
 }
 
 #[test]
-fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
+fn one_reader_at_a_time_gets_event_batches() {
     let stub = Stub::start();
     let (client, _comm) = attach(&stub, Access::Mapped);
     let mut reader = client.events(None);
@@ -755,7 +755,7 @@ fn budgets_are_looked_at_before_anybody_hears_of_them() {
 }
 
 #[test]
-fn constraints_that_make_no_sense_are_refused_also_while_nobody_can_be_asked() {
+fn senseless_constraints_are_refused_without_asking_control() {
     let stub = Stub::start();
     let (client, _comm) = attach(&stub, Access::Mapped);
     let clauses = |constraints: &Constraints| -> Vec<Clause> {

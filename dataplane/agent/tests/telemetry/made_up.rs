@@ -259,7 +259,7 @@ fn messages_that_wait_are_congestion_towards_their_peer() {
 }
 
 #[test]
-fn a_source_that_cannot_be_opened_is_an_error_with_its_reason() {
+fn a_source_that_fails_to_open_says_why() {
     let error = start(setup(None), || {
         Err(Error::Kernel { release: "4.4".into(), what: "BPF ring buffers (Linux 5.8)" })
     });

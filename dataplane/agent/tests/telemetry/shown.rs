@@ -179,7 +179,7 @@ async fn scraped(address: SocketAddr) {
 }
 
 #[test]
-fn a_socket_that_is_another_process_s_is_left_alone_and_a_stale_one_is_replaced() {
+fn only_a_stale_socket_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let (stale, file, taken) =
         (folder.path().join("stale"), folder.path().join("file"), folder.path().join("taken"));

@@ -131,7 +131,7 @@ fn a_window_that_is_answered_late_ends_no_session() {
 }
 
 #[test]
-fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
+fn losses_are_asked_for_at_once_and_repaired() {
     let now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
     assert!(ends.worker.submit(SegmentIndex(1), Task::Sum(4 * 16)));
@@ -153,7 +153,7 @@ fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
 }
 
 #[test]
-fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
+fn a_lost_sum_alone_is_sent_again() {
     let now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
     assert!(ends.worker.submit(SegmentIndex(1), Task::Sum(4 * 8)));
@@ -171,7 +171,7 @@ fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
 
 /// What waits in queues that are full is not lost. Each question about it is answered by a sum that is on its way already, and fills them more.
 #[test]
-fn sums_that_take_longer_from_now_on_are_asked_for_no_longer_than_it_takes_to_see_that() {
+fn waits_adapt_to_sums_that_take_longer() {
     let mut now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
     let mut questions = Vec::new();
@@ -267,7 +267,7 @@ fn through(lost: f64, loss_most: u32) -> Option<Event> {
 }
 
 #[test]
-fn a_session_is_left_where_hardly_anything_comes_through_and_not_before() {
+fn a_session_losing_almost_everything_is_left() {
     let losses = Some(Event::Ended(Reason::Losses));
     for lost in [0.0, 0.01, 0.05] {
         assert_eq!(through(lost, 900), None, "{lost}");

@@ -127,7 +127,7 @@ fn segments_of_all_types_follow_one_another() {
 }
 
 #[test]
-fn workers_that_differ_lose_the_session_and_what_fits_no_chunk_is_refused() {
+fn differing_workers_lose_the_session() {
     let mut aggregator = aggregator(4, false);
     let mut workers: Vec<Worker> = (0..WORKERS).map(|index| worker(index, 4)).collect();
     let memory = |_| Memory { sizes: vec![4], inputs: vec![vec![0; 16]], outputs: vec![vec![0; 16]] };

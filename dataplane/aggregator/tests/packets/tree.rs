@@ -142,7 +142,7 @@ fn parts_that_follow_say_what_is_there() {
 }
 
 #[test]
-fn one_above_that_starts_again_ends_the_session_at_its_first_word() {
+fn a_restarted_parent_ends_the_session() {
     let mut tree = Tree::new();
     tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(SegmentIndex(0), Task::Sum(4))));
     assert_eq!(tree.run_until_idle(Duration::ZERO).len(), 3);
@@ -155,7 +155,7 @@ fn one_above_that_starts_again_ends_the_session_at_its_first_word() {
 }
 
 #[test]
-fn one_above_that_was_asked_for_in_vain_is_found_when_it_is_back() {
+fn a_returning_parent_is_found_again() {
     let mut tree = Tree::new();
     tree.run_until_idle(Duration::ZERO);
     tree.headless = true;

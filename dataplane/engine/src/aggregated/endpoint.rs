@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_is_looked_for_at_once_and_then_ever_more_seldom() {
+    fn a_way_is_sought_ever_more_seldom() {
         let mut search = Reconnect::default();
         let looks = |search: &mut Reconnect, from: u64, to: u64| -> Vec<u64> {
             (from..to).filter(|at| search.is_due(Nanos(at * 1_000_000))).collect()

@@ -163,12 +163,12 @@ fn the_same_over_tcp() {
 }
 
 #[test]
-fn a_panic_at_the_end_of_a_transfer_ends_its_communicator_alone() {
+fn a_transfers_panic_ends_its_communicator_alone() {
     in_operation(world(loopback(2), true), Task::Transfer, 2);
 }
 
 #[test]
-fn a_panic_in_a_timer_or_in_packets_ends_its_communicator_alone() {
+fn timer_or_packet_panics_end_their_communicator_alone() {
     for task in [Task::Timer, Task::Packets] {
         let mut world = world(loopback(2), false);
         // Then one alone has turns, and its timers are looked at once a tick.

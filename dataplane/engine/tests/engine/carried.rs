@@ -82,7 +82,7 @@ fn exactly_the_links_that_are_needed_are_made_with_a_sender() {
 }
 
 #[test]
-fn a_change_that_is_given_up_closes_what_it_made_and_nothing_else() {
+fn an_abandoned_change_closes_only_its_own_links() {
     let (mut world, counts) = world(tcp(RANKS));
     let count = 1 << 18;
     world.begin_sum(count, OUTPUT);

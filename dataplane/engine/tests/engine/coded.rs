@@ -161,7 +161,7 @@ fn exchange(block: usize, ranks: usize, dtype: Dtype) -> Submission {
 }
 
 #[test]
-fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budget() {
+fn moved_blocks_lose_what_their_receipts_say() {
     let groups = [hosts(2), vec![vec![0, 3], vec![1, 2], vec![4]], vec![vec![2], vec![0], vec![3], vec![1]]];
     let block = 1500;
     for (ranks, name) in
@@ -216,7 +216,7 @@ fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budge
 
 /// Each block is encoded once, by its owner, who decodes it too: mapped or not, in place by turns.
 #[test]
-fn gathered_blocks_are_the_same_bits_at_all_ranks_and_lose_what_receipts_say() {
+fn gathered_blocks_have_equal_bits_at_all_ranks() {
     let groups = [hosts(2), vec![vec![0, 3], vec![1, 2], vec![4]], vec![vec![2], vec![0], vec![1]], hosts(6)];
     let block = 1500;
     let bytes = |blocks: usize| (blocks * block * 4) as u64;
@@ -389,7 +389,7 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
 }
 
 #[test]
-fn tensors_that_lose_too_much_travel_in_a_finer_codec_and_not_exactly() {
+fn tensors_that_lose_much_take_a_finer_codec() {
     let (count, at, most) = (30_000, [0, 4 << 20], 1e-3);
     // One of like elements, and one of which each block has large ones.
     let tensors = |rank: usize| {

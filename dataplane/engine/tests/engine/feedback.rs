@@ -138,7 +138,7 @@ fn not_coded(away: Away) {
 }
 
 #[test]
-fn what_is_owed_outlives_changes_of_codec_in_the_midst_of_operations() {
+fn residuals_outlive_changes_of_codec_mid_operation() {
     AWAY.into_iter().for_each(four_codecs);
 }
 

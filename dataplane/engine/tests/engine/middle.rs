@@ -49,7 +49,7 @@ fn sums(protection: LinkProtection, change: Change) -> (usize, usize, u64) {
 }
 
 #[test]
-fn an_operation_fails_or_is_right_whatever_is_changed_on_the_way() {
+fn a_tampered_operation_fails_or_is_right() {
     for protection in [LinkProtection::Authenticated, LinkProtection::Encrypted] {
         for to_listener in [true, false] {
             for at in (10_000..70_000).step_by(6_007) {

@@ -86,7 +86,7 @@ fn an_operation_takes_its_tensors_from_any_region() {
 }
 
 #[test]
-fn a_region_in_use_stays_and_one_that_is_gone_is_out_of_range() {
+fn regions_in_use_stay_and_gone_ones_fail() {
     let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
     let memory = region();
     assert!(add(&mut world, BASE, &memory));

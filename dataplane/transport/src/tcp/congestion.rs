@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_up_changes_and_returns_to_the_host_s_own() {
+    fn a_link_that_is_up_changes_and_returns() {
         let mut ends = [end(), end()];
         let own = ends[0].host_congestion.0.unwrap();
         let other = other(own);

@@ -127,7 +127,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_silent_peer_is_gone_within_its_time_and_not_much_before_however_late_one_looks(
+        fn a_silent_peer_is_gone_at_its_time(
             milliseconds in 100..60_000_u64,
             spoke in 0.0..1.0_f64,
             late in proptest::collection::vec(0.0..1.4_f64, 200),

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_message_in_a_while_is_timed_with_what_the_device_did_meanwhile() {
+    fn one_message_is_timed_with_its_devices_bytes() {
         let near = || AtomicU64::new(u64::MAX - 5);
         let device = Arc::new(DeviceBytes { posted: near(), completed: near() });
         let [mut one, mut other] = [Delays::new(&device), Delays::new(&device)];

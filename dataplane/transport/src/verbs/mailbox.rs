@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_out_of_turn_or_out_of_bounds_is_a_breach() {
+    fn messages_out_of_turn_or_bounds_are_breaches() {
         let landing = Landing { ring: 1, sequence: 2 };
         let good = Message { number: 4, kind: Kind::Bare, header_bytes: 0, credits: 0 };
         let fits = Kind::Carried(landing, (SLOT - HEAD) as u32);

@@ -73,7 +73,7 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
     #[test]
-    fn each_tenant_has_a_domain_of_its_own_while_it_uses_it() {
+    fn each_tenant_has_a_domain_while_using_it() {
         let (fabric, address) = (Fabric::new(), Ipv4Addr::new(10, 0, 0, 1));
         fabric.add("rxe0", address).unwrap();
         let config = Config::new(tcp::Config::new(SocketAddr::from((address, 1))));

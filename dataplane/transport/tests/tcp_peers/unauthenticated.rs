@@ -354,7 +354,7 @@ fn a_silent_peer_is_noticed_and_an_idle_one_is_not() {
 }
 
 #[test]
-fn an_end_that_was_away_does_not_take_that_for_its_peers_silence() {
+fn own_absence_is_not_the_peers_silence() {
     let timeout = Duration::from_millis(100);
     let mut scene = Scene::new(Config { peer_timeout: timeout, ..config() });
     let end = Instant::now() + 4 * timeout;

@@ -47,8 +47,46 @@ pub enum Error {
         /// Where the record begins.
         at: usize,
         /// What is wrong.
-        what: &'static str,
+        what: Damage,
     },
+}
+
+/// How a record contradicts itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// A number does not end within 64 bits.
+    #[error("a number of more than 64 bits")]
+    LongNumber,
+    /// No record is so long, or so short.
+    #[error("its length is out of range")]
+    Length,
+    /// It has no byte.
+    #[error("it is empty")]
+    Empty,
+    /// Its words end before they should.
+    #[error("its words end early")]
+    ShortWords,
+    /// More words than records of its kind have.
+    #[error("it has more words than its kind")]
+    ManyWords,
+    /// It does not say which flow it is of.
+    #[error("its flow is missing")]
+    NoFlow,
+    /// Its flow has a place that the table has not.
+    #[error("its flow's place is beyond the table")]
+    FlowPlace,
+    /// Its flow's key ends before it should.
+    #[error("its flow ends early")]
+    ShortFlow,
+    /// No record before it introduced its flow.
+    #[error("its flow was never told")]
+    UnknownFlow,
+    /// Records of its kind have no place in the table.
+    #[error("a kind without a place")]
+    KindWithoutPlace,
+    /// More bytes than records of its kind have.
+    #[error("it is longer than its kind")]
+    LongRecord,
 }
 
 /// What both sides remember.
@@ -98,20 +136,20 @@ fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
 }
 
 /// Takes a LEB128 number from the front; none where the bytes end before it does.
-fn number(bytes: &mut &[u8]) -> Option<Result<u64, &'static str>> {
+fn number(bytes: &mut &[u8]) -> Option<Result<u64, Damage>> {
     let mut number = 0;
     for shift in (0..70).step_by(7) {
         let (byte, rest) = bytes.split_first()?;
         *bytes = rest;
         if shift == 63 && *byte > 1 {
-            return Some(Err("a number of more than 64 bits"));
+            return Some(Err(Damage::LongNumber));
         }
         number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Some(Ok(number));
         }
     }
-    Some(Err("a number of more than 64 bits"))
+    Some(Err(Damage::LongNumber))
 }
 
 /// Makes a trace.
@@ -202,15 +240,14 @@ fn put_changes(bytes: &mut Vec<u8>, base: &mut Words, words: &Words) {
 }
 
 /// Applies the changes to what is remembered.
-fn changes(bytes: &mut &[u8], base: &mut Words, length: usize) -> Result<(), &'static str> {
-    let short = "its words end early";
-    let mask = number(bytes).ok_or(short)??;
+fn changes(bytes: &mut &[u8], base: &mut Words, length: usize) -> Result<(), Damage> {
+    let mask = number(bytes).ok_or(Damage::ShortWords)??;
     if mask.checked_shr(length as u32).is_some_and(|beyond| beyond != 0) {
-        return Err("it has more words than its kind");
+        return Err(Damage::ManyWords);
     }
     for (bit, word) in base.words.iter_mut().enumerate().take(length) {
         if mask >> bit & 1 == 1 {
-            let change = number(bytes).ok_or(short)??;
+            let change = number(bytes).ok_or(Damage::ShortWords)??;
             let change = (change >> 1) ^ (change & 1).wrapping_neg();
             *word = word.wrapping_add(change);
         }
@@ -268,7 +305,7 @@ impl<'a> Reader<'a> {
         let mut rest = self.bytes.get(at..).unwrap_or_default();
         let length = number(&mut rest).ok_or(Error::Torn { at })?.map_err(damaged)?;
         let length = usize::try_from(length).ok().filter(|length| (1..=LARGEST).contains(length));
-        let length = length.ok_or(damaged("its length is out of range"))?;
+        let length = length.ok_or(damaged(Damage::Length))?;
         let mut payload = rest.get(..length).ok_or(Error::Torn { at })?;
         self.at = self.bytes.len() - rest.len() + length;
         let record = self.memory.record(&mut payload).map_err(damaged)?;
@@ -280,31 +317,31 @@ impl<'a> Reader<'a> {
 }
 
 impl Memory {
-    fn record(&mut self, payload: &mut &[u8]) -> Result<Option<Record>, &'static str> {
-        let (kind, rest) = payload.split_first().ok_or("it is empty")?;
+    fn record(&mut self, payload: &mut &[u8]) -> Result<Option<Record>, Damage> {
+        let (kind, rest) = payload.split_first().ok_or(Damage::Empty)?;
         *payload = rest;
         let Some((length, keyed)) = RawRecord::layout(*kind) else { return Ok(None) };
         let mut form = RawRecord { kind: *kind, key: None, words: Words::EMPTY };
         if keyed {
-            let place = number(payload).ok_or("its flow is missing")??;
+            let place = number(payload).ok_or(Damage::NoFlow)??;
             let known = place & 1 == 1;
             let slot = usize::try_from(place >> 1).ok().and_then(|place| self.slot(place));
-            let slot = slot.ok_or("its flow's place is beyond the table")?;
+            let slot = slot.ok_or(Damage::FlowPlace)?;
             if !known {
-                let (key, rest) = payload.split_at_checked(KEY).ok_or("its flow ends early")?;
+                let (key, rest) = payload.split_at_checked(KEY).ok_or(Damage::ShortFlow)?;
                 *payload = rest;
                 renew(slot, *kind, FlowKey::read_from_bytes(key).unwrap_or_default());
             }
-            let slot = slot.as_mut().filter(|slot| slot.kind == *kind).ok_or("its flow was never told")?;
+            let slot = slot.as_mut().filter(|slot| slot.kind == *kind).ok_or(Damage::UnknownFlow)?;
             changes(payload, &mut slot.words, length)?;
             (form.key, form.words) = (Some(slot.key), slot.words);
         } else {
-            let last = self.last(*kind).ok_or("a kind without a place")?;
+            let last = self.last(*kind).ok_or(Damage::KindWithoutPlace)?;
             changes(payload, last, length)?;
             form.words = *last;
         }
         if !payload.is_empty() {
-            return Err("it is longer than its kind");
+            return Err(Damage::LongRecord);
         }
         Ok(form.record())
     }

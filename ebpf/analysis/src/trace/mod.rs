@@ -10,7 +10,7 @@ mod raw;
 #[cfg(test)]
 mod tests;
 
-pub use codec::{Error, LARGEST, Reader, Replayed, VERSION, Writer, replay};
+pub use codec::{Damage, Error, LARGEST, Reader, Replayed, VERSION, Writer, replay};
 pub use diff::{Difference, Timed, diff, diff_records};
 pub use label::Label;
 pub use merge::merge;

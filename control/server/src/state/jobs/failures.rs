@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_the_longest_and_begin_anew_after_a_day() {
+    fn waits_double_and_begin_anew_after_a_day() {
         let hour = Duration::from_secs(3600);
         let (mut failures, mut now) = (Failures::default(), hour);
         assert_eq!(failures.backoff_until(), Duration::ZERO);

@@ -120,7 +120,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn the_latest_operations_are_held_against_the_usual_ones_of_their_size() {
+    fn recent_operations_are_compared_by_size() {
         let (mut slowness, now) = (Slowdown::default(), Duration::from_secs(10));
         slowness.queue = Some(now);
         (0..20).for_each(|_| slowness.operation(1 << 20, 30 * MS));

@@ -65,7 +65,7 @@ fn turn(thread: &mut Thread) -> bool {
 }
 
 #[test]
-fn a_late_round_trip_of_a_flow_that_moves_much_has_it_looked_at_at_once() {
+fn a_late_rtt_samples_a_busy_flow() {
     let fake = Fake::default();
     let mut thread = thread(&fake);
     assert!(!turn(&mut thread), "nothing has happened");
@@ -166,7 +166,7 @@ fn completions_and_counters_by_queue_pair_are_read() {
 }
 
 #[test]
-fn devices_that_answer_late_are_asked_seldom_and_not_at_the_end() {
+fn late_devices_are_asked_seldom() {
     let fake = Fake::default();
     let mut thread = begin(&fake, Vec::new());
     assert_eq!(fake.scene().device_readings, 1);
@@ -190,7 +190,7 @@ fn devices_that_answer_late_are_asked_seldom_and_not_at_the_end() {
 }
 
 #[test]
-fn a_storm_of_late_round_trips_ends_in_what_they_may_take() {
+fn late_rtts_in_a_storm_keep_their_budget() {
     let fake = Fake::default();
     let mut thread = thread(&fake);
     let mut turns = 0;

@@ -38,7 +38,7 @@ fn link_of(engine: &Engine) -> LinkId {
 }
 
 #[test]
-fn a_peer_that_asks_without_end_and_reads_nothing_ends_its_communicator_alone() {
+fn a_peer_asking_without_end_ends_one_communicator() {
     let mut world = deaf();
     let control = Some(Box::new(Control::Inquire { operation: OperationId(0), count: None }));
     let question = Message { header: Header::new(Kind::Control, Epoch(1)), control };
@@ -64,7 +64,7 @@ fn a_peer_that_asks_without_end_and_reads_nothing_ends_its_communicator_alone() 
 }
 
 #[test]
-fn an_operation_with_a_peer_that_reads_nothing_ends_by_its_time_out() {
+fn a_deaf_peers_operation_ends_by_time_out() {
     const TIMEOUT: Duration = Duration::from_millis(300);
     let mut world = deaf();
     for tenant in &mut world.tenants {

@@ -29,7 +29,7 @@ fn statuses(world: &mut World) -> Vec<Status> {
 }
 
 #[test]
-fn an_abort_counts_though_its_process_has_gone_before_the_agent_heard() {
+fn an_abort_of_a_gone_process_counts() {
     let mut world = called();
     let failure = Failure::Aborted { rank: Rank(0) };
     world.engines[0].handle_command(Command::Dissolve { communicator: CommunicatorId(1), failure });

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_ends_with_the_traffic_and_old_queue_pairs_are_forgotten() {
+    fn a_state_ends_with_its_traffic() {
         let mut world = World::new(RATE);
         world.send(&[SENDING; 50], MIB);
         assert_eq!(world.send(&[SENDING + 900 * US; 8], MIB), [CongestionLevel::Mild]);

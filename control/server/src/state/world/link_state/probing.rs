@@ -165,7 +165,7 @@ mod tests {
     use harmonaize_planner::{Rate, Topology};
 
     #[test]
-    fn what_is_said_in_vain_is_looked_at_less_often_only_after_some_in_a_row() {
+    fn several_clean_results_lengthen_the_pause() {
         let ms = Duration::from_millis;
         let mut pause = Pause::new(ms(0), STARVED_BACKOFF);
         let mut alone = |now: u64, clean| {
