@@ -232,8 +232,9 @@ impl CommunicatorState {
 
     /// Memory of what tensors that are not mapped are owed, of segments that have begun, by channel and [`RESIDUALS`].
     pub(crate) fn used_residuals(&self) -> impl Iterator<Item = (usize, &Arc<Memory>)> {
-        let used =
-            (0..).zip(&self.residual_staging).filter_map(|(channel, memory)| Some((channel, memory.as_ref()?)));
+        let used = (0..)
+            .zip(&self.residual_staging)
+            .filter_map(|(channel, memory)| Some((channel, memory.as_ref()?)));
         used.filter(|(channel, _)| self.core.segment(ChannelId(*channel)).is_some())
             .map(|(channel, memory)| (RESIDUALS | usize::from(channel), memory))
     }

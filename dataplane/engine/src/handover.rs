@@ -17,7 +17,7 @@ use crate::wake::watch_end;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::AggregationState;
 use harmonaize_plan::Participant;
-use harmonaize_shm::{AgentEnd, EndError, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span};
+use harmonaize_shm::{EndError, InheritEnd, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span};
 use harmonaize_transport::{Flow, LinkId, Ring};
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
@@ -50,9 +50,6 @@ pub struct EngineImage {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Makes an end that is not mapped go on where that of another process stands.
-pub type Inherit = Box<dyn FnOnce(InheritedEnd) -> Result<Box<dyn AgentEnd>, EndError> + Send>;
-
 /// What memory of attachments that are taken over was lent on, by attachment and first offset; and what goes on with those that are not
 /// mapped.
 #[derive(Default)]
@@ -61,12 +58,12 @@ pub struct Leases(Arc<Mutex<Lent>>);
 #[derive(Default)]
 struct Lent {
     leases: HashMap<(u64, u64), Lease>,
-    ends: HashMap<u64, Inherit>,
+    ends: HashMap<u64, InheritEnd>,
 }
 
 impl Leases {
     /// These.
-    pub fn new(leases: HashMap<(u64, u64), Lease>, ends: HashMap<u64, Inherit>) -> Self {
+    pub fn new(leases: HashMap<(u64, u64), Lease>, ends: HashMap<u64, InheritEnd>) -> Self {
         Self(Arc::new(Mutex::new(Lent { leases, ends })))
     }
 
@@ -80,7 +77,7 @@ impl Leases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).leases.remove(&(attachment, base))
     }
 
-    fn take_end(&self, attachment: u64) -> Option<Inherit> {
+    fn take_end(&self, attachment: u64) -> Option<InheritEnd> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).ends.remove(&attachment)
     }
 }
@@ -446,7 +443,7 @@ impl Attachment {
         image: AttachmentImage,
         descriptors: Vec<OwnedFd>,
         lease: &mut dyn FnMut(u64) -> Option<Lease>,
-        away: Option<Inherit>,
+        away: Option<InheritEnd>,
     ) -> Result<Self, EndError> {
         let AttachmentImage { entries, taken, put, regions, .. } = &image;
         let end = InheritedEnd {

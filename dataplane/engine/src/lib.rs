@@ -52,7 +52,7 @@ pub use containment::PanicScope;
 pub use engine::Engine;
 pub use error::{HandOverError, LinkError, PrepareError};
 pub use formation::landing_bytes;
-pub use handover::{EngineImage, Inherit, InheritedEpoch, Leases};
+pub use handover::{EngineImage, InheritedEpoch, Leases};
 pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 pub use marks::{MarkReader, MarkWriter, marks};
 pub use passes::PassSharing;

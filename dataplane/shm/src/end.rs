@@ -131,6 +131,9 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     fn wake_fd(&self) -> BorrowedFd<'_>;
 }
 
+/// Makes an end that is not mapped go on where that of another process stands.
+pub type InheritEnd = Box<dyn FnOnce(InheritedEnd) -> Result<Box<dyn AgentEnd>, EndError> + Send>;
+
 /// The tenant's end. No call blocks.
 pub trait TenantEnd: Send + std::fmt::Debug {
     /// The tensors: the arena (mapped), or this process's own memory (remote).
