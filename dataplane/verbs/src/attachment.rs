@@ -13,6 +13,6 @@ mod channel;
 mod succession;
 mod tenant;
 
-pub use agent::{AgentOffer, Heir, RdmaEnd};
+pub use agent::{AgentOffer, RdmaEnd, SuccessorEnd};
 pub use succession::Rejoin;
 pub use tenant::{RdmaTenant, TenantOffer};

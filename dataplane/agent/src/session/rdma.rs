@@ -3,7 +3,7 @@
 use super::RdmaRules;
 use harmonaize_abi::session::{Offer, PairEnd, RefusalKind, Refused};
 use harmonaize_shm::{AgentEnd, EndError};
-use harmonaize_verbs::attachment::{AgentOffer, Heir, Rejoin};
+use harmonaize_verbs::attachment::{AgentOffer, Rejoin, SuccessorEnd};
 use harmonaize_verbs::{Function, Gid, Mtu, Port, VerbsError};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -95,7 +95,7 @@ impl Rdma {
     }
 
     /// What goes on with an attachment that another process of the agent's has, and what joins it to the process once more. Takes milliseconds.
-    pub(super) fn succeed(&self, arena_bytes: u64, entries: u32) -> Result<(Heir, Rejoin), EndError> {
+    pub(super) fn succeed(&self, arena_bytes: u64, entries: u32) -> Result<(SuccessorEnd, Rejoin), EndError> {
         let offer = self.create(arena_bytes, entries).map_err(|error| EndError::Rdma(error.to_string()))?;
         offer.succeed()
     }

@@ -17,6 +17,7 @@ mod p2p;
 mod regions;
 mod senders;
 mod served;
+mod succession;
 mod sums;
 mod tampering;
 mod tap;

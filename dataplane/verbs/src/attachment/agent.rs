@@ -58,25 +58,25 @@ impl AgentOffer {
     ///
     /// # Errors
     /// If the kernel has no descriptor to wake it by.
-    pub fn succeed(self) -> Result<(Heir, Rejoin), EndError> {
+    pub fn succeed(self) -> Result<(SuccessorEnd, Rejoin), EndError> {
         let end = self.end();
         let (pair, channel) = self.waiting.part();
         let rejoining = Arc::new(Rejoining::new(channel.wake_fd())?);
         let rejoin = Rejoin::new(pair, end, Arc::clone(&rejoining));
-        Ok((Heir { channel, domain: self.domain, arena_bytes: self.arena_bytes, rejoining }, rejoin))
+        Ok((SuccessorEnd { channel, domain: self.domain, arena_bytes: self.arena_bytes, rejoining }, rejoin))
     }
 }
 
 /// An end that waits for what the one before it is.
 #[derive(Debug)]
-pub struct Heir {
+pub struct SuccessorEnd {
     channel: Channel,
     domain: Arc<Domain>,
     arena_bytes: u64,
     rejoining: Arc<Rejoining>,
 }
 
-impl Heir {
+impl SuccessorEnd {
     /// Goes on where the end of the other process stands, which [`AgentEnd::hand_over`] describes.
     ///
     /// # Errors
