@@ -161,8 +161,8 @@ impl Greeting {
     }
 }
 
-/// The agent's sockets, whose descriptors come along: where other agents connect, where successors do, then each tenant's, of which the empty
-/// path is where they come over TCP.
+/// The agent's sockets, whose descriptors come along: where other agents connect, where successors do, then each tenant's. The empty path
+/// among these is where tenants come over TCP.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Offer {
     /// Tenants' sockets.

@@ -28,7 +28,7 @@ const ALIGNMENT: u64 = 64;
 /// Bytes of what adds nothing that are written at once.
 const ROW: usize = 4096;
 
-/// In a hand-over, a bit of the channel of memory of what tensors are owed. Agents that hand over none of it refuse the attachments that have it.
+/// In a hand-over, a bit of the channel of memory of what tensors are owed. Only attachments have it that agents without it refuse.
 const RESIDUALS: usize = 1 << 31;
 
 /// A rank that this agent drives.

@@ -17,7 +17,9 @@ use crate::wake::watch_end;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::AggregationState;
 use harmonaize_plan::Participant;
-use harmonaize_shm::{EndError, InheritEnd, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span};
+use harmonaize_shm::{
+    AgentEnd, EndError, InheritEnd, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span,
+};
 use harmonaize_transport::{Flow, LinkId, Ring};
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
@@ -454,7 +456,7 @@ impl Attachment {
             descriptors,
         };
         // One that maps nothing has no region. Agents without it refuse it for that.
-        let end = match away {
+        let end: Box<dyn AgentEnd> = match away {
             Some(inherit) if regions.is_empty() => inherit(end)?,
             _ => Box::new(MappedEnd::inherit(end, lease)?),
         };

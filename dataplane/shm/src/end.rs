@@ -89,7 +89,8 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// Entries of each ring.
     fn entries(&self) -> u32;
 
-    /// Mapped or over RDMA: what another process needs to go on with this end, which is not used meanwhile. Over RDMA it [rests](Self::rests).
+    /// Mapped or over RDMA: what another process needs to go on with this end, which is not used meanwhile. Before that it
+    /// [rests](Self::rests).
     fn hand_over(&self) -> Result<InheritedEnd, EndError> {
         Err(EndError::NotMapped)
     }
@@ -151,8 +152,8 @@ pub trait TenantEnd: Send + std::fmt::Debug {
     /// Remote: serves the agent's fetches and stores within a small budget; says how much was done. Mapped: nothing to do.
     fn progress(&mut self) -> Result<usize, EndError>;
 
-    /// Over RDMA: the agent has a successor, or is about to. With its queue pair come where this end's new one is, and how many completions
-    /// have arrived.
+    /// Over RDMA: the agent has a successor, or is about to. Once its queue pair is known, returns where this end's new one is, and how
+    /// many completions have arrived.
     fn succeed(&mut self, step: &Succession) -> Result<Option<(Offer, u64)>, EndError> {
         let _ = step;
         Err(EndError::Protocol("a successor's queue pair for an attachment that has none"))

@@ -1,10 +1,11 @@
-//! What becomes of an attachment over RDMA whose agent has a successor. Its queue pair ends with the agent's process, and its session goes on.
+//! What becomes of an attachment over RDMA whose agent has a successor. Its queue pair ends with the agent's process, and its session
+//! goes on.
 
 use super::PairEnd;
 use serde::{Deserialize, Serialize};
 
-/// A bit of the id of [`Request::Detail`](super::Request::Detail), of whichever communicator: the process is attached over RDMA, and reads
-/// [`Answer::Succession`](super::Answer::Succession). Agents of any release answer as ever.
+/// A bit of the id of [`Request::Detail`](super::Request::Detail), of whichever communicator. The process is attached over RDMA, and
+/// reads [`Answer::Succession`](super::Answer::Succession). Agents of any release answer as ever.
 pub const SUCCESSORS: u64 = 1 << 59;
 
 /// What becomes of the queue pair.

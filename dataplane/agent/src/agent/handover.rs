@@ -134,8 +134,8 @@ impl Agent {
         }
     }
 
-    /// Takes over what another process's agent had; `limits` are those of each attachment's tenant, with whether its tensors are mapped here,
-    /// and `changes` the recipes of epochs under way.
+    /// Takes over what another process's agent had. Of each attachment `limits` has those of its tenant, and whether tensors are mapped
+    /// here; `changes` are the recipes of epochs under way.
     ///
     /// # Errors
     /// What is wrong with it, for the operator.

@@ -94,7 +94,8 @@ impl Rdma {
         Ok(Box::new(joined(move || ours.connect(&theirs, life)).await?))
     }
 
-    /// What goes on with an attachment that another process of the agent's has, and what joins it to the process once more. Takes milliseconds.
+    /// What goes on with an attachment that another process of the agent's has. With it comes what joins it to the tenant's process once
+    /// more. Takes milliseconds.
     pub(super) fn succeed(&self, arena_bytes: u64, entries: u32) -> Result<(SuccessorEnd, Rejoin), EndError> {
         let offer = self.create(arena_bytes, entries).map_err(|error| EndError::Rdma(error.to_string()))?;
         offer.succeed()

@@ -11,7 +11,7 @@ use super::stream::Stream;
 use super::tenant::{Life, Tenant};
 use super::{RdmaRules, SessionRequest, TenantLimits, TenantRules};
 use crate::counters::Counters;
-use harmonaize_shm::{AgentEnd, EndError, InheritEnd, Lease};
+use harmonaize_shm::{AgentEnd, EndError, InheritEnd, InheritedEnd, Lease};
 use harmonaize_verbs::VerbsError;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
@@ -386,7 +386,8 @@ impl SessionServer {
             Ok::<_, std::io::Error>((listening.file.path().to_owned(), descriptor.try_clone()?))
         };
         let network = self.network.as_ref();
-        let network = network.map(|one| Ok((network_path().to_owned(), one.descriptor.try_clone()?)));
+        let network = network
+            .map(|one| Ok::<_, std::io::Error>((network_path().to_owned(), one.descriptor.try_clone()?)));
         listening.map(copied).chain(network).collect()
     }
 
@@ -445,10 +446,10 @@ impl SessionServer {
         let (tenant, (arena_bytes, entries)) = (&image.tenant, image.size);
         let rdma = self.rdma.as_ref().ok_or_else(|| InheritError::NoRdma(tenant.clone()))?;
         let made = rdma.succeed(arena_bytes, entries);
-        let (heir, ours) = made.map_err(|error| InheritError::Rdma { tenant: tenant.clone(), error })?;
-        let inherit = move |from| {
-            let end: Box<dyn AgentEnd> = Box::new(heir.inherit(from)?);
-            Ok(end)
+        let (end, ours) = made.map_err(|error| InheritError::Rdma { tenant: tenant.clone(), error })?;
+        let inherit = move |from: InheritedEnd| {
+            let end: Box<dyn AgentEnd> = Box::new(end.inherit(from)?);
+            Ok::<_, EndError>(end)
         };
         Ok((Box::new(inherit), Rejoining { rdma: Arc::clone(rdma), ours, here }))
     }

@@ -85,15 +85,15 @@ impl Lab {
     }
 }
 
-/// Operations of all ranks while both engines have successors, one after the other, again and again. Their tenants hear of it late. One rank
-/// on each is mapped, the others are not.
+/// Operations of all ranks while both engines have successors, one after the other, again and again. Their tenants hear of it late.
+/// One rank on each is mapped, the others are not.
 #[test]
 fn operations_over_rdma_go_on_with_other_engines() {
     for seed in 1..=12 {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         println!("seed {seed}");
         let mut lab = Lab::new();
-        let ends = &mut |rank| if rank < 2 { near(ARENA) } else { lab.attach() };
+        let ends = &mut |rank: u32| if rank < 2 { near(ARENA) } else { lab.attach() };
         let ranks = [vec![0, 2], vec![1, 3, 4]];
         let mut world = World::with_ends(tcp(2), &ranks, SMALL, 2, None, (None, Vec::new()), ends);
         // They have their tenants' queue pairs still, as a process that is about to end.
