@@ -275,15 +275,25 @@ impl AttachedSession {
         if let Some(step) = self.rejoining.as_ref().and_then(connect) {
             say(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
         }
-        // A successor's sessions stand still from their beginning.
-        let mut began = !*freeze.borrow();
+        // A successor's sessions stand still from their beginning. Meanwhile processes come to it; what else they ask is for later.
+        let (mut began, mut later) = (!*freeze.borrow(), VecDeque::new());
         loop {
             let held = *freeze.borrow_and_update();
             began |= !held;
             if began && let Some(step) = self.succession(held) {
                 say(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
             }
-            if held && let Some(session) = self.image(&reader) {
+            if began && let Some((request, memfd)) = later.pop_front() {
+                if let Some(answer) = self.request(request, memfd).await? {
+                    say(&self.unsent, &answers, (answer, None)).await;
+                }
+                continue;
+            }
+            let comes = !began && self.rejoining.is_some() && later.len() < MAX_PENDING;
+            if held
+                && !comes
+                && let Some(session) = self.image(&reader)
+            {
                 self.tenant.freeze.stands(session);
                 // If the other process does go on, this one ends meanwhile.
                 let _ = freeze.wait_for(|held| !held).await;
@@ -299,7 +309,11 @@ impl AttachedSession {
                     }
                     Some(self.finish(kind, answer))
                 }
-                request = reader.next(), if self.may_ask() && !held => match request? {
+                request = reader.next(), if self.may_ask() && (!held || comes) => match request? {
+                    Some(asked) if comes && !matches!(asked.0, Request::Reconnect { .. }) => {
+                        later.push_back(asked);
+                        None
+                    }
                     Some((request, memfd)) => self.request(request, memfd).await?.map(|answer| (answer, None)),
                     None => return Ok(()),
                 },

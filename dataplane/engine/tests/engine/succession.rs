@@ -24,6 +24,7 @@ struct Lab {
     agents: Function,
     tenants: Function,
     sessions: Vec<OwnedFd>,
+    _fabric: Fabric,
 }
 
 impl Lab {
@@ -35,7 +36,7 @@ impl Lab {
             fabric.add(name, address).unwrap();
             Function::open(&fabric.devices(), &PortOptions::default(), Some(address.into())).unwrap()
         });
-        Self { agents, tenants, sessions: Vec::new() }
+        Self { agents, tenants, sessions: Vec::new(), _fabric: fabric }
     }
 
     fn attach(&mut self) -> Ends {
