@@ -23,6 +23,7 @@ mod offer;
 mod region;
 mod request_error;
 mod runner;
+mod succession;
 
 pub use auth::{AuthConfirmation, AuthRequest, Challenge, MIN_SECRET, Response, Secret};
 pub use budget::{Budget, MAX_CODECS};
@@ -45,6 +46,7 @@ pub use request_error::{Refusal, RequestError, TYPED_REFUSALS};
 pub use runner::{
     ElasticOrder, RUNNERS, RecallReason, RunnerError, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
 };
+pub use succession::{SUCCESSORS, Succession};
 
 /// Opens the first message each way.
 pub const MAGIC: [u8; 8] = *b"harmoniz";
@@ -218,7 +220,8 @@ pub enum Request {
     },
     /// Ask why the communicator ended.
     Detail {
-        /// Comes back. With [`RUNNERS`] the answer may be [`Answer::TakesRunners`].
+        /// Comes back. With [`RUNNERS`] the answer may be [`Answer::TakesRunners`]. With [`SUCCESSORS`] the process reads
+        /// [`Answer::Succession`].
         id: u64,
         /// Handle from [`Answer::Joined`].
         communicator: u32,
@@ -322,6 +325,17 @@ pub enum Request {
         report: RunnerReport,
         /// How long to wait, in nanoseconds.
         wait_ns: u64,
+    },
+    /// To [`Succession::Connect`]: where this process's new queue pair is.
+    Reconnect {
+        /// Comes back.
+        id: u64,
+        /// The agent's queue pair that it is joined to. What is about another is passed over.
+        agent: PairEnd,
+        /// This one, and the arena.
+        offer: Offer,
+        /// How many completions have arrived here since the attachment began.
+        arrived: u64,
     },
 }
 
@@ -490,6 +504,13 @@ pub enum Answer {
         /// Or so.
         order: Result<ElasticOrder, RequestError>,
     },
+    /// Over RDMA: the agent has a successor, or is about to.
+    Succession {
+        /// 0: of no request, or of [`Request::Reconnect`].
+        id: u64,
+        /// What becomes of the queue pair.
+        step: Succession,
+    },
 }
 
 impl Answer {
@@ -516,7 +537,8 @@ impl Answer {
             | Self::Batch { id, .. }
             | Self::TakesRunners { id }
             | Self::Runner { id, .. }
-            | Self::Elastic { id, .. } => *id,
+            | Self::Elastic { id, .. }
+            | Self::Succession { id, .. } => *id,
         }
     }
 }

@@ -86,14 +86,24 @@ pub enum Obstacle {
         /// So many.
         communicators: usize,
     },
-    /// Its tenants' attachments may be.
+    /// Tenants' attachments are, and their processes would not come to a successor.
     #[error(
-        "tenants attach to this agent over RDMA, and queue pairs end with their process; drain the host and start it anew"
+        "{count} processes are attached to this agent over RDMA that have not said that they can come to a successor, and queue pairs end \
+         with their process; try again, and where their client library is of release 0.2.0 or before, have them attach anew with this \
+         one's, or drain the host and start it anew"
     )]
-    Attachments,
+    Attachments {
+        /// So many.
+        count: usize,
+    },
 }
 
 impl Obstacle {
+    /// Why this agent cannot hand over while so many attachments end with its process; none where there are none.
+    pub fn of_attachments(count: usize) -> Option<Self> {
+        (count > 0).then_some(Self::Attachments { count })
+    }
+
     /// Why links of so many communicators, which go over RDMA, cannot come to go over TCP; none where control can be asked for it, or
     /// there are none. `connected` is whether there is a session with control, and `can` whether it knows what it would be asked for.
     pub fn of_links(communicators: usize, connected: bool, can: bool) -> Option<Self> {
@@ -151,7 +161,8 @@ impl Greeting {
     }
 }
 
-/// The agent's sockets, whose descriptors come along: where other agents connect, where successors do, then each tenant's.
+/// The agent's sockets, whose descriptors come along: where other agents connect, where successors do, then each tenant's. The empty path
+/// among these is where tenants come over TCP.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Offer {
     /// Tenants' sockets.
@@ -275,10 +286,9 @@ impl Peer {
     ///
     /// # Errors
     /// Why there will be no hand-over.
-    pub fn greeted(&self, own: &Greeting, obstacle: Option<Obstacle>) -> Result<(), HandOverError> {
+    pub fn greeted(&self, own: &Greeting) -> Result<(), HandOverError> {
         let (greeting, _): (Greeting, _) = self.receive(PATIENCE)?;
-        let obstacle = obstacle.map(|obstacle| obstacle.to_string());
-        if let Some(refused) = obstacle.or_else(|| own.refuse(&greeting)) {
+        if let Some(refused) = own.refuse(&greeting) {
             self.refuse(&refused);
             return Err(HandOverError::Refused(refused));
         }

@@ -11,7 +11,7 @@ use crate::control::{self, Event, LedgerImage, SessionThread, Settings};
 use crate::costs;
 use crate::counters::Counters;
 use crate::engines::Engines;
-use crate::handover::{Greeting, Obstacle, Place, VERSION};
+use crate::handover::{Greeting, Place, VERSION};
 use crate::paths::Paths;
 use crate::sandbox::without_privileges;
 use crate::served::Tenants;
@@ -262,17 +262,9 @@ fn greeting(config: &Config) -> Greeting {
     }
 }
 
-/// Why no successor can have what an agent of this configuration has.
-fn obstacle(config: &Config) -> Option<Obstacle> {
-    config.rdma.as_ref().map(|_| Obstacle::Attachments)
-}
-
 /// The place for a successor, where the configuration asks for it; that of the agent before, if there was one.
 fn place(config: &Config, inherited: Option<OwnedFd>) -> Option<Place> {
     let path = config.handover.as_ref()?;
-    if let Some(obstacle) = obstacle(config) {
-        tracing::warn!("successors are refused: {obstacle}");
-    }
     let place = inherited.map_or_else(|| Place::bind(path), Place::inherit);
     place.map_err(|error| tracing::error!(path = %path.display(), %error, "no place for a successor")).ok()
 }
@@ -324,18 +316,17 @@ async fn serve(
 
     let (requests, asked) = mpsc::channel(REQUESTS);
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
-    let server = SessionServer::bind(rdma, requests, counters.clone())?;
     let (freeze, standing) = Freeze::new(predecessor.is_some());
     let inherited = predecessor.as_mut().and_then(|found| found.place.take());
     let sockets = predecessor.as_mut().map_or_else(BTreeMap::new, |found| std::mem::take(&mut found.sockets));
-    let server = server.with_freeze(freeze, sockets);
+    let server = SessionServer::bind_frozen(rdma, requests, counters.clone(), freeze, sockets)?;
     let (own, at) = (greeting(&config), config.clone());
     let mut tenants = Tenants::serve(server, config.tenants, config.control_tenants, config.source)?;
     let taken = match predecessor {
         Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard, &mut stop).await),
         None => None,
     };
-    let mut handing = Handing::new(own, (obstacle(&at), at.verbs.is_some()), standing);
+    let mut handing = Handing::new(own, at.verbs.is_some(), standing);
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
     let codecs = coding::codecs().to_vec();

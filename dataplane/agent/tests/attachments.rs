@@ -7,6 +7,9 @@ mod whole;
 #[allow(unreachable_pub, reason = "public in its crate")]
 mod worker;
 
+use harmonaize_abi::session::{
+    Hello, PairEnd, Refused, Welcome, decode, decode_first, encode, encode_first, length,
+};
 use harmonaize_agent::config::Verbs;
 use harmonaize_agent::handover::{Greeting, HandOverError, Obstacle, Peer, Place, VERSION};
 use harmonaize_agent::run::take_over;
@@ -14,9 +17,12 @@ use harmonaize_client::{
     Access, AgentAddress, AttachOptions, Budget, Client, Dtype, Error, JoinOptions, Operation, Rank,
     RdmaOptions, ReduceOp, Secret, Status,
 };
-use harmonaize_verbs::Call;
+use harmonaize_verbs::attachment::TenantOffer;
 use harmonaize_verbs::fake::{Fabric, Fault};
+use harmonaize_verbs::{Call, Function, PortOptions};
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
@@ -171,22 +177,69 @@ fn feedback_is_kept_however_a_rank_is_attached() {
 }
 
 #[test]
-fn a_successor_of_an_agent_with_tenants_over_rdma_is_told_why_there_is_none() {
+fn a_successor_is_told_whose_attachments_over_rdma_would_end() {
     let folder = tempfile::tempdir().unwrap();
     let (address, _control) = control_at("10Gbit/s");
     let fabric = Fabric::new();
     fabric.add("agent0", Ipv4Addr::new(10, 9, 0, 1)).unwrap();
+    fabric.add("host0", Ipv4Addr::new(10, 9, 0, 3)).unwrap();
+    let socket = folder.path().join("h0");
     let place = folder.path().join("handover");
     let (listen, secret) = (free(8, 1), Secret::new(&[b's'; 40]).unwrap());
-    let agent = Agent::new("h0", address, &folder.path().join("h0"));
+    let agent = Agent::new("h0", address, &socket);
     let mut agent = agent.with_rdma(fabric.devices(), "agent0", listen, secret);
     agent.config.verbs = Some(Verbs { devices: vec!["agent0".to_owned()], ..Verbs::default() });
     agent.config.handover = Some(place.clone());
     let _agent = agent.start();
-    match successor(&place).greet(&greeting()) {
-        Err(HandOverError::Refused(why)) => assert_eq!(why, Obstacle::Attachments.to_string()),
+    let own = Greeting { links: format!("{}, with attachments over RDMA", greeting().links), ..greeting() };
+    // A process whose client library says nothing of successors, as that of release 0.2.0.
+    let function = Function::open(&fabric.devices(), &named("host0"), None).unwrap();
+    let mut old = UnixStream::connect(&socket).unwrap();
+    old.set_read_timeout(Some(LIMIT)).unwrap();
+    let hello = Hello { access: Access::Rdma, arena_bytes: 1 << 16, entries: 4 };
+    old.write_all(&encode_first(&hello).unwrap()).unwrap();
+    decode_first::<Result<Welcome, Refused>>(&message(&mut old)).unwrap().unwrap();
+    let _end: PairEnd = decode(&message(&mut old)).unwrap();
+    let offer = TenantOffer::new(&function, 1 << 16, 4).unwrap();
+    old.write_all(&encode(&offer.offer()).unwrap()).unwrap();
+    decode::<Result<(), Refused>>(&message(&mut old)).unwrap().unwrap();
+    match successor(&place).greet(&own) {
+        Err(HandOverError::Refused(why)) => {
+            assert_eq!(why, Obstacle::Attachments { count: 1 }.to_string());
+        }
         other => panic!("{other:?}"),
     }
+    // The agent goes on, and once that process is gone nothing is in the way of a successor. One of this release is none either.
+    drop((old, offer));
+    let device = Some("host0".to_owned());
+    let rdma = RdmaOptions { device, devices: fabric.devices(), ..RdmaOptions::default() };
+    let options = AttachOptions { access: Access::Rdma, arena_bytes: 1 << 16, rdma, ..Default::default() };
+    let client = Client::attach(AgentAddress::from(&socket), options).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let (offer, descriptors) = loop {
+        match successor(&place).greet(&own) {
+            Ok(offered) => break offered,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::yield_now();
+    };
+    // Where tenants come over TCP is the last.
+    assert_eq!(offer.sockets, [socket, PathBuf::new()]);
+    assert_eq!(descriptors.len(), 4);
+    drop(client);
+}
+
+fn named(device: &str) -> PortOptions {
+    PortOptions { device: Some(device.to_owned()), ..PortOptions::default() }
+}
+
+/// The next message without its length.
+fn message(stream: &mut UnixStream) -> Vec<u8> {
+    let mut prefix = [0; 4];
+    stream.read_exact(&mut prefix).unwrap();
+    let mut message = vec![0; length(prefix).unwrap()];
+    stream.read_exact(&mut message).unwrap();
+    message
 }
 
 /// A process that asks for the place of host 0's agent.
@@ -222,7 +275,7 @@ fn a_successor_that_is_told_to_end_waits_for_no_links() {
         let ends = async {
             let peer = place.next().await;
             let own = Greeting { links: greeting().links.replace("RDMA", "TCP"), ..greeting() };
-            let greeted = tokio::task::spawn_blocking(move || peer.greeted(&own, None).map(|()| peer));
+            let greeted = tokio::task::spawn_blocking(move || peer.greeted(&own).map(|()| peer));
             let peer = greeted.await.unwrap().unwrap();
             drop(stop);
             peer

@@ -97,6 +97,10 @@ impl Client {
         let (arena, owner) = (Arc::clone(end.memory()), Arc::clone(&guard));
         let shared =
             Arc::new(Shared::new(end, opening.into_session(), options.spin, guard, &welcome, journal)?);
+        #[cfg(feature = "rdma")]
+        if options.access == Access::Rdma {
+            shared.lock()?.announce_successors();
+        }
         let pool = match options.access {
             Access::Mapped => Pool::growing(arena, owner, &shared, options.max_arena_bytes),
             Access::Remote | Access::Rdma => Pool::fixed(arena, owner),

@@ -8,7 +8,8 @@ use crate::in_flight::{Buffers, InFlight};
 use crate::journal::{Journal, JournalGuard};
 use crate::session::Session;
 use harmonaize_abi::session::{
-    ALL_EVENTS, AddedRegion, Answer, BATCHES, RUNNERS, Refused, Request, TYPED_REFUSALS, Welcome,
+    ALL_EVENTS, AddedRegion, Answer, BATCHES, RUNNERS, Refused, Request, SUCCESSORS, Succession,
+    TYPED_REFUSALS, Welcome,
 };
 use harmonaize_abi::{ABI_VERSION, CommunicatorHandle, Completion, Cookie, Submission};
 use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
@@ -394,11 +395,36 @@ impl State {
         if self.lost.is_none()
             && let Err(error) = self.try_take()
         {
-            // Its last word, if it had one, says why.
-            let _ = self.receive_answers();
-            self.lose(Lost::Agent(error.to_string()));
+            self.fail(&error);
         }
         self.unregister_unused();
+    }
+
+    /// The end has failed, which means nothing where the agent has said that it hands over.
+    fn fail(&mut self, error: &EndError) {
+        // Its last word, if it had one, says why.
+        let heard = self.receive_answers();
+        if heard.is_err() || !self.end.is_held() {
+            self.lose(Lost::Agent(error.to_string()));
+        }
+    }
+
+    /// Goes on with the agent's successor, as far as the agent or it says.
+    fn succeed(&mut self, step: &Succession) {
+        let came = match self.end.succeed(step) {
+            Ok(came) => came,
+            Err(error) => return self.lose(Lost::Agent(format!("its successor cannot be used: {error}"))),
+        };
+        if let (Some((offer, arrived)), Succession::Connect { end, .. }) = (came, step) {
+            let agent = *end;
+            self.send(|id| Request::Reconnect { id, agent, offer, arrived });
+        }
+    }
+
+    /// Tells the agent that this process can come to a successor, over RDMA.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn announce_successors(&mut self) {
+        self.send(|id| Request::Detail { id: id | SUCCESSORS, communicator: 0 });
     }
 
     /// Has the agent let go of the regions that nobody uses any more.
@@ -442,13 +468,14 @@ impl State {
         let received = self.session.flush().map_err(|error| error.to_string());
         let received = received.and_then(|()| self.session.receive(&mut answers));
         for (answer, descriptor) in answers {
-            let id = answer.id() & !(ALL_EVENTS | TYPED_REFUSALS | BATCHES | RUNNERS);
+            let id = answer.id() & !(ALL_EVENTS | TYPED_REFUSALS | BATCHES | RUNNERS | SUCCESSORS);
             match (self.answers.get_mut(&id), answer) {
                 (_, Answer::Detached { refused, .. }) => {
                     // What ended before counts.
                     let _ = self.try_take();
                     self.lose(Lost::Detached(refused));
                 }
+                (_, Answer::Succession { step, .. }) => self.succeed(&step),
                 (Some(awaited), answer) => {
                     (awaited.answer, awaited.descriptor) = (Some(answer), descriptor);
                     awaited.task.take().into_iter().for_each(Waker::wake);
@@ -491,8 +518,10 @@ impl State {
     /// Submits what was reserved.
     pub(crate) fn submit_reserved(&mut self, submission: &Submission) -> Result<(), Error> {
         if let Err(error) = self.end.submit(submission) {
-            self.in_flight.cancel(Cookie(submission.cookie));
-            self.lose(Lost::Agent(error.to_string()));
+            self.fail(&error);
+            if self.lost.is_some() {
+                self.in_flight.cancel(Cookie(submission.cookie));
+            }
         }
         self.alive()
     }

@@ -26,6 +26,8 @@ pub(crate) struct Attachment {
     joined: Vec<JoinedCommunicator>,
     in_flight: u32,
     unflushed: bool,
+    /// Whether no descriptor is taken: it is about to be handed over.
+    pub(crate) held: bool,
     /// Since when its other side is gone.
     pub(crate) closed: Option<Nanos>,
     /// Transfers that this end had no room for yet, in order.
@@ -76,6 +78,7 @@ impl Attachment {
             joined: Vec::new(),
             in_flight: 0,
             unflushed: false,
+            held: false,
             closed: None,
             waiting: VecDeque::with_capacity(64),
             counted: None,
@@ -222,7 +225,7 @@ impl Attachment {
 
     /// The next descriptor. More than the rings' entries in flight is the tenant's breach.
     pub(crate) fn submission(&mut self) -> Result<Option<Submission>, EndError> {
-        if self.counted.is_some() {
+        if self.counted.is_some() || self.held {
             return Ok(None);
         }
         let submission = self.end.submission()?;
@@ -237,6 +240,11 @@ impl Attachment {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.unflushed = true;
         self.end.complete(completion)
+    }
+
+    /// Whether no fetch and no store is under way or waits.
+    pub(crate) fn rests(&self) -> bool {
+        self.waiting.is_empty() && self.counted.is_none() && self.end.rests()
     }
 
     /// Starts a fetch or store, behind all that were asked for before.

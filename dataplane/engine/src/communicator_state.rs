@@ -28,6 +28,9 @@ const ALIGNMENT: u64 = 64;
 /// Bytes of what adds nothing that are written at once.
 const ROW: usize = 4096;
 
+/// In a hand-over, a bit of the channel of memory of what tensors are owed. Only attachments have it that agents without it refuse.
+const RESIDUALS: usize = 1 << 31;
+
 /// A rank that this agent drives.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Local {
@@ -227,9 +230,19 @@ impl CommunicatorState {
             .map(|(channel, memory)| (usize::from(channel), memory))
     }
 
-    /// Gives a channel its memory, with what another process had there.
+    /// Memory of what tensors that are not mapped are owed, of segments that have begun, by channel and [`RESIDUALS`].
+    pub(crate) fn used_residuals(&self) -> impl Iterator<Item = (usize, &Arc<Memory>)> {
+        let used = (0..)
+            .zip(&self.residual_staging)
+            .filter_map(|(channel, memory)| Some((channel, memory.as_ref()?)));
+        used.filter(|(channel, _)| self.core.segment(ChannelId(*channel)).is_some())
+            .map(|(channel, memory)| (RESIDUALS | usize::from(channel), memory))
+    }
+
+    /// Gives a channel its memory, with what another process had there. With [`RESIDUALS`] it is that of what tensors are owed.
     pub(crate) fn set_staging(&mut self, channel: usize, memory: Arc<Memory>) {
-        if let Some(staging) = self.staging.get_mut(channel) {
+        let all = if channel & RESIDUALS == 0 { &mut self.staging } else { &mut self.residual_staging };
+        if let Some(staging) = all.get_mut(channel & !RESIDUALS) {
             *staging = Some(memory);
         }
     }

@@ -384,7 +384,7 @@ impl Engine {
         worked
     }
 
-    fn poll_tenants(&mut self, now: Nanos) -> usize {
+    pub(crate) fn poll_tenants(&mut self, now: Nanos) -> usize {
         let mut worked = 0;
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };

@@ -84,9 +84,6 @@ pub enum HandOverError {
     /// Frames are still under way.
     #[error("links to peers did not come to rest in time")]
     Busy,
-    /// Its tensors are in memory of another machine.
-    #[error("attachment {0} maps no memory, and cannot be handed over")]
-    NotMapped(u64),
     /// Its end cannot be described.
     #[error("attachment {attachment} cannot be handed over: {error}")]
     Attachment {

@@ -2,7 +2,8 @@
 //! there.
 //!
 //! Nothing ends by it: operations go on where they stand. What is in memory that tenants map goes as descriptors; staging and landing
-//! slots, which are this process's alone, are copied. Sessions with aggregators end: hosts repeat what was under way in them, and the
+//! slots, which are this process's alone, are copied. What is read and written of tenants' memory over RDMA ends first, and no more begins
+//! before the successor has a queue pair. Sessions with aggregators end: hosts repeat what was under way in them, and the
 //! successor is a worker in the next.
 
 use crate::Engine;
@@ -16,7 +17,9 @@ use crate::wake::watch_end;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::AggregationState;
 use harmonaize_plan::Participant;
-use harmonaize_shm::{EndError, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span};
+use harmonaize_shm::{
+    AgentEnd, EndError, InheritEnd, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span,
+};
 use harmonaize_transport::{Flow, LinkId, Ring};
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
@@ -28,6 +31,9 @@ use std::time::{Duration, Instant};
 
 /// How long what is under way on links may take to come to an end. Peers go on reading and sending, so it is short.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// How long fetches and stores that are under way may take to end.
+const TRANSFERS_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Bytes that are copied at a time, and a page, of which those without content are not.
 const COPY_BYTES: usize = 1 << 20;
@@ -46,14 +52,21 @@ pub struct EngineImage {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What memory of attachments that are taken over was lent on, by attachment and first offset.
+/// What memory of attachments that are taken over was lent on, by attachment and first offset; and what goes on with those that are not
+/// mapped.
 #[derive(Default)]
-pub struct Leases(Arc<Mutex<HashMap<(u64, u64), Lease>>>);
+pub struct Leases(Arc<Mutex<Lent>>);
+
+#[derive(Default)]
+struct Lent {
+    leases: HashMap<(u64, u64), Lease>,
+    ends: HashMap<u64, InheritEnd>,
+}
 
 impl Leases {
     /// These.
-    pub fn new(leases: HashMap<(u64, u64), Lease>) -> Self {
-        Self(Arc::new(Mutex::new(leases)))
+    pub fn new(leases: HashMap<(u64, u64), Lease>, ends: HashMap<u64, InheritEnd>) -> Self {
+        Self(Arc::new(Mutex::new(Lent { leases, ends })))
     }
 
     /// The same, for another thread of the engine: each takes those of its attachments.
@@ -63,7 +76,11 @@ impl Leases {
     }
 
     fn take(&self, attachment: u64, base: u64) -> Option<Lease> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(attachment, base))
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).leases.remove(&(attachment, base))
+    }
+
+    fn take_end(&self, attachment: u64) -> Option<InheritEnd> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).ends.remove(&attachment)
     }
 }
 
@@ -178,10 +195,14 @@ impl Engine {
     /// Stands still, and reports all that it has; on an error it goes on.
     pub(crate) fn handle_hand_over(&mut self, thread: usize) {
         self.finish_actions();
-        let handed = self.drain().and_then(|()| self.image());
+        let rests = self.drain_transfers();
+        let handed = rests.and_then(|()| self.drain()).and_then(|()| self.image());
         match handed.is_ok() {
             true => self.still = true,
-            false => self.transport.freeze(false),
+            false => {
+                self.transport.freeze(false);
+                self.take_descriptors();
+            }
         }
         (self.notify)(Notice::HandedOver { thread, image: handed.map(Box::new) });
     }
@@ -190,7 +211,32 @@ impl Engine {
     pub(crate) fn handle_resume(&mut self) {
         self.still = false;
         self.transport.freeze(false);
+        self.take_descriptors();
         self.attachments.iter_mut().for_each(|attachment| attachment.end.own());
+    }
+
+    /// Descriptors are taken again.
+    fn take_descriptors(&mut self) {
+        self.attachments.iter_mut().for_each(|attachment| attachment.held = false);
+    }
+
+    /// Has fetches and stores of memory that is not mapped end, with what follows from them. Descriptors are taken no more.
+    fn drain_transfers(&mut self) -> Result<(), HandOverError> {
+        if self.attachments.iter().all(|attachment| attachment.end.memory().is_some()) {
+            return Ok(());
+        }
+        self.attachments.iter_mut().for_each(|attachment| attachment.held = true);
+        let deadline = Instant::now() + TRANSFERS_TIMEOUT;
+        loop {
+            let now = self.now();
+            self.poll_tenants(now);
+            let busy = self.attachments.iter().find(|attachment| !attachment.rests());
+            let Some(busy) = busy.map(|attachment| attachment.id.0) else { return Ok(()) };
+            if Instant::now() >= deadline {
+                return Err(HandOverError::Transfers(busy));
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Brings all links to the end of a frame, with nothing left to send.
@@ -238,7 +284,7 @@ impl Engine {
                 let aggregator = path.as_ref().map(|path| (path.aggregator.clone(), path.worker.sequence()));
                 aggregated.push(AggregatedImage { communicator: key, epoch: *epoch, state, aggregator });
             }
-            for (channel, memory) in member.used_staging() {
+            for (channel, memory) in member.used_staging().chain(member.used_residuals()) {
                 descriptors.push(copied_out(memory, "harmonaize-staging")?);
                 staging.push(StagingImage { communicator: key, channel, bytes: memory.bytes() as u64 });
             }
@@ -292,7 +338,7 @@ impl Engine {
                 let id = image.id;
                 let lease = &mut |base| leases.take(id.0, base);
                 let ours = descriptors.by_ref().take(2 + image.regions.len()).collect();
-                let attachment = Attachment::inherit(image, ours, lease)?;
+                let attachment = Attachment::inherit(image, ours, lease, leases.take_end(id.0))?;
                 watch_end(&self.wake, id, attachment.end.wake_fd())?;
                 Ok::<_, HandOverError>(attachment)
             });
@@ -388,9 +434,6 @@ impl Engine {
 
 impl Attachment {
     fn image(&self, descriptors: &mut Vec<OwnedFd>) -> Result<AttachmentImage, HandOverError> {
-        if self.end.memory().is_none() {
-            return Err(HandOverError::NotMapped(self.id.0));
-        }
         let end = self.end.hand_over();
         let why = |error| HandOverError::Attachment { attachment: self.id.0, error };
         let InheritedEnd { entries, taken, put, regions, descriptors: own } = end.map_err(why)?;
@@ -402,6 +445,7 @@ impl Attachment {
         image: AttachmentImage,
         descriptors: Vec<OwnedFd>,
         lease: &mut dyn FnMut(u64) -> Option<Lease>,
+        away: Option<InheritEnd>,
     ) -> Result<Self, EndError> {
         let AttachmentImage { entries, taken, put, regions, .. } = &image;
         let end = InheritedEnd {
@@ -411,8 +455,12 @@ impl Attachment {
             regions: regions.clone(),
             descriptors,
         };
-        let end = MappedEnd::inherit(end, lease)?;
-        Ok(Self::from_image(image, Box::new(end)))
+        // One that maps nothing has no region. Agents without it refuse it for that.
+        let end: Box<dyn AgentEnd> = match away {
+            Some(inherit) if regions.is_empty() => inherit(end)?,
+            _ => Box::new(MappedEnd::inherit(end, lease)?),
+        };
+        Ok(Self::from_image(image, end))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The two ends of an attachment, whatever way tensors are reached.
 
 use crate::{InheritedEnd, Memory, MemoryError, Regions, RingError, Span, check_range};
+use harmonaize_abi::session::{Offer, Succession};
 use harmonaize_abi::{Completion, Submission, Tag};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -88,7 +89,8 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// Entries of each ring.
     fn entries(&self) -> u32;
 
-    /// Mapped: what another process needs to go on with this end, which is not used meanwhile.
+    /// Mapped or over RDMA: what another process needs to go on with this end, which is not used meanwhile. Before that it
+    /// [rests](Self::rests).
     fn hand_over(&self) -> Result<InheritedEnd, EndError> {
         Err(EndError::NotMapped)
     }
@@ -96,8 +98,13 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// Mapped: the agent is about to end. The tenant may still read results from pages that would be freed with this end.
     fn leave(&self) {}
 
-    /// Mapped and inherited: the process that had this end before is gone.
+    /// Inherited: the process that had this end before is gone.
     fn own(&self) {}
+
+    /// Whether no fetch and no store is under way.
+    fn rests(&self) -> bool {
+        true
+    }
 
     /// Remote: copies tensor bytes from `offset` into `into`, later. The span `into` is written until `tag` comes back
     /// from [`Self::progress`], or this end is dropped. Fetches end in the order in which they were asked for.
@@ -125,6 +132,9 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     fn wake_fd(&self) -> BorrowedFd<'_>;
 }
 
+/// Makes an end that is not mapped go on where that of another process stands.
+pub type InheritEnd = Box<dyn FnOnce(InheritedEnd) -> Result<Box<dyn AgentEnd>, EndError> + Send>;
+
 /// The tenant's end. No call blocks.
 pub trait TenantEnd: Send + std::fmt::Debug {
     /// The tensors: the arena (mapped), or this process's own memory (remote).
@@ -141,6 +151,18 @@ pub trait TenantEnd: Send + std::fmt::Debug {
 
     /// Remote: serves the agent's fetches and stores within a small budget; says how much was done. Mapped: nothing to do.
     fn progress(&mut self) -> Result<usize, EndError>;
+
+    /// Over RDMA: the agent has a successor, or is about to. Once its queue pair is known, returns where this end's new one is, and how
+    /// many completions have arrived.
+    fn succeed(&mut self, step: &Succession) -> Result<Option<(Offer, u64)>, EndError> {
+        let _ = step;
+        Err(EndError::Protocol("a successor's queue pair for an attachment that has none"))
+    }
+
+    /// Whether errors of this end mean nothing: the agent is about to have a successor.
+    fn is_held(&self) -> bool {
+        false
+    }
 
     /// Announces sleep on [`Self::wake_fd`]. `false`: there is work, do not sleep.
     fn prepare_sleep(&mut self) -> bool;

@@ -15,7 +15,7 @@ mod remote;
 mod ring;
 mod segment;
 
-pub use end::{AgentEnd, EndError, TenantEnd};
+pub use end::{AgentEnd, EndError, InheritEnd, TenantEnd};
 pub use fork::{DroppedByOwner, ForkGuard};
 pub use mapped::{InheritedEnd, MappedEnd, MappedTenant};
 pub use memory::{FileId, Lease, Memory, MemoryError, Pin, Span, check_range};

@@ -49,7 +49,9 @@ impl MappedEnd {
     }
 }
 
-/// What an agent's end is, for the process that takes its place: numbers, and descriptors in this order.
+/// What an agent's end is, for the process that takes its place: numbers, and descriptors in this order. One over RDMA has no regions. Of
+/// `taken` and `put` the first numbers count its descriptors and completions, and its descriptors are of a copy of its mailbox for
+/// completions, and of the session's socket.
 #[derive(Debug)]
 pub struct InheritedEnd {
     /// Entries of each ring.

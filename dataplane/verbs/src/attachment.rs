@@ -10,7 +10,9 @@
 
 mod agent;
 mod channel;
+mod succession;
 mod tenant;
 
-pub use agent::{AgentOffer, RdmaEnd};
+pub use agent::{AgentOffer, RdmaEnd, SuccessorEnd};
+pub use succession::Rejoin;
 pub use tenant::{RdmaTenant, TenantOffer};

@@ -258,6 +258,11 @@ impl<State> QueuePair<State> {
         &self.domain
     }
 
+    /// Whether a completion is of one of its requests.
+    pub fn owns(&self, completion: &Completion) -> bool {
+        completion.pair() == self.identity
+    }
+
     /// Receive requests outstanding.
     pub fn receives(&self) -> u32 {
         self.receives

@@ -2,10 +2,10 @@
 //! costs whom.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_abi::session::{Offer, PairEnd, Registered};
+use harmonaize_abi::session::{Offer, PairEnd, Registered, Succession};
 use harmonaize_abi::{ABI_VERSION, Completion, Submission, Tag};
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span, TenantEnd};
-use harmonaize_verbs::attachment::{AgentOffer, RdmaEnd, RdmaTenant, TenantOffer};
+use harmonaize_verbs::attachment::{AgentOffer, RdmaEnd, RdmaTenant, Rejoin, TenantOffer};
 use harmonaize_verbs::fake::{Fabric, Fault};
 use harmonaize_verbs::{
     Access, Call, CompletionQueue, Connected, Depths, Domain, Endpoint, Function, Gid, Local, Mtu,
@@ -65,6 +65,16 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// Another process takes the agent's end over, and the one before ends. What joins it to the tenant's.
+    fn succeed(&self, pair: &mut Pair) -> Rejoin {
+        let offer = AgentOffer::new(&self.agent, ARENA, pair.agent.entries()).unwrap();
+        let (heir, rejoin) = offer.succeed().unwrap();
+        pair.agent = heir.inherit(pair.agent.hand_over().unwrap()).unwrap();
+        rejoin
+    }
+}
+
 fn submission(cookie: u64) -> Submission {
     Submission { version: ABI_VERSION, cookie, count: 3 * cookie, ..Submission::default() }
 }
@@ -95,6 +105,14 @@ impl Pair {
         assert_eq!(self.received().unwrap(), Some(submission(cookie)));
         self.complete(cookie);
         assert_eq!(self.completed(), Some(cookie));
+    }
+
+    /// The tenant hears of the successor, and comes to it.
+    fn rejoin(&mut self, ours: Rejoin) {
+        let connect = Succession::Connect { end: ours.end(), taken: ours.taken().unwrap() };
+        let (offer, arrived) = self.tenant.succeed(&connect).unwrap().unwrap();
+        ours.join(&offer, arrived).unwrap();
+        assert_eq!(self.tenant.succeed(&Succession::Connected).unwrap(), None);
     }
 
     fn fetched(&mut self, tag: u64, into: &Span) -> Result<Vec<u64>, EndError> {
@@ -494,4 +512,182 @@ fn functions_are_found_or_asked_for() {
     assert!(open(&named("dpu"), None).unwrap_err().to_string().contains("DOWN"));
     assert!(open(&named("host:x"), None).is_err() && open(&named("host:2"), None).is_err());
     assert!(open(&PortOptions { mtu: Some(1500), ..named("host") }, None).is_err());
+}
+
+/// Agents succeed each other at any moment, and also while the tenant has not come to the one before. Each operation is taken once and
+/// completes once, in its turn.
+#[test]
+fn a_succession_loses_no_operation_and_repeats_none() {
+    for seed in 1..=200_u64 {
+        let lab = Lab::new();
+        lab.fabric.stop_recording();
+        let entries = 1 << (seed % 5);
+        let mut pair = lab.attach(entries);
+        let (mut random, mut next, mut in_flight, mut ended) = (seed, 0, 0, 0);
+        let (mut sent, mut open) = (std::collections::VecDeque::new(), Vec::new());
+        let (mut out, mut rejoin) = (std::collections::VecDeque::new(), None);
+        for _ in 0..4000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            match random >> 60 {
+                0..=4 if in_flight < entries => {
+                    pair.tenant.submit(&submission(next)).unwrap();
+                    sent.push_back(next);
+                    (next, in_flight) = (next + 1, in_flight + 1);
+                }
+                5..=7 => {
+                    if let Some(got) = pair.received().unwrap() {
+                        assert_eq!(Some(got.cookie), sent.pop_front(), "seed {seed}");
+                        assert_eq!(got, submission(got.cookie), "seed {seed}");
+                        open.push(got.cookie);
+                    }
+                }
+                8..=10 if !open.is_empty() => {
+                    let cookie = open.swap_remove((random >> 32) as usize % open.len());
+                    pair.complete(cookie);
+                    out.push_back(cookie);
+                }
+                11..=12 => {
+                    if let Some(cookie) = pair.completed() {
+                        assert_eq!(Some(cookie), out.pop_front(), "seed {seed}");
+                        (in_flight, ended) = (in_flight - 1, ended + 1);
+                    }
+                }
+                13 if (random >> 58) & 3 == 0 => {
+                    pair.tenant.succeed(&Succession::Begins).unwrap();
+                    rejoin = Some(lab.succeed(&mut pair));
+                }
+                14 => {
+                    if let Some(ours) = rejoin.take() {
+                        pair.rejoin(ours);
+                    }
+                }
+                _ => {}
+            }
+        }
+        assert!(ended > 20, "seed {seed}: {ended} operations");
+    }
+}
+
+/// Results come where they did, and nothing goes to the tenant before it has come.
+#[test]
+fn tensors_are_read_and_written_by_a_successor() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.tenant.memory().write(0, b"before").unwrap();
+    let into = span(6);
+    assert_eq!(pair.fetched(1, &into).unwrap(), [1]);
+    pair.agent.fetch(Tag(2), 0, into.clone()).unwrap();
+    assert!(!pair.agent.rests() && pair.agent.hand_over().is_err(), "a transfer is under way");
+    let mut done = Vec::new();
+    while done.is_empty() {
+        pair.agent.progress(&mut |tag| done.push(tag.0)).unwrap();
+    }
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    let ours = lab.succeed(&mut pair);
+    assert!(matches!(pair.agent.fetch(Tag(3), 0, into.clone()), Err(EndError::Full)));
+    assert_eq!(pair.received().unwrap(), None);
+    assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
+    pair.rejoin(ours);
+    assert!(readable(pair.agent.wake_fd()) && !pair.agent.prepare_sleep(), "the tenant has come");
+    pair.agent.cancel_sleep(true);
+    assert_eq!(pair.received().unwrap(), None);
+    assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
+    pair.agent.cancel_sleep(false);
+    pair.tenant.memory().write(0, b"behind").unwrap();
+    assert_eq!(pair.fetched(4, &into).unwrap(), [4]);
+    let mut seen = [0; 6];
+    into.memory().read(0, &mut seen).unwrap();
+    assert_eq!(&seen, b"behind");
+    (0..20).for_each(|cookie| pair.works(cookie));
+}
+
+#[test]
+fn a_queue_pair_may_fail_before_the_tenant_hears_why() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.works(1);
+    let ours = lab.succeed(&mut pair);
+    pair.tenant.submit(&submission(2)).unwrap();
+    let _ = pair.tenant.progress();
+    assert!(pair.tenant.completion().is_err() && !pair.tenant.is_held());
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    assert!(pair.tenant.is_held());
+    assert_eq!(pair.completed(), None);
+    pair.tenant.submit(&submission(3)).unwrap();
+    pair.rejoin(ours);
+    assert!(!pair.tenant.is_held());
+    for cookie in [2, 3] {
+        // What waited goes with the tenant's next look.
+        assert_eq!(pair.completed(), None);
+        assert_eq!(pair.received().unwrap(), Some(submission(cookie)));
+    }
+    (4..20).for_each(|cookie| {
+        pair.complete(cookie - 2);
+        assert_eq!(pair.completed(), Some(cookie - 2));
+        pair.tenant.submit(&submission(cookie)).unwrap();
+        assert_eq!(pair.received().unwrap(), Some(submission(cookie)));
+    });
+}
+
+#[test]
+fn a_succession_that_is_called_off_leaves_the_queue_pair_or_its_loss() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    drop(pair.agent.hand_over().unwrap());
+    pair.works(1);
+    pair.tenant.succeed(&Succession::CalledOff).unwrap();
+    pair.works(2);
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    drop(lab.succeed(&mut pair));
+    pair.tenant.submit(&submission(3)).unwrap();
+    assert_eq!(pair.completed(), None);
+    pair.tenant.succeed(&Succession::CalledOff).unwrap();
+    pair.tenant.progress().unwrap();
+    assert!(matches!(pair.tenant.completion(), Err(EndError::Closed)));
+}
+
+#[test]
+fn counts_that_cannot_be_end_the_attachment() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.works(1);
+    for taken in [2, u64::MAX] {
+        let ours = lab.succeed(&mut pair);
+        let error = pair.tenant.succeed(&Succession::Connect { end: ours.end(), taken }).unwrap_err();
+        assert!(error.to_string().contains("count"), "{taken}: {error}");
+    }
+    for arrived in [2, u64::MAX] {
+        let mut pair = lab.attach(4);
+        pair.works(1);
+        let ours = lab.succeed(&mut pair);
+        let connect = Succession::Connect { end: ours.end(), taken: 1 };
+        let (offer, _) = pair.tenant.succeed(&connect).unwrap().unwrap();
+        ours.join(&offer, arrived).unwrap();
+        let error = pair.received().unwrap_err();
+        assert!(error.to_string().contains("count"), "{arrived}: {error}");
+    }
+}
+
+/// An end of another size, or one that is mapped, is none to go on with.
+#[test]
+fn what_is_no_such_end_is_not_taken_over() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.works(1);
+    let heir = |entries| AgentOffer::new(&lab.agent, ARENA, entries).unwrap().succeed().unwrap().0;
+    assert!(heir(8).inherit(pair.agent.hand_over().unwrap()).is_err());
+    let mut theirs = pair.agent.hand_over().unwrap();
+    theirs.taken[0] = 9;
+    assert!(heir(4).inherit(theirs).is_err());
+    let mut theirs = pair.agent.hand_over().unwrap();
+    theirs.descriptors.pop();
+    assert!(heir(4).inherit(theirs).is_err());
+    // An agent that knows mapped attachments alone refuses it.
+    assert!(harmonaize_shm::MappedEnd::inherit(pair.agent.hand_over().unwrap(), &mut |_| None).is_err());
+    assert_eq!(
+        recv(&pair.life, &mut [0_u8; 1][..], RecvFlags::DONTWAIT).unwrap_err(),
+        rustix::io::Errno::AGAIN
+    );
+    pair.works(2);
 }

@@ -47,6 +47,11 @@ impl Job {
         until("the job neither gets on nor ends", on);
     }
 
+    /// A rank of it is over.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
     fn round(&self, worker: &Worker, round: u64) -> Result<bool> {
         let over = self.over.load(Ordering::Relaxed);
         worker.sum(round, 20_000, round.is_multiple_of(2), PATIENCE)?;

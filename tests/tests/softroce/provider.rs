@@ -85,6 +85,8 @@ impl Drop for Program {
 /// Control and agents.
 pub(crate) struct Provider {
     pub(crate) agents: Vec<Program>,
+    /// Their configurations.
+    texts: Vec<String>,
     _control: Program,
     folder: tempfile::TempDir,
 }
@@ -128,11 +130,12 @@ impl Provider {
         control.env("RUST_LOG", "info,harmonaize_server::state::world=debug");
         let control = Program::start(&mut control, &config, &text);
         until("control does not listen", || TcpStream::connect(CONTROL).is_ok());
-        let mut provider = Self { agents: Vec::new(), _control: control, folder };
+        let mut provider = Self { agents: Vec::new(), texts: Vec::new(), _control: control, folder };
         for host in 0..HOSTS {
             let config = provider.folder.path().join(format!("agent{host}.toml"));
             let text = configuration(Host(host as u32), "", &provider.socket(host)) + &lines(host);
             provider.agents.push(Program::start(&mut agent(host), &config, &text));
+            provider.texts.push(text);
         }
         until("an agent has no socket", || {
             provider.sockets().iter().all(|socket| UnixStream::connect(socket).is_ok())
@@ -144,10 +147,9 @@ impl Provider {
     /// may be too slow for the pause; then it is tried again, as an operator would.
     pub(crate) fn upgrade(&self, host: usize) -> Program {
         let config = self.folder.path().join(format!("successor{host}.toml"));
-        let text = configuration(Host(host as u32), "", &self.socket(host));
         for _ in 0..UPGRADES {
             let mut command = program("harmonaize-agent");
-            let mut successor = Program::start(command.arg("--take-over"), &config, &text);
+            let mut successor = Program::start(command.arg("--take-over"), &config, &self.texts[host]);
             let mut taken = false;
             until("a successor neither takes the agent's place nor ends", || {
                 taken = successor.output().contains("took the place of the agent before");

@@ -1,10 +1,12 @@
-//! Agents whose links go over RDMA have successors while operations are in flight, and none fails.
+//! Agents whose links or tenants go over RDMA have successors while operations are in flight, and none fails.
 
-use crate::flaps::{End, job};
+use crate::flaps::{End, Ends, Job, job};
 use crate::host::{Host, PATIENCE, until};
-use crate::provider::{HOSTS, Provider, program};
+use crate::provider::{ARENA, HOSTS, Provider, program, tenants};
 use crate::{alone, ranks};
-use harmonaize_tests::job::succeeded;
+use anyhow::Result;
+use harmonaize_client::{Access, AgentAddress, AttachOptions, Client};
+use harmonaize_tests::job::{Worker, at_all, options, succeeded};
 
 /// Packets that a device sends for some operations, and for nothing else.
 const SOME: u64 = 200;
@@ -29,4 +31,39 @@ fn agents_with_links_over_rdma_are_upgraded_in_turn_under_load() {
     });
     assert_eq!(ends, [End::Right; HOSTS]);
     succeeded(ranks(&provider.sockets(), "after", |worker| worker.sum(3, 20_000, true, PATIENCE)));
+}
+
+/// A rank on each host is attached over RDMA, one of them over TCP, and comes to the successor of its agent by itself.
+#[test]
+fn agents_with_tenants_attached_over_rdma_are_upgraded_in_turn_under_load() {
+    let _alone = alone();
+    let Some(provider) = Provider::start() else { return };
+    let (job, secret) = (Job::default(), provider.secret());
+    let rank = |rank: usize| -> Result<End> {
+        let at = match rank {
+            0 => AgentAddress::tcp(tenants(0), "a", &secret)?,
+            _ => provider.socket(rank).into(),
+        };
+        let client = Client::attach(at, AttachOptions { timeout: PATIENCE, ..options(Access::Rdma, ARENA) })?;
+        let worker = Worker::of(client, "attached", rank as u32, HOSTS as u32, PATIENCE)?;
+        let ended = job.work(&worker);
+        job.end();
+        ended
+    };
+    let mut successors = Vec::new();
+    let ends = std::thread::scope(|scope| {
+        let ranks = scope.spawn(|| at_all(0..HOSTS, rank));
+        let ends = Ends(&job);
+        job.wait_for_progress();
+        for host in 0..HOSTS {
+            successors.push(provider.upgrade(host));
+            job.wait_for_progress();
+        }
+        // One has a successor of its own.
+        successors.push(provider.upgrade(0));
+        job.wait_for_progress();
+        drop(ends);
+        succeeded(ranks.join().unwrap())
+    });
+    assert_eq!(ends, [End::Right; HOSTS]);
 }

@@ -134,28 +134,26 @@ impl Agent {
         }
     }
 
-    /// Takes over what another process's agent had; `limits` are those of each attachment's tenant, and `changes` the recipes of
-    /// epochs under way.
+    /// Takes over what another process's agent had. Of each attachment `limits` has those of its tenant, and whether tensors are mapped
+    /// here; `changes` are the recipes of epochs under way.
     ///
     /// # Errors
     /// What is wrong with it, for the operator.
     pub fn inherit(
         &mut self,
         image: AgentImage,
-        limits: &HashMap<AttachmentId, TenantLimits>,
+        limits: &HashMap<AttachmentId, (TenantLimits, bool)>,
         changes: &[v1::Recipe],
     ) -> Result<(), InheritError> {
         let AgentImage { attachments, communicators, next_request, tenants, errors, recent } = image;
         (self.next_request, self.tenants, self.errors, self.recent) = (next_request, tenants, errors, recent);
         for AttachedImage { attachment, tenant, thread, joined, next_handle } in attachments {
-            let limits = limits.get(&attachment).ok_or(InheritError::NoSession)?.clone();
+            let (limits, mapped) = limits.get(&attachment).ok_or(InheritError::NoSession)?.clone();
             self.engines.place_on(&tenant, thread);
             let joined = joined
                 .into_iter()
                 .map(|(handle, id, rank)| (CommunicatorHandle(handle), (CommunicatorId(id), rank)))
                 .collect();
-            // Others are not handed over.
-            let mapped = true;
             let attached = Attachment {
                 tenant,
                 limits,

@@ -50,7 +50,6 @@ pub(super) enum HandingError {
 pub(super) struct Handing {
     place: Option<Place>,
     own: Greeting,
-    obstacle: Option<Obstacle>,
     /// Whether links go over RDMA, but for those that control has go over TCP.
     over_rdma: bool,
     /// Whether control could do that when it was last there.
@@ -100,11 +99,11 @@ impl Handing {
     /// Nobody has come yet. `over_rdma` is whether links go over RDMA by the agent's configuration.
     pub(super) fn new(
         own: Greeting,
-        (obstacle, over_rdma): (Option<Obstacle>, bool),
+        over_rdma: bool,
         standing: mpsc::UnboundedReceiver<FrozenSession>,
     ) -> Self {
         let (place, stage) = (None, Stage::Idle);
-        Self { place, own, obstacle, over_rdma, control_can: false, requested: false, standing, stage }
+        Self { place, own, over_rdma, control_can: false, requested: false, standing, stage }
     }
 
     /// There is a session with control, which forgot with the one before what it was asked for. `control_can` is whether it can have
@@ -144,8 +143,8 @@ impl Handing {
             }
         };
         tracing::info!(pid = peer.pid, "a successor asks for this agent's place");
-        let (own, obstacle) = (self.own.clone(), self.obstacle);
-        let hearing = tokio::task::spawn_blocking(move || peer.greeted(&own, obstacle).map(|()| peer));
+        let own = self.own.clone();
+        let hearing = tokio::task::spawn_blocking(move || peer.greeted(&own).map(|()| peer));
         self.stage = Stage::Greeting(hearing, agents);
     }
 
@@ -249,7 +248,8 @@ impl Handing {
         self.stage = match stage {
             Stage::Greeting(hearing, agents) if hearing.is_finished() => {
                 let peer = hearing.await??;
-                let asked = self.ask(agent, connected);
+                let bound = Obstacle::of_attachments(tenants.server().bound());
+                let asked = bound.map_or_else(|| self.ask(agent, connected), Err);
                 let deadline = Instant::now() + LINKS;
                 self.stage = Stage::Links { peer, agents, deadline };
                 return Ok(asked?);
@@ -270,6 +270,8 @@ impl Handing {
             }
             Stage::Starting(starting) if starting.is_finished() => {
                 let peer = starting.await??;
+                // Those that stood still at this process's own beginning have gone on since.
+                while self.standing.try_recv().is_ok() {}
                 tenants.server().freeze(true);
                 Stage::Sessions { peer, deadline: Instant::now() + FREEZE_TIMEOUT, sessions: Vec::new() }
             }
@@ -279,6 +281,8 @@ impl Handing {
                 // Control may have said something of links while the successor started.
                 if !standing || self.late(agent) > 0 {
                     self.stage = Stage::Sessions { peer, deadline, sessions };
+                    // They have attached meanwhile, and their requests are not read.
+                    Obstacle::of_attachments(tenants.server().bound()).map_or(Ok(()), Err)?;
                     return in_time(deadline, if standing { "links over RDMA" } else { "tenants' requests" });
                 }
                 pause.set(true);
@@ -381,8 +385,9 @@ mod tests {
             let (peer, successor) = Peer::pair().unwrap();
             let (freeze, standing) = Freeze::new(false);
             let (requests, _asked) = mpsc::channel(1);
-            let server = SessionServer::bind(None, requests, Counters::default()).unwrap();
-            let server = server.with_freeze(freeze, std::collections::BTreeMap::new());
+            let sockets = std::collections::BTreeMap::new();
+            let server =
+                SessionServer::bind_frozen(None, requests, Counters::default(), freeze, sockets).unwrap();
             let tenants = Tenants::serve(server, Vec::new(), None, None).unwrap();
             let (to_control, sent) = mpsc::channel(1024);
             let transport = Box::new(Hub::new().endpoint().unwrap());
@@ -397,7 +402,7 @@ mod tests {
             let pause = control::connect(settings).pause;
             let (build, links) = (String::new(), String::new());
             let own = Greeting { version: VERSION, build, host: "h0".into(), threads: 0, links };
-            let mut handing = Handing::new(own, (None, true), standing);
+            let mut handing = Handing::new(own, true, standing);
             handing.stage = stage(peer, Instant::now() + LINKS);
             (handing.control_can, handing.requested) = (true, true);
             let mut world = Self { handing, agent, tenants, pause, successor, sent };

@@ -26,7 +26,7 @@ pub(super) struct Predecessor {
     pub(super) agents: Option<OwnedFd>,
     /// Where successors do: who comes next finds this one there.
     pub(super) place: Option<OwnedFd>,
-    /// Where tenants do.
+    /// Where tenants do, over TCP too.
     pub(super) sockets: BTreeMap<PathBuf, OwnedFd>,
 }
 
@@ -34,12 +34,12 @@ pub(super) struct Predecessor {
 pub(super) struct Taken {
     pub(super) description: Description,
     pub(super) sessions: Vec<Inherited>,
-    pub(super) limits: HashMap<AttachmentId, TenantLimits>,
+    pub(super) limits: HashMap<AttachmentId, (TenantLimits, bool)>,
     pub(super) epochs: Vec<InheritedEpoch>,
 }
 
-/// The agent's own part, its sessions, the limits of each attachment, and epochs whose links it has.
-type Parts = (AgentImage, Vec<Inherited>, HashMap<AttachmentId, TenantLimits>, Vec<InheritedEpoch>);
+/// The agent's own part, its sessions, the limits of each attachment and whether it is mapped, and epochs whose links it has.
+type Parts = (AgentImage, Vec<Inherited>, HashMap<AttachmentId, (TenantLimits, bool)>, Vec<InheritedEpoch>);
 
 impl Taken {
     /// The session with control, and all else.
@@ -118,18 +118,20 @@ impl Predecessor {
         }
         let (description, images, held) = self.peer.take()?;
         tenants.inherit(&description.added).map_err(|error| anyhow!(error))?;
-        let (mut sessions, mut limits, mut leases) = (Vec::new(), HashMap::new(), HashMap::new());
+        let (mut sessions, mut limits) = (Vec::new(), HashMap::new());
+        let (mut leases, mut ends) = (HashMap::new(), HashMap::new());
         for session in held {
             let attachment = session.image.attachment;
             let mut inherited = tenants.server().inherit(session).map_err(|error| anyhow!(error))?;
             let lent = std::mem::take(&mut inherited.leases);
             leases.extend(lent.into_iter().map(|(base, lease)| ((attachment.0, base), lease)));
-            limits.insert(attachment, inherited.limits.clone());
+            limits.insert(attachment, (inherited.limits.clone(), inherited.end.is_none()));
+            ends.extend(inherited.end.take().map(|end| (attachment.0, end)));
             sessions.push(inherited);
         }
         let mut images = images.into_iter();
         // Each attachment is in one of them, which takes what is its own.
-        let mut leases = Some(Leases::new(leases));
+        let mut leases = Some(Leases::new(leases, ends));
         let given = engines.command_all(|thread| {
             let image = Box::new(images.next().unwrap_or_default());
             let leases = leases.as_ref().map(Leases::share).unwrap_or_default();

@@ -1,20 +1,22 @@
 //! A connection after the handshake: requests and answers until either side goes away.
 
-use super::handover::{FrozenSession, SessionImage};
+use super::handover::{Bound, FrozenSession, SessionImage};
 use super::memory::AttachedMemory;
+use super::rdma::{Places, Rdma};
 use super::stream::Stream;
 use super::tenant::{Life, Tenant, metered};
 use super::{AttachmentId, Joined, Question, SessionRequest};
 use crate::counters::Counted;
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::session::{
-    ALL_EVENTS, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, ElasticOrder,
-    FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, RUNNERS, Reason,
-    Refusal, RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError, RunnerReport,
-    TYPED_REFUSALS, decode, encode, full_name, is_name, length,
+    ALL_EVENTS, Access, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, ElasticOrder,
+    FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Offer, PairEnd,
+    RUNNERS, Reason, Refusal, RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError,
+    RunnerReport, SUCCESSORS, Succession, TYPED_REFUSALS, decode, encode, full_name, is_name, length,
 };
 use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_shm::Memory;
+use harmonaize_verbs::attachment::Rejoin;
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -59,6 +61,7 @@ enum RequestKind {
     /// At this offset.
     AddRegion(u64),
     RemoveRegion(u64),
+    Reconnect,
 }
 
 impl RequestKind {
@@ -70,7 +73,7 @@ impl RequestKind {
             Self::Iteration => "this process waits for a choice already",
             Self::Hint => "this process waits for an answer to hints already",
             Self::Runner => "this process waits for something to do already; one worker a process",
-            Self::Join | Self::Detail | Self::AddRegion(_) | Self::RemoveRegion(_) => {
+            Self::Join | Self::Detail | Self::AddRegion(_) | Self::RemoveRegion(_) | Self::Reconnect => {
                 "this process waits for an answer already"
             }
         }
@@ -86,6 +89,8 @@ pub(super) enum DetachReason {
     AgentStops,
     #[error("the tenant is served here no longer")]
     TenantRemoved,
+    #[error("its queue pair could not be joined to this agent's, a successor: {}", .0.text)]
+    NotRejoined(Refused),
     #[error("a request failed: {0}")]
     RequestFailed(JoinError),
     #[error("the process sent nonsense: {0}")]
@@ -100,6 +105,16 @@ enum Handled {
     PassedOn(SessionRequest),
     /// The agent is told, and the answer is known.
     Both(SessionRequest, Answer),
+    /// An answer follows, or none is due.
+    Done,
+}
+
+/// Joins an attachment over RDMA to its process once more, after another process of the agent's had it.
+pub(super) struct Rejoining {
+    pub(super) rdma: Arc<Rdma>,
+    pub(super) ours: Rejoin,
+    /// Whether the process is on this host.
+    pub(super) here: bool,
 }
 
 /// A connection after the handshake.
@@ -121,6 +136,12 @@ pub(super) struct AttachedSession {
     unsent: Arc<AtomicUsize>,
     /// What another process read and has not taken in, and descriptors that came with it.
     unread: (BytesMut, VecDeque<OwnedFd>),
+    /// Over RDMA, until the process has said that it can come to a successor.
+    bound: Option<Bound>,
+    /// Whether the process was told that a hand-over begins.
+    told: bool,
+    /// Over RDMA, until the process has come to this agent, a successor.
+    rejoining: Option<Rejoining>,
 }
 
 impl AttachedSession {
@@ -133,6 +154,7 @@ impl AttachedSession {
     ) -> Self {
         let (joined, pending, outstanding) = (HashSet::new(), JoinSet::new(), Vec::new());
         let (repeatable, unsent, unread) = (Vec::new(), Arc::default(), Default::default());
+        let bound = (memory.access() == Access::Rdma).then(|| tenant.freeze.bind());
         Self {
             attachment,
             tenant,
@@ -145,20 +167,32 @@ impl AttachedSession {
             size,
             unsent,
             unread,
+            bound,
+            told: false,
+            rejoining: None,
         }
     }
 
-    /// Goes on where another process's session stands, of which this is left.
-    pub(super) fn resume(mut self, joined: Vec<u32>, received: &[u8], descriptors: Vec<OwnedFd>) -> Self {
+    /// Goes on where another process's session stands, of which this is left. Only those are handed over that can be again.
+    pub(super) fn resume(
+        mut self,
+        joined: Vec<u32>,
+        (received, descriptors): (&[u8], Vec<OwnedFd>),
+        rejoining: Option<Rejoining>,
+    ) -> Self {
         self.joined.extend(joined.into_iter().map(CommunicatorHandle));
         self.unread = (BytesMut::from(received), descriptors.into());
+        (self.bound, self.rejoining) = (None, rejoining);
         self
     }
 
     /// What another process needs to go on; none while something is under way that it could not go on with.
     fn image(&self, reader: &Reader) -> Option<FrozenSession> {
         let repeatable = |kind: &RequestKind| self.repeatable.iter().any(|(known, _)| known == kind);
-        if self.unsent.load(Ordering::Acquire) > 0 || !self.outstanding.iter().all(repeatable) {
+        if self.unsent.load(Ordering::Acquire) > 0
+            || !self.outstanding.iter().all(repeatable)
+            || self.bound.is_some()
+        {
             return None;
         }
         let (next, regions) = self.memory.image()?;
@@ -195,24 +229,38 @@ impl AttachedSession {
         let (tenant, paused_until) = (Arc::clone(&self.tenant), None);
         let reader = Reader { stream, received, descriptors, tenant, paused_until };
         let ended = Arc::clone(&self.tenant).ended();
-        let life = tokio::select! {
-            done = self.exchange(reader, answers.clone()) => {
-                return done.err().unwrap_or(DetachReason::ProcessGone);
-            }
-            life = ended => life,
+        let (refused, why) = tokio::select! {
+            done = self.exchange(reader, answers.clone()) => match done {
+                Err(DetachReason::NotRejoined(refused)) => {
+                    (refused.clone(), DetachReason::NotRejoined(refused))
+                }
+                done => return done.err().unwrap_or(DetachReason::ProcessGone),
+            },
+            life = ended => match life {
+                Life::Removed => {
+                    let text = "the provider serves this tenant here no longer; ask its operators".to_owned();
+                    (Refused { kind: RefusalKind::Removed, text }, DetachReason::TenantRemoved)
+                }
+                Life::Served | Life::AgentStops => return DetachReason::AgentStops,
+            },
         };
-        if life != Life::Removed {
-            return DetachReason::AgentStops;
-        }
-        let text = "the provider serves this tenant here no longer; ask its operators".to_owned();
-        let last = Answer::Detached { id: 0, refused: Refused { kind: RefusalKind::Removed, text } };
+        let last = Answer::Detached { id: 0, refused };
         let said = async {
             let _ = answers.send((last, None)).await;
             drop(answers);
             writer.join_next().await
         };
         let _ = tokio::time::timeout(FINAL_ANSWER_TIMEOUT, said).await;
-        DetachReason::TenantRemoved
+        why
+    }
+
+    /// What the process is to know of a hand-over that is `held` for, or not any more.
+    fn succession(&mut self, held: bool) -> Option<Succession> {
+        if self.memory.access() != Access::Rdma || self.bound.is_some() || held == self.told {
+            return None;
+        }
+        self.told = held;
+        Some(if held { Succession::Begins } else { Succession::CalledOff })
     }
 
     async fn exchange(
@@ -221,9 +269,31 @@ impl AttachedSession {
         answers: mpsc::Sender<Reply>,
     ) -> Result<(), DetachReason> {
         let mut freeze = self.tenant.freeze.watch();
+        let connect = |Rejoining { ours, .. }: &Rejoining| {
+            Some(Succession::Connect { end: ours.end(), taken: ours.taken()? })
+        };
+        if let Some(step) = self.rejoining.as_ref().and_then(connect) {
+            say(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
+        }
+        // A successor's sessions stand still from their beginning. Meanwhile processes come to it; what else they ask is for later.
+        let (mut began, mut later) = (!*freeze.borrow(), VecDeque::new());
         loop {
             let held = *freeze.borrow_and_update();
-            if held && let Some(session) = self.image(&reader) {
+            began |= !held;
+            if began && let Some(step) = self.succession(held) {
+                say(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
+            }
+            if began && let Some((request, memfd)) = later.pop_front() {
+                if let Some(answer) = self.request(request, memfd).await? {
+                    say(&self.unsent, &answers, (answer, None)).await;
+                }
+                continue;
+            }
+            let comes = !began && self.rejoining.is_some() && later.len() < MAX_PENDING;
+            if held
+                && !comes
+                && let Some(session) = self.image(&reader)
+            {
                 self.tenant.freeze.stands(session);
                 // If the other process does go on, this one ends meanwhile.
                 let _ = freeze.wait_for(|held| !held).await;
@@ -234,17 +304,22 @@ impl AttachedSession {
                 () = tokio::time::sleep(FREEZE_INTERVAL), if held => None,
                 Some(answered) = self.pending.join_next() => {
                     let (kind, answer) = answered.map_err(DetachReason::RequestFailed)?;
+                    if let Answer::Detached { refused, .. } = answer {
+                        return Err(DetachReason::NotRejoined(refused));
+                    }
                     Some(self.finish(kind, answer))
                 }
-                request = reader.next(), if self.may_ask() && !held => match request? {
+                request = reader.next(), if self.may_ask() && (!held || comes) => match request? {
+                    Some(asked) if comes && !matches!(asked.0, Request::Reconnect { .. }) => {
+                        later.push_back(asked);
+                        None
+                    }
                     Some((request, memfd)) => self.request(request, memfd).await?.map(|answer| (answer, None)),
                     None => return Ok(()),
                 },
             };
             if let Some(answer) = answer {
-                self.unsent.fetch_add(1, Ordering::AcqRel);
-                // One that cannot be sent is nobody's any more; what the process asked before it went is done.
-                let _ = answers.send(answer).await;
+                say(&self.unsent, &answers, answer).await;
             }
         }
     }
@@ -299,6 +374,7 @@ impl AttachedSession {
             Handled::Answered(answer) => (None, Some(answer)),
             Handled::PassedOn(request) => (Some(request), None),
             Handled::Both(request, answer) => (Some(request), Some(answer)),
+            Handled::Done => (None, None),
         };
         if let Some(request) = passed_on {
             self.repeatable.extend(again);
@@ -362,6 +438,11 @@ impl AttachedSession {
             }
             Request::Abort { id, .. } => Handled::Answered(Answer::Aborted { id }),
             Request::Detail { id, .. } if id & RUNNERS != 0 => Handled::Answered(Answer::TakesRunners { id }),
+            Request::Detail { id, .. } if id & SUCCESSORS != 0 => {
+                self.bound = None;
+                Handled::Answered(Answer::Detail { id, detail: None })
+            }
+            Request::Reconnect { id, agent, offer, arrived } => self.reconnect(id, agent, (offer, arrived)),
             Request::Detail { id, communicator }
                 if self.joined.contains(&CommunicatorHandle(communicator)) =>
             {
@@ -482,6 +563,24 @@ impl AttachedSession {
                 Err(refused) => Handled::Answered(Answer::Unregistered { id, refused: Some(refused) }),
             },
         }
+    }
+
+    /// Joins this agent's queue pair to the process's new one, unless that is about another, of an agent before.
+    fn reconnect(&mut self, id: u64, agent: PairEnd, theirs: (Offer, u64)) -> Handled {
+        let meant = self.rejoining.take_if(|rejoining| rejoining.ours.end() == agent);
+        let Some(Rejoining { rdma, ours, here }) = meant else { return Handled::Done };
+        let (rules, arena_bytes) = (self.tenant.rules(), self.size.0);
+        self.outstanding.push(RequestKind::Reconnect);
+        let rejoins = async move {
+            let places = Places { here, addresses: &rules.addresses };
+            let answer = match rdma.rejoin(ours, theirs, arena_bytes, places).await {
+                Ok(()) => Answer::Succession { id, step: Succession::Connected },
+                Err(refused) => Answer::Detached { id, refused },
+            };
+            (RequestKind::Reconnect, answer)
+        };
+        self.pending.spawn(metered(Arc::clone(&self.tenant), rejoins));
+        Handled::Done
     }
 
     /// Passes memory on that was made or mapped. The answer says where it lies.
@@ -709,6 +808,12 @@ fn repeatable(request: &Request) -> Option<RequestKind> {
         Request::Runner { .. } | Request::Elastic { .. } => Some(RequestKind::Runner),
         _ => None,
     }
+}
+
+async fn say(unsent: &AtomicUsize, answers: &mpsc::Sender<Reply>, answer: Reply) {
+    unsent.fetch_add(1, Ordering::AcqRel);
+    // One that cannot be sent is nobody's any more; what the process asked before it went is done.
+    let _ = answers.send(answer).await;
 }
 
 async fn write_answers(stream: Arc<Stream>, mut answers: mpsc::Receiver<Reply>, unsent: Arc<AtomicUsize>) {

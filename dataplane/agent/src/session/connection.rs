@@ -1,6 +1,6 @@
 //! One connection: the handshake, then what follows it.
 
-use super::attached::AttachedSession;
+use super::attached::{AttachedSession, Rejoining};
 use super::handover::SessionImage;
 use super::memory::AttachedMemory;
 use super::rdma::{Places, Rdma};
@@ -81,13 +81,14 @@ impl Connection {
         self,
         image: SessionImage,
         descriptors: Vec<OwnedFd>,
-        (memory, grant): (AttachedMemory, Arc<Grant>),
+        (memory, rejoining): (AttachedMemory, Option<Rejoining>),
+        grant: Arc<Grant>,
         requests: mpsc::Sender<SessionRequest>,
     ) {
         let SessionImage { attachment, size, joined, received, .. } = image;
         let (tenant, ours) = (Arc::clone(&self.tenant), requests.clone());
         let session = AttachedSession::new(attachment, tenant, memory, ours, size);
-        let session = session.resume(joined, &received, descriptors);
+        let session = session.resume(joined, (&received, descriptors), rejoining);
         self.serve(attachment, session, grant, requests).await;
     }
 

@@ -4,6 +4,8 @@
 use super::AttachmentId;
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{mpsc, watch};
 
 /// Whether sessions and listeners stand still, and where sessions then say what they are.
@@ -11,6 +13,17 @@ use tokio::sync::{mpsc, watch};
 pub struct Freeze {
     frozen: watch::Sender<bool>,
     sessions: mpsc::UnboundedSender<FrozenSession>,
+    bound: Arc<AtomicUsize>,
+}
+
+/// An attachment that ends with this process, for as long as this is there.
+#[derive(Debug)]
+pub(super) struct Bound(Arc<AtomicUsize>);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A session that stands still: what it is, and its descriptors. These are the connection's, and those that came and
@@ -32,7 +45,7 @@ pub struct SessionImage {
     pub tenant: String,
     /// Bytes of the arena, and entries of each ring.
     pub size: (u64, u32),
-    /// The first offset that nothing has had yet.
+    /// The first offset that nothing has had yet; 0 of an attachment over RDMA.
     pub(super) next: u64,
     pub(super) regions: Vec<RegionImage>,
     /// Handles that the process has joined and not left.
@@ -63,7 +76,18 @@ impl Freeze {
     /// Sessions stand still from the start if `frozen`; with it comes what they are, once they do.
     pub fn new(frozen: bool) -> (Self, mpsc::UnboundedReceiver<FrozenSession>) {
         let (sessions, standing) = mpsc::unbounded_channel();
-        (Self { frozen: watch::Sender::new(frozen), sessions }, standing)
+        (Self { frozen: watch::Sender::new(frozen), sessions, bound: Arc::default() }, standing)
+    }
+
+    /// One more attachment that ends with this process.
+    pub(super) fn bind(&self) -> Bound {
+        self.bound.fetch_add(1, Ordering::Relaxed);
+        Bound(Arc::clone(&self.bound))
+    }
+
+    /// How many attachments end with this process.
+    pub(super) fn bound(&self) -> usize {
+        self.bound.load(Ordering::Relaxed)
     }
 
     /// From now on sessions and listeners stand still, or go on.

@@ -29,6 +29,9 @@ enum Stage {
     Leaving,
 }
 
+/// The first free offset in the image of an attachment over RDMA, which has none; of all others it is behind the arena.
+pub(super) const NOT_MAPPED: u64 = 0;
+
 /// The memory of one attachment.
 pub(super) struct AttachedMemory {
     tenant: Arc<Tenant>,
@@ -67,15 +70,18 @@ impl AttachedMemory {
             RegionEntry { place, file, descriptor: None, stage: Stage::There, _grant: grant }
         };
         let regions = regions.into_iter().map(entry).collect();
-        (Self { tenant, access: Access::Mapped, next, regions }, leases)
+        let access = if next == NOT_MAPPED { Access::Rdma } else { Access::Mapped };
+        (Self { tenant, access, next, regions }, leases)
     }
 
-    /// The first free offset and the regions, for another process. None where a region is coming or leaving, or where
-    /// the attachment is not mapped.
+    /// The first free offset and the regions, for another process; [`NOT_MAPPED`] and none over RDMA. None where a region is coming or
+    /// leaving, or tensors are reached through a socket.
     pub(super) fn image(&self) -> Option<(u64, Vec<RegionImage>)> {
         let stands = |held: &RegionEntry| held.stage == Stage::There;
-        if self.access != Access::Mapped || !self.regions.iter().all(stands) {
-            return None;
+        match self.access {
+            Access::Mapped if self.regions.iter().all(stands) => {}
+            Access::Mapped | Access::Remote => return None,
+            Access::Rdma => return Some((NOT_MAPPED, Vec::new())),
         }
         let image = |held: &RegionEntry| RegionImage {
             base: held.place.base,
@@ -83,6 +89,11 @@ impl AttachedMemory {
             file: held.file.map(|(id, from, to)| (id.device, id.inode, from, to)),
         };
         Some((self.next, self.regions.iter().map(image).collect()))
+    }
+
+    /// How tensors are reached.
+    pub(super) fn access(&self) -> Access {
+        self.access
     }
 
     /// A new region of at least so many bytes, for the engine.

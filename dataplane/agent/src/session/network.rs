@@ -14,6 +14,7 @@ use harmonaize_abi::session::{
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
@@ -76,13 +77,28 @@ fn random() -> std::io::Result<[u8; 32]> {
 }
 
 impl NetworkServer {
-    /// Listens for tenants that may come over TCP, which [`Gate::admit_only`] says.
-    pub(super) fn bind(listen: SocketAddr, limit: Duration, counters: Counters) -> Result<Self, BindError> {
+    /// Listens for tenants that may come over TCP, which [`Gate::admit_only`] says. The listener is that of another process of the agent's,
+    /// if it is there.
+    pub(super) fn bind(
+        listen: SocketAddr,
+        inherited: Option<OwnedFd>,
+        limit: Duration,
+        counters: Counters,
+    ) -> Result<Self, BindError> {
         let failed = |source| BindError::Network { listen, source };
         let decoy = Secret::new(&random().map_err(failed)?.map(|byte| byte | 0x80));
         let decoy = decoy.ok_or_else(|| failed(std::io::Error::other("no secret from random bytes")))?;
-        // The standard library's listener takes an address again that an agent has just left.
-        let listener = std::net::TcpListener::bind(listen).map_err(failed)?;
+        let inherited = inherited.map(std::net::TcpListener::from);
+        let there = |listener: &std::net::TcpListener| {
+            listener
+                .local_addr()
+                .is_ok_and(|at| at == listen || (listen.port() == 0 && at.ip() == listen.ip()))
+        };
+        let listener = match inherited.filter(there) {
+            Some(listener) => listener,
+            // The standard library's listener takes an address again that an agent has just left.
+            None => std::net::TcpListener::bind(listen).map_err(failed)?,
+        };
         listener.set_nonblocking(true).map_err(failed)?;
         let listener = TcpListener::from_std(listener).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -91,6 +107,11 @@ impl NetworkServer {
         let gate = Arc::new(Gate { tenants, limit, decoy, unauthenticated, log });
         tracing::info!(%address, "tenants may connect over TCP");
         Ok(Self { listener, address, gate })
+    }
+
+    /// Another descriptor of its socket.
+    pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
     }
 
     pub(super) fn local_address(&self) -> SocketAddr {

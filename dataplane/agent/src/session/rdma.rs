@@ -2,8 +2,8 @@
 
 use super::RdmaRules;
 use harmonaize_abi::session::{Offer, PairEnd, RefusalKind, Refused};
-use harmonaize_shm::AgentEnd;
-use harmonaize_verbs::attachment::AgentOffer;
+use harmonaize_shm::{AgentEnd, EndError};
+use harmonaize_verbs::attachment::{AgentOffer, Rejoin, SuccessorEnd};
 use harmonaize_verbs::{Function, Gid, Mtu, Port, VerbsError};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -90,26 +90,37 @@ impl Rdma {
         places: Places<'_>,
         life: OwnedFd,
     ) -> Result<Box<dyn AgentEnd>, Refused> {
-        check(&theirs, arena_bytes)?;
-        self.check_place(Gid(theirs.end.gid), places).await?;
-        let connected = tokio::task::spawn_blocking(move || ours.connect(&theirs, life)).await;
-        match connected {
-            Ok(Ok(end)) => Ok(Box::new(end)),
-            Ok(Err(error @ VerbsError::DeviceLost { .. })) => {
-                tracing::error!("cannot connect an attachment over RDMA: {error}");
-                Err(unable())
-            }
-            Ok(Err(error)) => {
-                tracing::warn!("cannot connect an attachment over RDMA: {error}");
-                let text = "the agent could not connect to the queue pair that was offered; do its GID and MTU fit \
-                            the network that the agent is on?";
-                Err(Refused { kind: RefusalKind::Agent, text: text.into() })
-            }
-            Err(error) => {
-                tracing::error!("connecting an attachment over RDMA failed: {error}");
-                Err(unable())
-            }
-        }
+        self.check(&theirs, arena_bytes, places).await?;
+        Ok(Box::new(joined(move || ours.connect(&theirs, life)).await?))
+    }
+
+    /// What goes on with an attachment that another process of the agent's has. With it comes what joins it to the tenant's process once
+    /// more. Takes milliseconds.
+    pub(super) fn succeed(&self, arena_bytes: u64, entries: u32) -> Result<(SuccessorEnd, Rejoin), EndError> {
+        let offer = self.create(arena_bytes, entries).map_err(|error| EndError::Rdma(error.to_string()))?;
+        offer.succeed()
+    }
+
+    /// Joins such an attachment to the process's new queue pair, as [`Self::connect`] does. The process has so many completions.
+    pub(super) async fn rejoin(
+        self: &Arc<Self>,
+        ours: Rejoin,
+        (theirs, arrived): (Offer, u64),
+        arena_bytes: u64,
+        places: Places<'_>,
+    ) -> Result<(), Refused> {
+        self.check(&theirs, arena_bytes, places).await?;
+        joined(move || ours.join(&theirs, arrived)).await
+    }
+
+    async fn check(
+        self: &Arc<Self>,
+        theirs: &Offer,
+        arena_bytes: u64,
+        places: Places<'_>,
+    ) -> Result<(), Refused> {
+        check(theirs, arena_bytes)?;
+        self.check_place(Gid(theirs.end.gid), places).await
     }
 
     /// Refuses a queue pair where the process cannot be: the agent would send packets to whomever the process names.
@@ -149,6 +160,29 @@ impl Rdma {
                 tracing::error!("looking for the address of an RDMA device failed: {error}");
                 Err(unable())
             }
+        }
+    }
+}
+
+/// What comes of joining a queue pair to the process's.
+async fn joined<T: Send + 'static>(
+    connect: impl FnOnce() -> Result<T, VerbsError> + Send + 'static,
+) -> Result<T, Refused> {
+    match tokio::task::spawn_blocking(connect).await {
+        Ok(Ok(end)) => Ok(end),
+        Ok(Err(error @ VerbsError::DeviceLost { .. })) => {
+            tracing::error!("cannot connect an attachment over RDMA: {error}");
+            Err(unable())
+        }
+        Ok(Err(error)) => {
+            tracing::warn!("cannot connect an attachment over RDMA: {error}");
+            let text = "the agent could not connect to the queue pair that was offered; do its GID and MTU fit \
+                        the network that the agent is on?";
+            Err(Refused { kind: RefusalKind::Agent, text: text.into() })
+        }
+        Err(error) => {
+            tracing::error!("connecting an attachment over RDMA failed: {error}");
+            Err(unable())
         }
     }
 }

@@ -1,8 +1,9 @@
 //! All places where tenants' processes come in, made and served together.
 
+use super::attached::Rejoining;
 use super::connection::Connection;
-use super::handover::{Freeze, FrozenSession};
-use super::memory::AttachedMemory;
+use super::handover::{Freeze, FrozenSession, SessionImage};
+use super::memory::{AttachedMemory, NOT_MAPPED};
 use super::network::{Gate, NetworkServer};
 use super::rdma::Rdma;
 use super::socket::{SocketFile, SocketServer};
@@ -10,19 +11,20 @@ use super::stream::Stream;
 use super::tenant::{Life, Tenant};
 use super::{RdmaRules, SessionRequest, TenantLimits, TenantRules};
 use crate::counters::Counters;
-use harmonaize_shm::Lease;
+use harmonaize_shm::{AgentEnd, EndError, InheritEnd, InheritedEnd, Lease};
 use harmonaize_verbs::VerbsError;
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, sockopt};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -48,6 +50,17 @@ pub enum InheritError {
     /// Its descriptor is no connection.
     #[error(transparent)]
     Connection(#[from] std::io::Error),
+    /// Attachments over RDMA are not served here.
+    #[error("tenant {0} is attached over RDMA, which this configuration has no [rdma] for")]
+    NoRdma(String),
+    /// Its tensors cannot be reached from here.
+    #[error("an attachment of tenant {tenant} over RDMA cannot go on here: {error}")]
+    Rdma {
+        /// Whose.
+        tenant: String,
+        /// The reason.
+        error: EndError,
+    },
 }
 
 /// Why tenants could not be served.
@@ -132,7 +145,7 @@ impl BindError {
 #[derive(Debug)]
 pub struct SessionServer {
     rdma: Option<Arc<Rdma>>,
-    network: Option<(SocketAddr, Arc<Gate>, watch::Sender<bool>)>,
+    network: Option<Network>,
     served: BTreeMap<String, Served>,
     requests: mpsc::Sender<SessionRequest>,
     counters: Counters,
@@ -142,6 +155,21 @@ pub struct SessionServer {
     tasks: JoinSet<()>,
 }
 
+/// Where tenants' processes come over TCP, for as long as this is there.
+#[derive(Debug)]
+struct Network {
+    address: SocketAddr,
+    gate: Arc<Gate>,
+    /// For another process of the agent's.
+    descriptor: OwnedFd,
+    _stop: watch::Sender<bool>,
+}
+
+/// The path of the listener over TCP among those of tenants' sockets, of which none has it.
+fn network_path() -> &'static Path {
+    Path::new("")
+}
+
 /// What another process of the agent's handed over of an attachment. It has what memory is lent on by offset, and the session, to
 /// be served once the other process is gone.
 pub struct Inherited {
@@ -149,6 +177,8 @@ pub struct Inherited {
     pub limits: TenantLimits,
     /// What memory of it is lent on.
     pub leases: Vec<(u64, Lease)>,
+    /// What its end goes on by, where it is not mapped.
+    pub end: Option<InheritEnd>,
     session: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
@@ -197,33 +227,43 @@ impl SessionServer {
         requests: mpsc::Sender<SessionRequest>,
         counters: Counters,
     ) -> Result<Self, BindError> {
-        let freeze = Arc::new(Freeze::new(false).0);
+        Self::bind_frozen(rdma, requests, counters, Freeze::new(false).0, BTreeMap::new())
+    }
+
+    /// The same for an agent that hands over, or takes over. What is served stands still as `freeze` says, and these listeners, by their
+    /// paths, are another process's.
+    ///
+    /// # Errors
+    /// As of [`SessionServer::bind`].
+    pub fn bind_frozen(
+        rdma: Option<RdmaRules>,
+        requests: mpsc::Sender<SessionRequest>,
+        counters: Counters,
+        freeze: Freeze,
+        mut inherited: BTreeMap<PathBuf, OwnedFd>,
+    ) -> Result<Self, BindError> {
+        let freeze = Arc::new(freeze);
         let (mut device, mut network, mut tasks) = (None, None, JoinSet::new());
+        let theirs = inherited.remove(network_path());
         if let Some(rules) = rdma {
             if let Some(listen) = rules.listen {
-                let server = NetworkServer::bind(listen, rules.handshake, counters.clone())?;
+                let server = NetworkServer::bind(listen, theirs, rules.handshake, counters.clone())?;
                 let (stop, stopped) = watch::channel(false);
-                network = Some((server.local_address(), server.gate(), stop));
+                let failed = |source| BindError::Network { listen, source };
+                let descriptor = server.descriptor().map_err(failed)?;
+                let (address, gate) = (server.local_address(), server.gate());
+                network = Some(Network { address, gate, descriptor, _stop: stop });
                 tasks.spawn(server.run(requests.clone(), (stopped, freeze.watch())));
             }
             device = Some(Arc::new(Rdma::open(rules)?));
         }
         let served = BTreeMap::new();
-        let inherited = BTreeMap::new();
         Ok(Self { rdma: device, network, served, requests, counters, freeze, inherited, tasks })
-    }
-
-    /// The same for an agent that hands over, or takes over. What is served stands still as `freeze` says, and these listeners, by their
-    /// paths, are another process's. Before [`SessionServer::apply`].
-    #[must_use]
-    pub fn with_freeze(mut self, freeze: Freeze, inherited: BTreeMap<PathBuf, OwnedFd>) -> Self {
-        (self.freeze, self.inherited) = (Arc::new(freeze), inherited);
-        self
     }
 
     /// Where tenants' processes can connect over TCP.
     pub fn network_address(&self) -> Option<SocketAddr> {
-        self.network.as_ref().map(|(address, ..)| *address)
+        self.network.as_ref().map(|network| network.address)
     }
 
     /// Serves these tenants, each by these rules, and no others. Sockets of new ones are there when it returns, in place of
@@ -244,7 +284,7 @@ impl SessionServer {
         for change in prepared.into_iter().flatten() {
             self.commit(change);
         }
-        if let Some((_, gate, _)) = &self.network {
+        if let Some(Network { gate, .. }) = &self.network {
             let tenants = self.served.values().map(|served| &served.tenant);
             gate.admit_only(tenants.filter(|tenant| tenant.rules().secret.is_some()).cloned().collect());
         }
@@ -343,9 +383,17 @@ impl SessionServer {
         let listening = self.served.values().filter_map(|served| served.socket.as_ref());
         let copied = |listening: &Listening| {
             let descriptor = listening.descriptor.as_ref().ok_or(std::io::ErrorKind::NotFound)?;
-            Ok((listening.file.path().to_owned(), descriptor.try_clone()?))
+            Ok::<_, std::io::Error>((listening.file.path().to_owned(), descriptor.try_clone()?))
         };
-        listening.map(copied).collect()
+        let network = self.network.as_ref();
+        let network = network
+            .map(|one| Ok::<_, std::io::Error>((network_path().to_owned(), one.descriptor.try_clone()?)));
+        listening.map(copied).chain(network).collect()
+    }
+
+    /// How many attachments end with this process, since theirs cannot come to a successor.
+    pub fn bound(&self) -> usize {
+        self.freeze.bound()
     }
 
     /// How many connections there are, those included that are not attached yet.
@@ -374,11 +422,36 @@ impl SessionServer {
         leases.push((0, Box::new(Arc::clone(&grant))));
         let mut descriptors = descriptors.into_iter();
         let stream = descriptors.next().ok_or(InheritError::NoConnection)?;
-        let stream = UnixStream::from_std(stream.into())?;
-        let connection = Connection::new(Arc::clone(tenant), Stream::Unix(stream), connection);
+        let here = sockopt::socket_domain(&stream).map_err(std::io::Error::from)? == AddressFamily::UNIX;
+        let stream = match here {
+            true => Stream::Unix(UnixStream::from_std(stream.into())?),
+            false => Stream::Tcp(TcpStream::from_std(stream.into())?),
+        };
+        let (end, rejoining) = match image.next == NOT_MAPPED {
+            true => {
+                let (end, rejoining) = self.inherit_end(&image, here)?;
+                (Some(end), Some(rejoining))
+            }
+            false => (None, None),
+        };
+        let connection = Connection::new(Arc::clone(tenant), stream, connection);
         let requests = self.requests.clone();
-        let session = connection.resume(image, descriptors.collect(), (memory, grant), requests);
-        Ok(Inherited { limits: TenantLimits(Arc::clone(tenant)), leases, session: Box::pin(session) })
+        let session = connection.resume(image, descriptors.collect(), (memory, rejoining), grant, requests);
+        let limits = TenantLimits(Arc::clone(tenant));
+        Ok(Inherited { limits, leases, end, session: Box::pin(session) })
+    }
+
+    /// What the end of an attachment over RDMA goes on by, and what joins it to its process, which is on this host or is not.
+    fn inherit_end(&self, image: &SessionImage, here: bool) -> Result<(InheritEnd, Rejoining), InheritError> {
+        let (tenant, (arena_bytes, entries)) = (&image.tenant, image.size);
+        let rdma = self.rdma.as_ref().ok_or_else(|| InheritError::NoRdma(tenant.clone()))?;
+        let made = rdma.succeed(arena_bytes, entries);
+        let (end, ours) = made.map_err(|error| InheritError::Rdma { tenant: tenant.clone(), error })?;
+        let inherit = move |from: InheritedEnd| {
+            let end: Box<dyn AgentEnd> = Box::new(end.inherit(from)?);
+            Ok::<_, EndError>(end)
+        };
+        Ok((Box::new(inherit), Rejoining { rdma: Arc::clone(rdma), ours, here }))
     }
 
     /// Serves a session that was taken over.

@@ -13,4 +13,6 @@ mod rdma;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]
+mod successor;
+#[cfg(test)]
 mod tenants;

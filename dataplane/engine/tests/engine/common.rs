@@ -118,6 +118,20 @@ impl World {
         aggregators: Vec<Aggregator>,
         away: &dyn Fn(u32) -> bool,
     ) -> Self {
+        let ends = &mut |rank| if away(rank) { distant(arena) } else { near(arena) };
+        Self::with_ends(transports, ranks, tuning, landing_slots, coding, (aggregation, aggregators), ends)
+    }
+
+    /// The same where each rank's attachment has these ends.
+    pub(crate) fn with_ends(
+        transports: Vec<Box<dyn Transport + Send>>,
+        ranks: &[Vec<u32>],
+        tuning: Tuning,
+        landing_slots: u32,
+        coding: Option<Coding>,
+        (aggregation, aggregators): (Option<Aggregation>, Vec<Aggregator>),
+        ends: &mut dyn FnMut(u32) -> Ends,
+    ) -> Self {
         let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
         let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
         let mut readers = Vec::new();
@@ -136,7 +150,7 @@ impl World {
         let mut tenants: Vec<Option<Tenant>> = (0..group.ranks()).map(|_| None).collect();
         for (engine, ranks) in engines.iter_mut().zip(ranks) {
             for &rank in ranks {
-                let (end, tenant) = if away(rank) { distant(arena) } else { near(arena) };
+                let (end, tenant) = ends(rank);
                 tenants[rank as usize] = Some(Tenant { end: tenant, communicator: 7 });
                 let attachment = AttachmentId(rank.into());
                 engine.handle_command(Command::Attach { attachment, end, operation_timeout: LONGEST });
@@ -358,14 +372,17 @@ pub(crate) fn input(rank: usize, count: usize) -> Vec<u64> {
         .collect()
 }
 
+/// Both ends of an attachment.
+pub(crate) type Ends = (Box<dyn AgentEnd>, Box<dyn TenantEnd>);
+
 /// Both ends of an attachment whose tensors are mapped.
-fn near(arena: u64) -> (Box<dyn AgentEnd>, Box<dyn TenantEnd>) {
+pub(crate) fn near(arena: u64) -> Ends {
     let (end, descriptors) = MappedEnd::create(arena, 64, Box::new(())).unwrap();
     (Box::new(end), Box::new(MappedTenant::open(descriptors, arena, 64).unwrap()))
 }
 
 /// The same where they are not.
-fn distant(arena: u64) -> (Box<dyn AgentEnd>, Box<dyn TenantEnd>) {
+fn distant(arena: u64) -> Ends {
     let (end, socket) = RemoteEnd::create(arena, 64).unwrap();
     (Box::new(end), Box::new(RemoteTenant::open(socket, arena, 64).unwrap()))
 }

@@ -18,6 +18,7 @@ mod regions;
 mod senders;
 mod served;
 mod sliced;
+mod succession;
 mod sums;
 mod tampering;
 mod tap;

@@ -3,6 +3,9 @@
 //! A mailbox has a slot for each operation that may be in flight. Whoever writes a message knows that the slot is free: each
 //! descriptor is read, and its receive request posted again, before its operation completes, and each completion is read
 //! before its operation stops to count. So neither end needs credits, nor ever meets a receiver that is not ready.
+//!
+//! Where an agent has a successor, the queue pair ends and the mailboxes' numbers go on. Each end says how many messages it has, and the
+//! other writes those after them once more through a new queue pair. Their slots are still as they were, by the same rule.
 
 use crate::{
     Access, Completion, CompletionQueue, Connected, Depths, Domain, Endpoint, Function, Gid, Local, Mtu,
@@ -33,12 +36,7 @@ pub(super) fn failed(error: VerbsError) -> EndError {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pair: QueuePair<Unconnected>,
-    wake: OwnedFd,
-    inbox: Arc<Region>,
-    outbox: Arc<Region>,
-    entries: u32,
-    slots: Slots,
-    transfers: usize,
+    channel: Channel,
 }
 
 /// Bytes of a slot of either mailbox.
@@ -78,47 +76,20 @@ impl Waiting {
             source: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE),
         })?;
         let path = Path { reads: READS, ..function.path };
-        let create = |inline_bytes| {
-            let depths = Depths { sends, receives: entries, inline_bytes };
-            QueuePair::create(domain, &queue, depths, path)
-        };
-        // Some devices take less than a descriptor inline, or nothing.
-        let mut pair = create(INLINE).or_else(|first| create(0).map_err(|_| first))?;
-        pair.post_receives(entries)?;
-        Ok(Self { pair, wake, inbox, outbox, entries, slots, transfers })
-    }
-
-    /// This end, to be told to the peer.
-    pub(super) fn end(&self) -> PairEnd {
-        let Endpoint { number, psn, gid, mtu, lid, reads } = self.pair.endpoint();
-        let mailbox = Registered { address: self.inbox.address(), rkey: self.inbox.rkey() };
-        let mtu = mtu.bytes() as u16;
-        PairEnd { queue_pair: number, psn, gid: gid.0, mtu, lid, reads, mailbox }
-    }
-
-    /// Joins it to the peer's, whose word this is.
-    pub(super) fn connect(self, peer: &PairEnd) -> Result<Channel, VerbsError> {
-        let mtu = Mtu::from_bytes(peer.mtu.into()).ok_or(VerbsError::BadMtu { bytes: peer.mtu.into() })?;
-        let remote = Endpoint {
-            number: peer.queue_pair,
-            psn: peer.psn,
-            gid: Gid(peer.gid),
-            mtu,
-            lid: peer.lid,
-            reads: peer.reads,
-        };
-        let pair = self.pair.connect(&remote)?;
-        let room = self.entries as usize + self.transfers;
-        Ok(Channel {
-            queue: Arc::clone(pair.completion_queue()),
-            inline: pair.depths().inline_bytes >= self.slots.outbox,
-            pair,
-            wake: self.wake,
-            inbox: self.inbox,
-            outbox: self.outbox,
-            peer: RemoteAddress { address: peer.mailbox.address, rkey: peer.mailbox.rkey },
-            entries: self.entries,
-            slots: self.slots,
+        let room = entries as usize + transfers;
+        let channel = Channel {
+            pair: None,
+            domain: Arc::clone(domain),
+            path,
+            sends,
+            queue,
+            wake,
+            inbox,
+            outbox,
+            peer: RemoteAddress { address: 0, rkey: 0 },
+            entries,
+            slots,
+            inline: false,
             sent: 0,
             taken: 0,
             arrived: 0,
@@ -127,16 +98,57 @@ impl Waiting {
             polled: Vec::with_capacity(POLL),
             finished: 0,
             armed: false,
+            held: false,
+            corked: false,
             lost: false,
             why: None,
-        })
+        };
+        Ok(Self { pair: channel.create()?, channel })
+    }
+
+    /// This end, to be told to the peer.
+    pub(super) fn end(&self) -> PairEnd {
+        self.channel.end_of(&self.pair)
+    }
+
+    /// Joins it to the peer's, whose word this is.
+    pub(super) fn connect(self, peer: &PairEnd) -> Result<Channel, VerbsError> {
+        let Self { pair, mut channel } = self;
+        channel.enter(connected(pair, peer)?, peer.mailbox);
+        Ok(channel)
+    }
+
+    /// The queue pair, and the rest, which goes on without it until [`Channel::resume`].
+    pub(super) fn part(self) -> (QueuePair<Unconnected>, Channel) {
+        (self.pair, self.channel)
     }
 }
 
-/// A connected queue pair with its mailboxes. After an error it is of no more use.
+/// Joins a queue pair to the peer's.
+pub(super) fn connected(
+    pair: QueuePair<Unconnected>,
+    peer: &PairEnd,
+) -> Result<QueuePair<Connected>, VerbsError> {
+    let mtu = Mtu::from_bytes(peer.mtu.into()).ok_or(VerbsError::BadMtu { bytes: peer.mtu.into() })?;
+    pair.connect(&Endpoint {
+        number: peer.queue_pair,
+        psn: peer.psn,
+        gid: Gid(peer.gid),
+        mtu,
+        lid: peer.lid,
+        reads: peer.reads,
+    })
+}
+
+/// A queue pair with its mailboxes. After an error it is of no more use.
 #[derive(Debug)]
 pub(super) struct Channel {
-    pair: QueuePair<Connected>,
+    // Dropped first. None while the agent's successor has not been joined.
+    pair: Option<QueuePair<Connected>>,
+    domain: Arc<Domain>,
+    path: Path,
+    /// Entries of a send queue.
+    sends: u32,
     queue: Arc<CompletionQueue>,
     wake: OwnedFd,
     inbox: Arc<Region>,
@@ -157,6 +169,10 @@ pub(super) struct Channel {
     /// Transfers that have ended and were not told.
     finished: usize,
     armed: bool,
+    /// Whether the queue pair may fail: the peer is about to have a successor.
+    held: bool,
+    /// Whether nothing is posted, for the peer may not have joined its queue pair to this one yet.
+    corked: bool,
     lost: bool,
     why: Option<Status>,
 }
@@ -165,6 +181,107 @@ impl Channel {
     /// Messages that may be in flight.
     pub(super) fn entries(&self) -> u32 {
         self.entries
+    }
+
+    /// Messages taken, and sent.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.taken, self.sent)
+    }
+
+    /// The slots that the peer may ask for once more.
+    pub(super) fn outbox(&self) -> &Arc<Memory> {
+        self.outbox.memory()
+    }
+
+    /// A queue pair of this channel's, which waits for as many messages as may come.
+    fn create(&self) -> Result<QueuePair<Unconnected>, VerbsError> {
+        let create = |inline_bytes| {
+            let depths = Depths { sends: self.sends, receives: self.entries, inline_bytes };
+            QueuePair::create(&self.domain, &self.queue, depths, self.path)
+        };
+        // Some devices take less than a descriptor inline, or nothing.
+        let mut pair = create(INLINE).or_else(|first| create(0).map_err(|_| first))?;
+        // Each message that is taken makes room for another.
+        let untaken = (self.arrived - self.taken) as u32;
+        pair.post_receives(self.entries.saturating_sub(untaken))?;
+        Ok(pair)
+    }
+
+    /// This end with such a queue pair, to be told to the peer.
+    fn end_of(&self, pair: &QueuePair<Unconnected>) -> PairEnd {
+        let Endpoint { number, psn, gid, mtu, lid, reads } = pair.endpoint();
+        let mailbox = Registered { address: self.inbox.address(), rkey: self.inbox.rkey() };
+        let mtu = mtu.bytes() as u16;
+        PairEnd { queue_pair: number, psn, gid: gid.0, mtu, lid, reads, mailbox }
+    }
+
+    fn enter(&mut self, pair: QueuePair<Connected>, mailbox: Registered) {
+        self.inline = pair.depths().inline_bytes >= self.slots.outbox;
+        self.peer = RemoteAddress { address: mailbox.address, rkey: mailbox.rkey };
+        self.pair = Some(pair);
+    }
+
+    /// Goes on where another process stands with its end, of whose messages these were taken and sent.
+    pub(super) fn inherit(&mut self, taken: u64, sent: u64) {
+        (self.taken, self.arrived, self.sent) = (taken, taken, sent);
+    }
+
+    /// Goes on with a queue pair that is joined to the peer's, which has so many of the messages. Those after them are sent once more.
+    pub(super) fn resume(
+        &mut self,
+        pair: QueuePair<Connected>,
+        mailbox: Registered,
+        arrived: u64,
+    ) -> Result<(), EndError> {
+        let again = self.sent.checked_sub(arrived).filter(|again| *again <= u64::from(self.entries));
+        if again.is_none() {
+            return Err(EndError::Protocol("a count of messages that cannot be"));
+        }
+        self.enter(pair, mailbox);
+        self.waiting.clear();
+        for number in arrived..self.sent {
+            let work = self.message(number)?;
+            self.waiting.push(work);
+        }
+        Ok(())
+    }
+
+    /// From now on the queue pair may fail. One that has failed already did so for the same reason.
+    pub(super) fn hold(&mut self) {
+        self.held = true;
+        if std::mem::take(&mut self.lost) {
+            (self.pair, self.why) = (None, None);
+        }
+    }
+
+    /// Whether the queue pair may fail.
+    pub(super) fn held(&self) -> bool {
+        self.held
+    }
+
+    /// The queue pair may fail no longer, and what waits is sent.
+    pub(super) fn release(&mut self) {
+        (self.held, self.corked) = (false, false);
+        self.lost |= self.pair.is_none();
+    }
+
+    /// Another queue pair in place of the one before, joined to that of the peer's successor, which has so many of the messages. Nothing
+    /// is sent before [`Self::release`]. Says where it is, and how many messages have arrived here.
+    pub(super) fn renew(&mut self, peer: &PairEnd, theirs: u64) -> Result<(PairEnd, u64), EndError> {
+        // What came before counts, and of what comes after it nothing may be left.
+        self.drain();
+        self.pair = None;
+        self.drain();
+        (self.lost, self.why) = (false, None);
+        let pair = self.create().map_err(failed)?;
+        let end = self.end_of(&pair);
+        (self.held, self.corked) = (true, true);
+        self.resume(connected(pair, peer).map_err(failed)?, peer.mailbox, theirs)?;
+        Ok((end, self.arrived))
+    }
+
+    fn drain(&mut self) {
+        while matches!(self.poll(), Ok(more) if more > 0) {}
     }
 
     fn slot(&self, number: u64, bytes: u32) -> u64 {
@@ -182,24 +299,47 @@ impl Channel {
         }
         self.inbox.memory().read(self.slot(self.taken, self.slots.inbox), into)?;
         self.taken += 1;
-        if !self.lost {
-            self.pair.post_receives(1).map_err(failed)?;
+        if !self.lost
+            && let Some(pair) = &mut self.pair
+            && let Err(error) = pair.post_receives(1)
+        {
+            self.fail(error)?;
         }
         Ok(true)
+    }
+
+    /// Whether the queue pair's failure is one.
+    fn fail(&mut self, error: VerbsError) -> Result<(), EndError> {
+        if !self.held {
+            return Err(failed(error));
+        }
+        self.pair = None;
+        Ok(())
     }
 
     /// Writes a message, of a slot's length, into the peer's mailbox, with the next [`Self::post`].
     pub(super) fn send(&mut self, message: &[u8]) -> Result<(), EndError> {
         let slot = self.slot(self.sent, self.slots.outbox);
         self.outbox.memory().write(slot, message)?;
-        let span = Span::new(self.outbox.memory(), slot, message.len() as u64)?;
+        let number = self.sent;
+        self.sent += 1;
+        // Without a queue pair it is sent with the next.
+        if self.pair.is_some() {
+            let work = self.message(number)?;
+            self.waiting.push(work);
+        }
+        Ok(())
+    }
+
+    /// The work that writes a message from its slot.
+    fn message(&self, number: u64) -> Result<Work, EndError> {
+        let slot = self.slot(number, self.slots.outbox);
+        let span = Span::new(self.outbox.memory(), slot, self.slots.outbox.into())?;
         let from = Local::new(&self.outbox, span).map_err(failed)?;
         // The peer's numbers: nonsense fails at its device.
         let to = RemoteAddress { address: self.peer.address.wrapping_add(slot), ..self.peer };
-        let work = Work::write_with_immediate(from, to, self.sent as u32).token(MESSAGE);
-        self.sent += 1;
-        self.waiting.push(if self.inline { work.inline() } else { work });
-        Ok(())
+        let work = Work::write_with_immediate(from, to, number as u32).token(MESSAGE);
+        Ok(if self.inline { work.inline() } else { work })
     }
 
     /// Reads or writes the peer's memory, with the next [`Self::post`]. Transfers end in order; the caller has no more under way
@@ -208,18 +348,26 @@ impl Channel {
         if self.lost {
             return Err(EndError::Closed);
         }
+        if self.pair.is_none() {
+            return Err(EndError::Full);
+        }
         self.waiting.push(work.signalled().token(TRANSFER));
         Ok(())
     }
 
     /// Posts what the queue pair has room for; says how much.
     pub(super) fn post(&mut self) -> Result<usize, EndError> {
-        let count = self.waiting.len().min(self.pair.room());
-        if count == 0 || self.lost {
+        let Some(pair) = self.pair.as_mut().filter(|_| !self.corked && !self.lost) else { return Ok(0) };
+        let count = self.waiting.len().min(pair.room());
+        if count == 0 {
             return Ok(0);
         }
         self.batch.extend(self.waiting.drain(..count));
-        self.pair.post(&mut self.batch).map_err(failed)?;
+        if let Err(error) = pair.post(&mut self.batch) {
+            // Messages have numbers, by which they are sent once more.
+            self.batch.clear();
+            self.fail(error)?;
+        }
         Ok(count)
     }
 
@@ -229,7 +377,13 @@ impl Channel {
         self.queue.poll(&mut self.polled, POLL).map_err(failed)?;
         let done = self.polled.len();
         for completion in self.polled.drain(..) {
+            // What is left of a queue pair that is no more says nothing.
+            let Some(pair) = self.pair.as_mut().filter(|pair| pair.owns(&completion)) else { continue };
             if completion.status() != Status::Success {
+                if self.held {
+                    self.pair = None;
+                    continue;
+                }
                 self.lost = true;
                 // The one that was not merely flushed says why.
                 if completion.status() != Status::WorkRequestFlushed {
@@ -246,8 +400,7 @@ impl Channel {
                 self.arrived += 1;
             }
             let finished = &mut self.finished;
-            self.pair
-                .handle_completion(&completion, |token| *finished += usize::from(token == TRANSFER))
+            pair.handle_completion(&completion, |token| *finished += usize::from(token == TRANSFER))
                 .map_err(failed)?;
         }
         Ok(done)

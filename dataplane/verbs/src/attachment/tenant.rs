@@ -2,7 +2,7 @@
 
 use super::channel::{Channel, Slots, Waiting};
 use crate::{Access, Domain, Function, Region, VerbsError};
-use harmonaize_abi::session::{Offer, PairEnd, Registered};
+use harmonaize_abi::session::{Offer, PairEnd, Registered, Succession};
 use harmonaize_abi::{Completion, Submission};
 use harmonaize_shm::{EndError, Memory, TenantEnd};
 use std::os::fd::BorrowedFd;
@@ -77,6 +77,24 @@ impl TenantEnd for RdmaTenant {
 
     fn progress(&mut self) -> Result<usize, EndError> {
         Ok(self.channel.poll()? + self.channel.post()?)
+    }
+
+    fn succeed(&mut self, step: &Succession) -> Result<Option<(Offer, u64)>, EndError> {
+        match step {
+            Succession::Begins => self.channel.hold(),
+            Succession::CalledOff | Succession::Connected => self.channel.release(),
+            Succession::Connect { end, taken } => {
+                let (end, arrived) = self.channel.renew(end, *taken)?;
+                // The arena is registered as before, for all queue pairs of this attachment.
+                let arena = Registered { address: self.arena.address(), rkey: self.arena.rkey() };
+                return Ok(Some((Offer { end, arena }, arrived)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_held(&self) -> bool {
+        self.channel.held()
     }
 
     fn prepare_sleep(&mut self) -> bool {
