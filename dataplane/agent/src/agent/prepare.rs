@@ -419,7 +419,7 @@ mod tests {
         let change = v1::Recipe { communicator: 7, epoch: 2, over_tcp: vec![0], ..recipe(4, 1) };
         let check = before.handle_control(Event::Change(change.clone()));
         before.handle_checked(Some(check.unwrap().run()));
-        let all = [(AttachmentId(1), limits.clone())].into();
+        let all = [(AttachmentId(1), (limits.clone(), true))].into();
         successor.inherit(before.image(), &all, &[change]).unwrap();
         assert_eq!(successor.over_rdma(), 1, "its current epoch");
         let (communicator, epoch) = (CommunicatorId(7), Epoch(2));
