@@ -911,10 +911,9 @@ fn all_start_again_where_one_fails_after_control_has_restarted() {
     play.end(failed, false);
     play.wait_seconds(3);
     assert_together(&mut play, [first, failed, last], 2);
-    assert_eq!(
-        play.world.stored.jobs.values().next().map(|job| (job.failures, job.unformed)),
-        Some((1, false))
-    );
+    // The communicator of the second start is forming yet.
+    let stored = play.world.stored.jobs.values().next().map(|job| (job.failures, job.unformed));
+    assert_eq!(stored, Some((1, true)));
 }
 
 #[test]
