@@ -4,7 +4,7 @@ use crate::config::{check_collective, ncclCollConfig_t};
 use crate::group::{Submission, submit};
 use crate::registry::{Comm, find, lock, ncclComm_t};
 use crate::result::{Failure, entry, give, ncclResult_t, ncclSuccess};
-use harmonaize_client::{Collective, Dtype, Rank, ReduceOp};
+use harmonaize_client::{Collective, Dtype, F8E4M3, F8E5M2, Rank, ReduceOp};
 use harmonaize_staging::cuda::{Stream, driver};
 use harmonaize_staging::{Call, Kind, Piece};
 use std::ffi::{c_int, c_void};
@@ -299,12 +299,24 @@ fn scalar(dtype: Dtype, at: *const c_void) -> Result<f64, Failure> {
             Dtype::F32 => at.cast::<f32>().read_unaligned().into(),
             Dtype::Bf16 => f32::from_bits(u32::from(at.cast::<u16>().read_unaligned()) << 16).into(),
             Dtype::F16 => half(at.cast::<u16>().read_unaligned()),
+            Dtype::F8E4M3 => F8E4M3::from_bits(at.cast::<u8>().read()).to_f32().into(),
+            Dtype::F8E5M2 => F8E5M2::from_bits(at.cast::<u8>().read()).to_f32().into(),
             Dtype::I8 => at.cast::<i8>().read().into(),
             Dtype::U8 => at.cast::<u8>().read().into(),
             Dtype::I32 => at.cast::<i32>().read_unaligned().into(),
             Dtype::U32 => at.cast::<u32>().read_unaligned().into(),
+            Dtype::I64 => exact(at.cast::<i64>().read_unaligned().into())?,
+            Dtype::U64 => exact(at.cast::<u64>().read_unaligned().into())?,
             other => return Err(Failure::argument(format!("a factor of type {other}"))),
         })
+    }
+}
+
+/// A whole factor, which goes to the agent as an `f64`.
+fn exact(whole: i128) -> Result<f64, Failure> {
+    match whole.unsigned_abs() <= 1 << f64::MANTISSA_DIGITS {
+        true => Ok(whole as f64),
+        false => Err(Failure::argument(format!("a factor of {whole}: whole ones go from -2^53 to 2^53"))),
     }
 }
 
@@ -405,6 +417,34 @@ mod tests {
             assert_eq!(half(bits), value, "{bits:#x}");
         }
         assert!(half(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn factors_of_eight_bits_have_their_values() {
+        for (dtype, bits, value) in [
+            (Dtype::F8E4M3, 0x38_u8, 1.0),
+            (Dtype::F8E4M3, 0xc0, -2.0),
+            (Dtype::F8E5M2, 0x3c, 1.0),
+            (Dtype::F8E5M2, 0xc0, -2.0),
+        ] {
+            assert_eq!(scalar(dtype, (&raw const bits).cast()).unwrap(), value, "{dtype} {bits:#x}");
+        }
+    }
+
+    #[test]
+    fn whole_factors_are_taken_where_they_are_exact() {
+        let most = 1_i64 << 53;
+        for whole in [0, 2, -3, most, -most] {
+            let factor = scalar(Dtype::I64, (&raw const whole).cast()).unwrap();
+            assert_eq!(factor, whole as f64);
+        }
+        for whole in [most + 1, -most - 1, i64::MAX, i64::MIN] {
+            let refused = scalar(Dtype::I64, (&raw const whole).cast()).unwrap_err();
+            assert!(format!("{refused:?}").contains("from -2^53 to 2^53"), "{refused:?}");
+        }
+        assert_eq!(scalar(Dtype::U64, (&raw const most).cast()).unwrap(), most as f64);
+        let beyond = u64::MAX;
+        assert!(scalar(Dtype::U64, (&raw const beyond).cast()).is_err());
     }
 
     #[test]

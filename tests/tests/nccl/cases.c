@@ -48,7 +48,13 @@ static void collectives(void) {
     OK(ncclRedOpDestroy(op, comm));
     FAILS(ncclAllReduce(in, out, COUNT, ncclFloat32, op, comm, NULL), ncclInvalidArgument, "no reduction");
 
-    int64_t whole[2] = {rank, -rank};
+    int64_t whole[2] = {rank, -rank}, times = rank + 1, product = 0, products = 0;
+    OK(ncclRedOpCreatePreMulSum(&op, &times, ncclInt64, 1, comm));
+    OK(ncclAllReduce(&times, &product, 1, ncclInt64, op, comm, NULL));
+    for (int64_t of = 1; of <= ranks; of++)
+        products += of * of;
+    CHECK(product == products);
+    OK(ncclRedOpDestroy(op, comm));
     OK(ncclAllReduce(whole, whole, 2, ncclInt64, ncclMin, comm, NULL));
     CHECK(whole[0] == 0 && whole[1] == -last);
 
@@ -181,7 +187,7 @@ static void mistakes(void) {
     FAILS(ncclAllReduce(&each, &each, SIZE_MAX / 2, ncclFloat32, ncclSum, comm, NULL), ncclInvalidArgument, "elements");
     FAILS(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, NULL, NULL), ncclInvalidArgument, "no such");
     FAILS(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, &each, NULL), ncclInvalidArgument, "no such");
-    FAILS(ncclRedOpCreatePreMulSum(&op, &each, ncclInt64, 1, comm), ncclInvalidArgument, "factor of type i64");
+    FAILS(ncclRedOpCreatePreMulSum(&op, &(int64_t){INT64_MAX}, ncclInt64, 1, comm), ncclInvalidArgument, "from -2^53 to 2^53");
     FAILS(ncclRedOpDestroy(ncclSum, comm), ncclInvalidArgument, "did not make");
     FAILS(ncclCommSplit(comm, -2, 0, &gone, NULL), ncclInvalidArgument, "color");
     FAILS(ncclCommShrink(comm, (int[]){0}, 1, &gone, NULL, 0), ncclInvalidArgument, "excludes itself");
