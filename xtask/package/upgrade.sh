@@ -2,7 +2,7 @@
 # A host with the earlier of two packages is upgraded to the later, and back, while a tenant computes.
 . /package/common.sh
 
-build() { harmonaize status | head -1; }
+build() { harmonaize status | head -1 | cut -d, -f1; }
 
 say "the earlier package"
 apt-get --quiet --quiet --yes --no-install-recommends install /package/earlier.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
