@@ -119,7 +119,7 @@ pub(super) fn share(
     // Who has hosts keeps them before others are placed.
     let has = |at: &usize| of(at).is_some_and(|wish| !wish.current.is_empty());
     let (keep, new): (Vec<_>, Vec<_>) = considered.iter().zip(given).partition(|(at, _)| has(at));
-    let mut running = Vec::new();
+    let (mut running, mut without) = (Vec::new(), Vec::new());
     for (at, given) in keep.into_iter().chain(new) {
         let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
         *share = Share::none(AllocationReason::NoRoom, String::new());
@@ -128,9 +128,22 @@ pub(super) fn share(
         let preferred = given.accelerators.iter().filter_map(|each| pool.get(*each as usize).copied());
         let preferred: Vec<HostId> = preferred.collect();
         let hosts = places.take((wish, *kind), &[], &preferred, wish.workers.0 as usize);
-        if !hosts.is_empty() {
+        if hosts.is_empty() {
+            without.push(*at);
+        } else {
             share.hosts = hosts;
             running.push((*at, *kind));
+        }
+    }
+    // The policy counts hosts, also those where the job has no runner. Another kind may have room where it has some.
+    for at in without {
+        let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
+        for (kind, _) in &pools {
+            share.hosts = places.take((wish, *kind), &[], &[], wish.workers.0 as usize);
+            if !share.hosts.is_empty() {
+                running.push((at, *kind));
+                break;
+            }
         }
     }
     running.sort_unstable();
@@ -196,7 +209,8 @@ pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) 
     }
 }
 
-/// Returns what the policy gives of these hosts by kind. It sees kinds as alike: how fast live jobs compute on which is not known.
+/// Returns what the policy gives of these hosts by kind. How fast live jobs compute on which kind is not known. So it sees kinds as alike,
+/// and favours the one of which a job has hosts.
 fn decide(
     policy: LivePolicy,
     now: Duration,
@@ -212,13 +226,15 @@ fn decide(
     };
     let kinds: Result<Vec<Kind>, ShareError> = pools.iter().map(kind).collect();
     let inventory = Inventory::new(kinds?)?;
-    let model = any_model(wishes.iter().map(|wish| wish.workers.0), pools.len())?;
+    let model =
+        |favoured: Option<KindId>| any_model(wishes.iter().map(|wish| wish.workers.0), pools.len(), favoured);
+    let (any, favouring) = (model(None)?, inventory.kinds().map(|(id, _)| model(Some(id))));
+    let favouring: Vec<Model> = favouring.collect::<Result<_, _>>()?;
     let current: Vec<(Option<KindId>, Option<Allocation>)> =
         wishes.iter().map(|wish| current(wish, pools)).collect();
     let jobs: Vec<Job> = wishes
         .iter()
-        .zip(&current)
-        .map(|(wish, current)| {
+        .map(|wish| {
             let (least, most) = wish.workers;
             Job {
                 name: wish.number.to_string(),
@@ -226,11 +242,7 @@ fn decide(
                 model: 0,
                 workers: least,
                 batch: least,
-                ranges: Ranges {
-                    workers: least..=most,
-                    kinds: kinds_for(wish, pools, current),
-                    batch: least..=least,
-                },
+                ranges: Ranges { workers: least..=most, kinds: kinds_for(wish, pools), batch: least..=least },
             }
         })
         .collect();
@@ -238,10 +250,10 @@ fn decide(
         .iter()
         .zip(&jobs)
         .zip(&current)
-        .map(|((wish, job), (_, current))| Candidate {
+        .map(|((wish, job), (kind, current))| Candidate {
             number: wish.number,
             job,
-            model: &model,
+            model: kind.and_then(|kind| favouring.get(kind.0)).unwrap_or(&any),
             age: now.saturating_sub(wish.arrived).as_secs_f64(),
             restarts: 0,
             attained: wish.attained.as_secs_f64(),
@@ -274,35 +286,33 @@ fn current(wish: &Wish, pools: &[(&str, Vec<HostId>)]) -> (Option<KindId>, Optio
     (Some(kind), whole.then_some(Allocation { kind, accelerators }))
 }
 
-/// The kinds that a job may get: those of which it could have enough hosts. One that goes on with some of its hosts keeps their kind, if
-/// that is among them.
-fn kinds_for(
-    wish: &Wish,
-    pools: &[(&str, Vec<HostId>)],
-    (has, whole): &(Option<KindId>, Option<Allocation>),
-) -> Vec<KindId> {
+/// The kinds that a job may get: those of which it could have enough hosts.
+fn kinds_for(wish: &Wish, pools: &[(&str, Vec<HostId>)]) -> Vec<KindId> {
     let enough = |(_, pool): &(&str, Vec<HostId>)| {
         pool.iter().filter(|host| wish.hosts.contains(host)).count() >= wish.workers.0 as usize
     };
     let able = pools.iter().enumerate().filter(|(_, pool)| enough(pool));
-    let able: Vec<KindId> = able.map(|(at, _)| KindId(at)).collect();
-    match has {
-        Some(has) if whole.is_none() && able.contains(has) => vec![*has],
-        _ => able,
-    }
+    able.map(|(at, _)| KindId(at)).collect()
 }
 
-/// A model whose steps take as long with any of these numbers of workers, on each of so many kinds.
-fn any_model(workers: impl Iterator<Item = u32>, kinds: usize) -> Result<Model, ShareError> {
+/// A model whose steps take as long with any of these numbers of workers, on each of so many kinds. On one that is favoured they take
+/// half: a job that has hosts of it gets others only where it has no room.
+fn any_model(
+    workers: impl Iterator<Item = u32>,
+    kinds: usize,
+    favoured: Option<KindId>,
+) -> Result<Model, ShareError> {
     let counts: BTreeSet<u32> = workers.chain([1]).collect();
-    let placement = |count: u32| Placement {
-        shape: vec![1; count as usize],
-        batch: 1,
-        time: StepTime { step: 1.0, exchange: 0.0 },
+    let profile = |kind: usize| {
+        let step = if favoured.is_some_and(|favoured| favoured.0 != kind) { 2.0 } else { 1.0 };
+        let placement = |count: &u32| Placement {
+            shape: vec![1; *count as usize],
+            batch: 1,
+            time: StepTime { step, exchange: 0.0 },
+        };
+        Profile::new(counts.iter().map(placement).collect(), Vec::new(), None).map(Some)
     };
-    let placements = || counts.iter().copied().map(placement).collect();
-    let profile = || Profile::new(placements(), Vec::new(), None).map(Some);
-    let profiles: Result<Vec<_>, _> = std::iter::repeat_with(profile).take(kinds).collect();
+    let profiles: Result<Vec<_>, _> = (0..kinds).map(profile).collect();
     let epoch = Epoch { progress: 1.0, noise: Noise { square: 1.0, variance: 1.0 } };
     let records = BTreeMap::from([(1, vec![epoch]), (u32::MAX, vec![epoch])]);
     let facts = Facts { name: "any".to_owned(), epochs: 1, restart: 0.0, restart_guess: 0.0, slowdown: 1.0 };
@@ -463,6 +473,24 @@ mod tests {
             assert_eq!(shares[0].0, []);
             // It goes on with the one that it has, and gets another of that kind.
             assert_eq!(of(&[wish(0, (2, 2), all, &[3])])[0].0, hosts(&[3, 1]));
+        }
+    }
+
+    #[test]
+    fn a_kind_without_room_leaves_the_others() {
+        let topology = racks(2, ["a100", "a100", "h100", "h100"]);
+        for policy in LivePolicy::ALL {
+            let of = |wishes: &[Wish]| {
+                let shares = shared_on(&topology, Conditions::clear(&topology), policy, wishes);
+                shares.into_iter().map(|(hosts, _)| hosts).collect::<Vec<_>>()
+            };
+            // By number there is an a100 for the second, and it has no runner there.
+            let new =
+                [wish(0, (1, 1), &[0], &[]), wish(1, (1, 1), &[0, 2], &[]), wish(2, (1, 1), &[1, 3], &[])];
+            assert_eq!(of(&new), [hosts(&[0]), hosts(&[2]), hosts(&[3])]);
+            // One that lost a worker goes to another kind, as its own has no second host.
+            let lost = [wish(0, (1, 1), &[1], &[1]), wish(1, (2, 2), &[0, 1, 2, 3], &[0])];
+            assert_eq!(of(&lost), [hosts(&[1]), hosts(&[2, 3])]);
         }
     }
 
