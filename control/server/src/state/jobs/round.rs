@@ -266,12 +266,27 @@ fn decide(
         .collect();
     let round = Round { inventory: &inventory, seconds: 0.0, jobs: &candidates };
     let given = match policy {
-        LivePolicy::Fifo => Fifo.allocate(&round),
-        LivePolicy::LeastAttained => LeastAttained.allocate(&round),
+        LivePolicy::Fifo => Fifo.allocate(&round)?,
+        LivePolicy::LeastAttained => in_place(&round, LeastAttained.allocate(&round)?)?,
     };
-    let given = given?;
     harmonaize_allocator::check(&inventory, &given)?;
     Ok(given)
+}
+
+/// The same jobs have hosts, and those that run have theirs as before, where that goes. Else one that comes first by the policy could take
+/// theirs though others are free.
+fn in_place(
+    round: &Round<'_>,
+    given: Vec<Option<Allocation>>,
+) -> Result<Vec<Option<Allocation>>, PolicyError> {
+    let won = round.jobs.iter().zip(&given).filter(|(_, given)| given.is_some());
+    let won: Vec<Candidate<'_>> = won.map(|(job, _)| job.clone()).collect();
+    let kept = Fifo.allocate(&Round { jobs: &won, ..*round })?;
+    if kept.contains(&None) {
+        return Ok(given);
+    }
+    let mut kept = kept.into_iter();
+    Ok(given.into_iter().map(|given| given.and_then(|_| kept.next().flatten())).collect())
 }
 
 /// The kind of the hosts that a job has, and as many of them as its fewest workers; no such hosts where those are too few.
@@ -491,6 +506,18 @@ mod tests {
             // One that lost a worker goes to another kind, as its own has no second host.
             let lost = [wish(0, (1, 1), &[1], &[1]), wish(1, (2, 2), &[0, 1, 2, 3], &[0])];
             assert_eq!(of(&lost), [hosts(&[1]), hosts(&[2, 3])]);
+        }
+    }
+
+    #[test]
+    fn who_comes_first_leaves_others_their_kind() {
+        let topology = racks(2, ["a100", "a100", "h100", "h100"]);
+        let all = &[0, 1, 2, 3];
+        // The second has had less.
+        let wishes = [wish(0, (2, 2), all, &[0, 1]), wish(1, (2, 2), all, &[])];
+        for policy in LivePolicy::ALL {
+            let shares = shared_on(&topology, Conditions::clear(&topology), policy, &wishes);
+            assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[0, 1]), &hosts(&[2, 3])]);
         }
     }
 
