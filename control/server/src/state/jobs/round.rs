@@ -334,9 +334,10 @@ fn any_model(
     Ok(Model::new(facts, records, profiles?)?)
 }
 
-/// Hosts that are taken, and how many jobs may use each.
+/// Hosts that are taken, those that jobs had, and how many jobs may use each.
 struct Places<'a> {
     taken: BTreeSet<HostId>,
+    held: BTreeSet<HostId>,
     users: BTreeMap<HostId, usize>,
     predictions: Predictions<'a>,
 }
@@ -347,11 +348,13 @@ impl<'a> Places<'a> {
         for host in wishes.iter().flat_map(|wish| &wish.hosts) {
             *users.entry(*host).or_default() += 1;
         }
-        Self { taken: BTreeSet::new(), users, predictions }
+        let held = wishes.iter().flat_map(|wish| &wish.current).copied().collect();
+        Self { taken: BTreeSet::new(), held, users, predictions }
     }
 
     /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had, then those that
-    /// fewest others may use. Of them it gets those with the best predictions, then preferred ones.
+    /// no other job had, and of these those that fewest others may use. Of them it gets those with the best predictions, then preferred
+    /// ones.
     fn take(
         &mut self,
         (wish, kind): (&Wish, &str),
@@ -368,7 +371,7 @@ impl<'a> Places<'a> {
             return Vec::new();
         }
         let users = |host: &HostId| self.users.get(host).copied().unwrap_or(0);
-        had.sort_by_key(|host| (users(host), !preferred.contains(host), *host));
+        had.sort_by_cached_key(|host| (users(host), !preferred.contains(host), *host));
         had.truncate(count);
         let lacks = count - had.len();
         if lacks > 0 {
@@ -378,7 +381,9 @@ impl<'a> Places<'a> {
             let mut rank = |new: &mut Vec<HostId>, all: &BTreeSet<HostId>| {
                 let scores = self.predictions.scores(&wish.key, all, new, workers);
                 let score = |host: &HostId| Reverse(scores.get(host).copied().unwrap_or(0));
-                new.sort_by_key(|host| (users(host), score(host), !preferred.contains(host), *host));
+                new.sort_by_cached_key(|host| {
+                    (self.held.contains(host), users(host), score(host), !preferred.contains(host), *host)
+                });
             };
             rank(&mut new, &all);
             if all.is_empty() && lacks > 1 {
@@ -519,6 +524,24 @@ mod tests {
             let shares = shared_on(&topology, Conditions::clear(&topology), policy, &wishes);
             assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[0, 1]), &hosts(&[2, 3])]);
         }
+    }
+
+    #[test]
+    fn who_lacks_a_host_gets_an_idle_one() {
+        let topology = racks(2, [""; 4]);
+        let of = |wishes: &[Wish]| {
+            shared_on(&topology, Conditions::clear(&topology), LivePolicy::Fifo, wishes)
+                .into_iter()
+                .map(|(hosts, _)| hosts)
+                .collect::<Vec<_>>()
+        };
+        let all = &[0, 1, 2, 3];
+        // Host 1 is the better place, and another job's.
+        let lost = [wish(0, (2, 2), all, &[0]), wish(1, (1, 1), all, &[1])];
+        assert_eq!(of(&lost), [hosts(&[0, 2]), hosts(&[1])]);
+        // Hosts beyond the fewest stay too, where nobody needs them.
+        let spare = [wish(0, (1, 2), all, &[0]), wish(1, (1, 2), all, &[1, 2])];
+        assert_eq!(of(&spare), [hosts(&[0, 3]), hosts(&[1, 2])]);
     }
 
     #[test]
