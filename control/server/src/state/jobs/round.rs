@@ -352,9 +352,9 @@ impl<'a> Places<'a> {
         Self { taken: BTreeSet::new(), held, users, predictions }
     }
 
-    /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had, then those that
-    /// no other job had, and of these those that fewest others may use. Of them it gets those with the best predictions, then preferred
-    /// ones.
+    /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had. Hosts that
+    /// nothing reaches come last. Of the others it gets those that no other job had, then those that fewest others may use. Of them it
+    /// gets those with the best predictions, then preferred ones.
     fn take(
         &mut self,
         (wish, kind): (&Wish, &str),
@@ -380,9 +380,10 @@ impl<'a> Places<'a> {
             let workers = (all.len() + lacks).max(2);
             let mut rank = |new: &mut Vec<HostId>, all: &BTreeSet<HostId>| {
                 let scores = self.predictions.scores(&wish.key, all, new, workers);
-                let score = |host: &HostId| Reverse(scores.get(host).copied().unwrap_or(0));
                 new.sort_by_cached_key(|host| {
-                    (self.held.contains(host), users(host), score(host), !preferred.contains(host), *host)
+                    let score = scores.get(host).copied();
+                    let taste = (Reverse(score), !preferred.contains(host), *host);
+                    (score == Some(0), self.held.contains(host), users(host), taste)
                 });
             };
             rank(&mut new, &all);
@@ -411,7 +412,7 @@ fn by_rank(before: &[HostId], hosts: &[HostId]) -> Vec<HostId> {
 mod tests {
     use super::*;
     use crate::state::jobs::links::Links;
-    use harmonaize_planner::{Conditions, DirectedLink, LinkId, Node, Rate};
+    use harmonaize_planner::{Conditions, DirectedLink, LinkId, LinkUse, Node, Rate};
 
     fn hosts(numbers: &[usize]) -> Vec<HostId> {
         numbers.iter().copied().map(HostId).collect()
@@ -565,6 +566,17 @@ mod tests {
         }
         let shares = shared_on(&topology, conditions, LivePolicy::Fifo, &[wish(0, (2, 2), &[0, 1, 2], &[])]);
         assert_eq!(shares[0].0, hosts(&[1, 2]));
+    }
+
+    #[test]
+    fn a_host_that_nothing_reaches_comes_last() {
+        let topology = racks(2, [""; 4]);
+        let mut conditions = Conditions::clear(&topology);
+        conditions.restrict(topology.links_at(Node::Host(HostId(0)))[0], LinkUse::Failed);
+        // Fewer jobs may use it.
+        let wishes = [wish(0, (2, 2), &[0, 1, 2], &[]), wish(1, (1, 1), &[1, 2, 3], &[])];
+        let shares = shared_on(&topology, conditions, LivePolicy::Fifo, &wishes);
+        assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[1, 2]), &hosts(&[3])]);
     }
 
     #[test]
