@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Bytes of an operation where nobody knows what the job's are.
 const OPERATION: u64 = 1 << 20;
 
-/// So much is spent on the predictions of a round, in looks at a host: 512 predictions where there are few hosts. Where that is not
-/// enough, hosts that remain count as equally good.
+/// So much is spent on the predictions of a round, in looks at a host or at a link in use: 512 predictions where there are few of both.
+/// Where that is not enough, hosts that remain count as equally good.
 const EFFORT: usize = 1 << 21;
 
 /// What a prediction costs beside a look at each host that its job could get: paths between eight hosts.
@@ -89,6 +89,11 @@ impl Links {
         others.filter(|(_, count)| *count > 0).collect()
     }
 
+    /// How many links are looked at for what other jobs use.
+    fn in_use(&self) -> usize {
+        self.all.rings.len().saturating_add(self.all.ends.len())
+    }
+
     /// Bytes of a typical operation of a job.
     pub(crate) fn operation(&self, key: &Key) -> Bytes {
         let told = self.operations.get(key).copied().filter(|bytes| *bytes > 0);
@@ -153,7 +158,7 @@ impl<'a> Predictions<'a> {
         workers: usize,
     ) -> BTreeMap<HostId, u8> {
         let looks = has.len().saturating_add(candidates.len());
-        self.effort = self.effort.saturating_sub(looks);
+        self.effort = self.effort.saturating_sub(looks.saturating_add(self.links.in_use()));
         if self.effort == 0 {
             return BTreeMap::new();
         }
@@ -215,5 +220,20 @@ mod tests {
         assert_eq!(scores().len(), 2);
         (0..4).for_each(|_| drop(scores()));
         assert_eq!(scores(), BTreeMap::new());
+    }
+
+    #[test]
+    fn links_in_use_cost_effort_too() {
+        let topology = two_hosts();
+        let mut links = Links::unused(Conditions::clear(&topology));
+        let used: Vec<DirectedLink> =
+            (0..1000).map(|link| DirectedLink { link: LinkId(link), forward: true }).collect();
+        links.all.add(&used, &used);
+        let hosts = [HostId(0), HostId(1)];
+        let scored = |effort| {
+            let mut predictions = Predictions { effort, ..Predictions::new(&topology, &links) };
+            predictions.scores(&key("x"), &BTreeSet::new(), &hosts, 2).len()
+        };
+        assert_eq!([scored(1500), scored(2500)], [0, 2]);
     }
 }
