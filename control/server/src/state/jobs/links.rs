@@ -20,7 +20,7 @@ const PREDICTION: usize = 4096;
 /// A tenant's name, and its job's.
 type Key = (String, String);
 
-/// How many communicators use each link.
+/// How many communicators with traffic use each link.
 #[derive(Clone, Debug, Default)]
 struct Uses {
     /// Along their rings, as far as routes are known.
@@ -54,7 +54,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// As they are now. Cost: a look at each communicator's ring.
+    /// As they are now. Communicators that have been silent use no link. Cost: a look at each one's ring.
     pub(crate) fn new(view: &View<'_>) -> Self {
         let mut links = Self::unused(view.conditions());
         for (id, known) in view.ctx.communicators {
@@ -62,6 +62,9 @@ impl Links {
             if let Some(operations) = view.ctx.iterations.get(id) {
                 let bytes = links.operations.entry(key.clone()).or_default();
                 *bytes = operations.bytes().max(*bytes);
+            }
+            if !view.ctx.seems_busy(*id) {
+                continue;
             }
             let (rings, ends) = (ring_links(view, known), only_links(&view.ctx.settings.topology, known));
             links.all.add(&rings, &ends);
@@ -76,7 +79,7 @@ impl Links {
         Self { conditions, all: Uses::default(), own, operations }
     }
 
-    /// How many communicators of other jobs use each link: along their rings as far as routes are known, and the only link of each of
+    /// How many communicators of other jobs have traffic on each link: along their rings as far as routes are known, and the only link of each of
     /// their hosts.
     pub(crate) fn others(&self, key: &Key) -> BTreeMap<DirectedLink, u32> {
         let own = self.own.get(key);
