@@ -79,6 +79,10 @@ pub struct Cleared {
 pub struct Flow {
     /// Which spine.
     pub spine: String,
+    /// How many connections of the jobs crossed it in the flow's direction when it began.
+    pub crossing: usize,
+    /// What control took others to use of the spine's links, in bits a second. Before the flow began, and at most while it lasted.
+    pub seen: [u64; 2],
     /// Its rate in bits a second.
     pub rate: u64,
     /// When it began and ended, by CLOCK_REALTIME in nanoseconds.
@@ -385,12 +389,17 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
     let moved: Vec<f64> = moved.map(|change| change.at).collect();
     let congested = record.flow.as_ref().is_some_and(|flow| {
         let [from, to] = flow.span_ns.map(&at);
-        !moved.is_empty() && moved.iter().all(|time| (from..=to).contains(time))
+        flow.crossing > 0 && is_found(record, flow) && moved.iter().any(|time| (from..=to).contains(time))
     });
-    let flow = trade.congested.as_ref().map_or_else(
-        || "there was no cross traffic".to_owned(),
-        |(spine, from, to)| {
-            format!("{spine} from {from:.1} to {to:.1} s; hosts moved at {}", seconds(&moved))
+    let flow = record.flow.as_ref().map_or_else(
+        || "there was no cross traffic, as no connection crossed a spine".to_owned(),
+        |Flow { spine, crossing, seen: [before, most], span_ns, .. }| {
+            let ([from, to], [before, most]) = (span_ns.map(&at), [before, most].map(|rate| rate / 1_000_000));
+            let moved = seconds(&moved);
+            format!(
+                "{spine} from {from:.1} to {to:.1} s, which {crossing} connections crossed; others took {most} Mbit/s of it by what \
+                 control knew, and {before} before; hosts moved at {moved}"
+            )
         },
     );
     vec![
@@ -421,6 +430,12 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
         ),
         check("a spine was congested while hosts moved", congested, flow),
     ]
+}
+
+/// Whether control found the congestion: others used more of the spine than before, or plans changed for a report.
+fn is_found(record: &Record, Flow { seen: [before, most], span_ns: [from, to], .. }: &Flow) -> bool {
+    let mut reports = record.decisions.iter().filter_map(|decision| decision.congestion_report.as_ref());
+    most > before || reports.any(|report| (from..=to).contains(&&report.found_ns))
 }
 
 fn seconds(times: &[f64]) -> String {
@@ -530,7 +545,13 @@ pub(super) mod example {
                 cleared(55, (20.0, 1.8, 0.9), [1, 1, 2], 70),
                 cleared(175, (2.0, 0.18, 0.3), [2, 2, 0], 200),
             ],
-            flow: Some(Flow { spine: "spine1".into(), rate: 1, span_ns: [ns(30), ns(240)] }),
+            flow: Some(Flow {
+                spine: "spine1".into(),
+                crossing: 2,
+                seen: [0, 150_000_000],
+                rate: 1,
+                span_ns: [ns(30), ns(240)],
+            }),
             decisions: Vec::new(),
             steps: vec![Steps { done: 100, lost: 0, twice: 0 }, Steps { done: 90, lost: 0, twice: 0 }],
             served: Served::of(&[vec![request(0), request(1)]]),
@@ -542,6 +563,7 @@ pub(super) mod example {
 mod tests {
     use super::example::{ns, record};
     use super::*;
+    use harmonaize_testkit::plans::CongestionReport;
 
     fn passed(change: impl FnOnce(&mut Record)) -> Vec<bool> {
         let mut record = record();
@@ -565,6 +587,20 @@ mod tests {
         let late = record.samples.iter_mut().filter(|sample| sample.at_ns >= ns(tenths));
         for job in late.flat_map(|sample| &mut sample.jobs).filter(|job| job.tenant == tenant) {
             job.hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        }
+    }
+
+    /// One for congestion that was found then.
+    fn decision(found_ns: u64) -> Decision {
+        let (host, finding) = ("h1".into(), "severe".into());
+        Decision {
+            at_ns: found_ns,
+            cause: String::new(),
+            reason: String::new(),
+            score_before_ppm: 2,
+            score_after_ppm: 1,
+            congestion_report: Some(CongestionReport { host, finding, found_ns, received_ns: found_ns }),
+            changes: Vec::new(),
         }
     }
 
@@ -607,8 +643,19 @@ mod tests {
     #[test]
     fn calm_spines_fail() {
         assert_eq!(failed(|record| record.flow = None), [5]);
-        let ended = |record: &mut Record| record.flow.as_mut().unwrap().span_ns[1] = ns(100);
-        assert_eq!(failed(ended), [5], "it ended before hosts went back");
+        let flow = |change: fn(&mut Flow)| failed(|record| change(record.flow.as_mut().unwrap()));
+        assert_eq!(flow(|flow| flow.span_ns[1] = ns(60)), [5], "it ended before hosts moved");
+        assert_eq!(flow(|flow| flow.span_ns[0] = ns(190)), [5], "it began after that");
+        assert_eq!(flow(|flow| flow.crossing = 0), [5], "nobody crossed it");
+        assert_eq!(flow(|flow| flow.seen = [7, 7]), [5], "control found nothing");
+        // A report that plans changed for is enough.
+        let reported = |at_ns| {
+            failed(|record| {
+                record.flow.as_mut().unwrap().seen = [7, 7];
+                record.decisions.push(decision(at_ns));
+            })
+        };
+        assert_eq!((reported(ns(40)), reported(ns(20))), (vec![], vec![5]));
     }
 
     #[test]
