@@ -374,10 +374,13 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
     let steps: Vec<String> = record
         .steps
         .iter()
-        .map(|Steps { done, lost, twice }| format!("{done} done, {lost} lost, {twice} twice"))
+        .map(|Steps { done, lost, twice, ended }| {
+            format!("{done} done, {lost} lost, {twice} twice, {ended} when the last worker ended")
+        })
         .collect();
     let elastic = record.traders.iter().filter(|trader| trader.elastic).count();
-    let right = |steps: &Steps| steps.done > 0 && steps.lost == 0 && steps.twice == 0;
+    let right =
+        |steps: &Steps| steps.done > 0 && steps.lost == 0 && steps.twice == 0 && steps.ended == steps.done;
     let failures = record.samples.iter().flat_map(|sample| &sample.jobs).map(|job| job.failures).max();
     let late: Vec<String> = record
         .cleared
@@ -414,7 +417,7 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
             format!("{requests} requests"),
         ),
         check(
-            "each step of both elastic jobs was done once",
+            "each step of both elastic jobs was done once, and their workers ended when asked",
             record.steps.len() == elastic && elastic > 0 && record.steps.iter().all(right),
             steps.join("; "),
         ),
@@ -553,7 +556,7 @@ pub(super) mod example {
                 span_ns: [ns(30), ns(240)],
             }),
             decisions: Vec::new(),
-            steps: vec![Steps { done: 100, lost: 0, twice: 0 }, Steps { done: 90, lost: 0, twice: 0 }],
+            steps: [100, 90].map(|done| Steps { done, lost: 0, twice: 0, ended: done }).to_vec(),
             served: Served::of(&[vec![request(0), request(1)]]),
         }
     }
@@ -631,6 +634,7 @@ mod tests {
         assert_eq!(failed(|record| record.steps[0].twice = 1), [2]);
         assert_eq!(failed(|record| record.steps[1].done = 0), [2]);
         assert_eq!(failed(|record| record.steps.truncate(1)), [2]);
+        assert_eq!(failed(|record| record.steps[0].ended = 99), [2], "who hung was killed");
     }
 
     #[test]
