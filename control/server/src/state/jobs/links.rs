@@ -2,7 +2,7 @@
 
 use crate::state::job::coding::ring_links;
 use crate::state::job::communicator::Communicator;
-use crate::state::tenants::joins::job_named;
+use crate::state::tenants::joins::root_job_named;
 use crate::state::view::View;
 use harmonaize_planner::{Beside, Bytes, Conditions, DirectedLink, HostId, HostScores, Node, Topology};
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +58,7 @@ impl Links {
     pub(crate) fn new(view: &View<'_>) -> Self {
         let mut links = Self::unused(view.conditions());
         for (id, known) in view.ctx.communicators {
-            let key = (known.tenant.clone(), job_named(&known.name).to_owned());
+            let key = (known.tenant.clone(), root_job_named(&known.name).to_owned());
             if let Some(operations) = view.ctx.iterations.get(id) {
                 let bytes = links.operations.entry(key.clone()).or_default();
                 *bytes = operations.bytes().max(*bytes);
@@ -211,6 +211,21 @@ mod tests {
         assert_eq!(links.operation(&key("x")), Bytes(OPERATION));
         links.operations.insert(key("x"), 7);
         assert_eq!(links.operation(&key("x")), Bytes(7));
+    }
+
+    #[test]
+    fn groups_of_a_split_are_of_its_job() {
+        for (name, job) in [
+            ("bert", "bert"),
+            ("bert/x", "bert"),
+            ("bert#0.1", "bert"),
+            ("bert#0.1#12.3", "bert"),
+            ("bert/x#0.1", "bert"),
+            ("team#5", "team#5"),
+            ("#0.1", "#0.1"),
+        ] {
+            assert_eq!(root_job_named(name), job, "{name}");
+        }
     }
 
     #[test]
