@@ -289,12 +289,14 @@ fn in_place(
     Ok(given.into_iter().map(|given| given.and_then(|_| kept.next().flatten())).collect())
 }
 
-/// The kind of the hosts that a job has, and as many of them as its fewest workers; no such hosts where those are too few.
+/// The kind of most hosts that a job has, and as many of them as its fewest workers; no such hosts where those are too few.
 fn current(wish: &Wish, pools: &[(&str, Vec<HostId>)]) -> (Option<KindId>, Option<Allocation>) {
-    let of = |host: &HostId| pools.iter().position(|(_, pool)| pool.binary_search(host).is_ok());
     let usable = || wish.current.iter().filter(|host| wish.hosts.contains(host));
-    let Some(at) = usable().next().and_then(of) else { return (None, None) };
-    let pool = pools.get(at).map_or(&[][..], |(_, pool)| pool.as_slice());
+    let count = |pool: &[HostId]| usable().filter(|host| pool.binary_search(host).is_ok()).count();
+    let counts = pools.iter().enumerate().map(|(at, (_, pool))| (count(pool), Reverse(at), pool));
+    let Some((_, Reverse(at), pool)) = counts.filter(|(count, ..)| *count > 0).max() else {
+        return (None, None);
+    };
     let place = |host: &HostId| u32::try_from(pool.binary_search(host).ok()?).ok();
     let accelerators: Vec<u32> = usable().filter_map(place).take(wish.workers.0 as usize).collect();
     let (kind, whole) = (KindId(at), accelerators.len() == wish.workers.0 as usize);
@@ -513,6 +515,14 @@ mod tests {
             let lost = [wish(0, (1, 1), &[1], &[1]), wish(1, (2, 2), &[0, 1, 2, 3], &[0])];
             assert_eq!(of(&lost), [hosts(&[1]), hosts(&[2, 3])]);
         }
+    }
+
+    #[test]
+    fn a_job_of_two_kinds_goes_on_with_most_hosts() {
+        let topology = racks(2, ["a100", "h100", "h100", "a100"]);
+        let wishes = [wish(0, (2, 4), &[0, 1, 2, 3], &[0, 1, 2])];
+        let shares = shared_on(&topology, Conditions::clear(&topology), LivePolicy::Fifo, &wishes);
+        assert_eq!(shares[0].0, hosts(&[1, 2]));
     }
 
     #[test]
