@@ -456,8 +456,10 @@ fn story(record: &Record, trade: &Trade) -> Vec<String> {
             .map(|(trader, won)| format!("{} {won}", trader.name()))
             .collect();
         let again = if number == 0 { "At first" } else { "Then" };
+        let idle = record.traders.iter().zip(&cleared.won).any(|(trader, won)| !trader.elastic && *won == 0);
+        let idle = if idle { " None of these requests was made, as tenant C won no host." } else { "" };
         story.push(format!(
-            "{again} tenant C had {:.0} requests a second. A host cost {:.2} dollars an hour. Hosts won: {}.",
+            "{again} tenant C had {:.0} requests a second. A host cost {:.2} dollars an hour. Hosts won: {}.{idle}",
             cleared.load,
             cleared.price,
             won.join(", ")
@@ -680,6 +682,9 @@ mod tests {
         assert_eq!(trade.worth.iter().map(|worth| worth.done).collect::<Vec<_>>(), [100, 90, 2]);
         // With all hosts as at first A had 89.7 and B 73.6.
         assert!(is_near(trade.gained, 180.5 - 163.3), "{}", trade.gained);
+        let unmade: Vec<bool> =
+            trade.story.iter().take(3).map(|line| line.contains("None of these")).collect();
+        assert_eq!(unmade, [true, false, true], "{:?}", trade.story);
         assert!(
             trade.story.iter().any(|line| line.contains("was worth 17.20 dollars more")),
             "{:?}",

@@ -215,10 +215,12 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         let Stage { spaces, programs, logs, .. } = &self.stage;
         let spaces = spaces.get(place).context("the job's tenant has no spaces")?;
         let (least, most) = trader.workers;
+        // A job that starts again keeps what its earlier runners printed.
+        let earlier = self.logs.get(&place).map_or(0, Vec::len);
         let mut runners = Runners::default();
         for (host, name) in self.record.hosts.iter().enumerate() {
             let title = format!("the runner of {} on {name}", trader.name());
-            let log = logs.join(format!("{}-{}-{name}.log", trader.tenant, trader.job));
+            let log = logs.join(format!("{}-{}-{name}-{earlier}.log", trader.tenant, trader.job));
             let runner = spaces.start_command(
                 &title,
                 host,
