@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_two_kinds_goes_on_with_most_hosts() {
+    fn most_hosts_decide_a_jobs_kind() {
         let topology = racks(2, ["a100", "h100", "h100", "a100"]);
         let wishes = [wish(0, (2, 4), &[0, 1, 2, 3], &[0, 1, 2])];
         let shares = shared_on(&topology, Conditions::clear(&topology), LivePolicy::Fifo, &wishes);
