@@ -1,5 +1,5 @@
-//! How good hosts are for one more worker of a job, as scores. The allocator of jobs and schedulers of others go by them. A host is scored by the predicted time
-//! of an AllReduce between it, the job's other workers, and hosts nearby that its further workers could get.
+//! How good hosts are for one more worker of a job, as scores. The allocator of jobs goes by them, and so do others' schedulers. A host is
+//! scored by the predicted time of an AllReduce between it, the job's other workers, and hosts nearby that its further workers could get.
 
 use crate::algorithm::{GroupCosts, HostCosts, delays_by};
 use crate::all_to_all::{exchange_usage_by, rate_of_all, usage_by};
