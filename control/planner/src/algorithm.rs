@@ -7,8 +7,7 @@ use crate::conditions::Conditions;
 use crate::ring_order::Racks;
 use harmonaize_abi::{Collective, Pattern};
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
-use harmonaize_topology::PathFinder;
-use harmonaize_topology::{DirectedLink, HostId, Node, Topology};
+use harmonaize_topology::{DirectedLink, HostId, Node, Path, PathFinder, Topology};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::collections::BTreeMap;
 
@@ -130,8 +129,17 @@ pub struct GroupCosts {
 /// along a ring, on average. Cost: a look at the paths of each pair.
 pub fn delays(topology: &Topology, ring: &[HostId]) -> (Nanos, Nanos) {
     let mut ways = PathFinder::new(topology);
+    delays_by(topology, ring, |from, to| ways.between(from, to))
+}
+
+/// The same where these are the paths between two.
+pub(crate) fn delays_by(
+    topology: &Topology,
+    ring: &[HostId],
+    mut paths: impl FnMut(HostId, HostId) -> Vec<Path>,
+) -> (Nanos, Nanos) {
     let mut delay = |from: HostId, to: HostId| {
-        let paths = ways.between(from, to).into_iter();
+        let paths = paths(from, to).into_iter();
         paths.map(|path| topology.path_delay(&path)).max().unwrap_or_default()
     };
     let mut farthest = Nanos(0);
@@ -140,17 +148,21 @@ pub fn delays(topology: &Topology, ring: &[HostId]) -> (Nanos, Nanos) {
             farthest = farthest.max(delay(*from, *to));
         }
     }
-    (farthest, hop_delay(topology, ring))
+    (farthest, hop_delay_by(ring, delay))
 }
 
 /// One way from one to the next along a ring, on average.
 pub fn hop_delay(topology: &Topology, ring: &[HostId]) -> Nanos {
     let mut ways = PathFinder::new(topology);
+    hop_delay_by(ring, |from, to| {
+        let paths = ways.between(from, to).into_iter();
+        paths.map(|path| topology.path_delay(&path)).max().unwrap_or_default()
+    })
+}
+
+fn hop_delay_by(ring: &[HostId], mut delay: impl FnMut(HostId, HostId) -> Nanos) -> Nanos {
     let hops = ring.iter().zip(ring.iter().cycle().skip(1));
-    let sum = hops.fold(0_u64, |sum, (from, to)| {
-        let paths = ways.between(*from, *to).into_iter();
-        sum.saturating_add(paths.map(|path| topology.path_delay(&path).0).max().unwrap_or_default())
-    });
+    let sum = hops.fold(0_u64, |sum, (from, to)| sum.saturating_add(delay(*from, *to).0));
     Nanos(sum / ring.len().max(1) as u64)
 }
 

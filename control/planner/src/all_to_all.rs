@@ -1,7 +1,7 @@
 //! What a fabric carries where each host of a group sends as much directly to each other one. Compressed AllReduces do so.
 
 use crate::conditions::{Conditions, LinkUse};
-use harmonaize_topology::{DirectedLink, PathFinder};
+use harmonaize_topology::{DirectedLink, Path, PathFinder};
 use harmonaize_topology::{HostId, Node, Topology};
 use harmonaize_units::Rate;
 use std::collections::BTreeMap;
@@ -21,9 +21,18 @@ pub fn line_rate(topology: &Topology, hosts: &[HostId]) -> Rate {
 /// The part of what one host sends in all that crosses each directed link: equal-cost paths are taken alike. Cost: the group's pairs
 /// times their paths.
 pub fn exchange_usage(topology: &Topology, hosts: &[HostId]) -> Vec<(DirectedLink, f64)> {
+    let mut ways = PathFinder::new(topology);
+    exchange_usage_by(hosts, |from, to| ways.between(from, to))
+}
+
+/// The same where these are the paths between two.
+pub(crate) fn exchange_usage_by(
+    hosts: &[HostId],
+    paths: impl FnMut(HostId, HostId) -> Vec<Path>,
+) -> Vec<(DirectedLink, f64)> {
     let others = hosts.len().saturating_sub(1).max(1) as f64;
     let pairs = hosts.iter().flat_map(|from| hosts.iter().map(move |to| (*from, *to)));
-    usage(topology, pairs.filter(|(from, to)| from != to), 1.0 / others)
+    usage_by(pairs.filter(|(from, to)| from != to), 1.0 / others, paths)
 }
 
 /// The same where each of these pairs has such a part of what a host sends.
@@ -33,9 +42,18 @@ pub(crate) fn usage(
     part: f64,
 ) -> Vec<(DirectedLink, f64)> {
     let mut ways = PathFinder::new(topology);
+    usage_by(pairs, part, |from, to| ways.between(from, to))
+}
+
+/// The same where these are the paths between two.
+pub(crate) fn usage_by(
+    pairs: impl Iterator<Item = (HostId, HostId)>,
+    part: f64,
+    mut paths: impl FnMut(HostId, HostId) -> Vec<Path>,
+) -> Vec<(DirectedLink, f64)> {
     let mut parts: BTreeMap<DirectedLink, f64> = BTreeMap::new();
     for (from, to) in pairs {
-        let paths = ways.between(from, to);
+        let paths = paths(from, to);
         let part = part / paths.len().max(1) as f64;
         for link in paths.iter().flat_map(|path| path.links()) {
             *parts.entry(*link).or_default() += part;
@@ -52,7 +70,16 @@ pub fn exchange_rate(
     others: &BTreeMap<DirectedLink, u32>,
 ) -> Rate {
     let open = usage.iter().filter(|(link, _)| conditions.usable(*link) == LinkUse::Open);
-    let rates = open.map(|(link, part)| {
+    rate_of_all(open, conditions, others)
+}
+
+/// The same where each of these links counts.
+pub(crate) fn rate_of_all<'a>(
+    usage: impl Iterator<Item = &'a (DirectedLink, f64)>,
+    conditions: &Conditions,
+    others: &BTreeMap<DirectedLink, u32>,
+) -> Rate {
+    let rates = usage.map(|(link, part)| {
         let takers = 1.0 + f64::from(others.get(link).copied().unwrap_or(0));
         conditions.available(*link).0 as f64 / (takers * part)
     });

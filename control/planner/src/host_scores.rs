@@ -1,13 +1,12 @@
-//! How good hosts are for one more worker of a job, as scores for a scheduler of somebody else's. A host is scored by the predicted time
-//! of an AllReduce between it, the job's other workers, and hosts nearby that its further workers could get.
+//! How good hosts are for one more worker of a job, as scores. The allocator of jobs goes by them, and so do others' schedulers. A host is
+//! scored by the predicted time of an AllReduce between it, the job's other workers, and hosts nearby that its further workers could get.
 
-use crate::algorithm::{GroupCosts, HostCosts, delays};
-use crate::all_to_all::{exchange_rate, exchange_usage, usage};
+use crate::algorithm::{GroupCosts, HostCosts, delays_by};
+use crate::all_to_all::{exchange_usage_by, rate_of_all, usage_by};
 use crate::conditions::{Conditions, LinkUse};
 use crate::ring_order::{Place, order, place_of};
-use crate::tuning::tuning;
-use harmonaize_topology::PathFinder;
-use harmonaize_topology::{DirectedLink, HostId, Node, Topology};
+use crate::tuning::tuning_by;
+use harmonaize_topology::{DirectedLink, HostId, Node, Path, PathFinder, Topology};
 use harmonaize_units::Bytes;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +53,30 @@ pub struct HostScores<'a> {
     pub workers: usize,
 }
 
+/// Ways over links that are open. Where there are none, over those to avoid too. They are the ways of connections.
+struct Ways<'a> {
+    open: PathFinder<'a>,
+    whole: PathFinder<'a>,
+}
+
+impl<'a> Ways<'a> {
+    fn new(Beside { topology, conditions, .. }: Beside<'a>) -> Self {
+        let open = PathFinder::excluding(topology, move |link| conditions.usable(link) != LinkUse::Open);
+        let whole = PathFinder::excluding(topology, move |link| conditions.usable(link) == LinkUse::Failed);
+        Self { open, whole }
+    }
+
+    fn between(&mut self, from: HostId, to: HostId) -> Vec<Path> {
+        let open = self.open.between(from, to);
+        if open.is_empty() { self.whole.between(from, to) } else { open }
+    }
+
+    /// How many links between switches lie between two hosts; none where there is no way.
+    fn crossings(&mut self, from: HostId, to: HostId) -> Option<u64> {
+        self.open.crossings(from, to).or_else(|| self.whole.crossings(from, to))
+    }
+}
+
 /// Hosts that are alike, and what is predicted if one of them gets the next worker.
 struct Timed<'a> {
     place: Place<'a>,
@@ -80,9 +103,9 @@ fn largest_place<'a: 't, 't>(kinds: impl Iterator<Item = &'t Timed<'a>>) -> Opti
 type Alike<'a> = (Place<'a>, bool, Vec<(u64, u64, LinkUse, u32)>);
 
 impl<'a> HostScores<'a> {
-    /// Scores each candidate from 0 to [`MAX_HOST_SCORE`]. A host that nothing reaches has 0. A host with twice the best one's time has
-    /// half the score. Of the best, those next to the job's hosts have the full score, and others one less. While the job has no hosts,
-    /// one place takes theirs. The same input gives the same scores. Cost: one prediction for each kind of host.
+    /// Scores each candidate from 0 to [`MAX_HOST_SCORE`]. A host that does not reach the others has 0, and no other has. A host with twice
+    /// the best one's time has half the score. Of the best, those next to the job's hosts have the full score, and others one less. While
+    /// the job has no hosts, one place takes theirs. The same input gives the same scores. Cost: one prediction for each kind of host.
     ///
     /// `late` is asked before each prediction. Once it is, hosts are scored by their place alone, and have half of what is the most there.
     pub fn scores(&self, mut late: impl FnMut() -> bool) -> BTreeMap<HostId, u8> {
@@ -90,7 +113,7 @@ impl<'a> HostScores<'a> {
         for host in self.candidates {
             kinds.entry(self.alike(*host)).or_default().push(*host);
         }
-        let Beside { topology, conditions, .. } = self.beside;
+        let topology = self.beside.topology;
         let placed: BTreeSet<Place<'a>> = self.placed.iter().map(|host| place_of(topology, *host)).collect();
         // Where there is little time it goes to those that are likely the best.
         let mut kinds: Vec<(Alike<'a>, Vec<HostId>)> = kinds.into_iter().collect();
@@ -99,14 +122,13 @@ impl<'a> HostScores<'a> {
         let mut pool: Vec<(Reverse<u64>, HostId)> =
             pool.into_iter().map(|host| (Reverse(self.free(host)), host)).collect();
         pool.retain(|(free, _)| free.0 > 0);
-        let mut paths =
-            PathFinder::excluding(topology, move |link| conditions.usable(link) == LinkUse::Failed);
+        let mut ways = Ways::new(self.beside);
         let times: Vec<Timed<'a>> = kinds
             .into_iter()
             .map(|((place, ..), hosts)| {
                 let first = hosts.first().copied();
                 let late = late();
-                let timed = first.filter(|_| !late).and_then(|host| self.time(&mut paths, &pool, host));
+                let timed = first.filter(|_| !late).and_then(|host| self.time(&mut ways, &pool, host));
                 let (size, seconds) = timed.unwrap_or(((0, 0), f64::INFINITY));
                 let late = late && first.is_some_and(|host| self.free(host) > 0);
                 Timed { place, size, seconds, late, hosts }
@@ -128,7 +150,7 @@ impl<'a> HostScores<'a> {
                 false if kind.late => most / 2,
                 false => 0,
                 true if is_best(&kind) => most,
-                true => ((best / kind.seconds * f64::from(MAX_HOST_SCORE)) as u8).min(most),
+                true => ((best / kind.seconds * f64::from(MAX_HOST_SCORE)) as u8).clamp(1, most),
             };
             scores.extend(kind.hosts.iter().map(|host| (*host, score)));
         }
@@ -174,14 +196,14 @@ impl<'a> HostScores<'a> {
     /// has left.
     fn time(
         &self,
-        paths: &mut PathFinder<'_>,
+        ways: &mut Ways<'_>,
         pool: &[(Reverse<u64>, HostId)],
         host: HostId,
     ) -> Option<((usize, usize), f64)> {
         if self.free(host) == 0 {
             return None;
         }
-        let reached = self.placed.iter().copied().filter(|known| paths.crossings(*known, host).is_some());
+        let reached = self.placed.iter().copied().filter(|known| ways.crossings(*known, host).is_some());
         let mut group: Vec<HostId> = reached.take(MAX_GROUP - 1).collect();
         if group.is_empty() && !self.placed.is_empty() {
             return None;
@@ -196,12 +218,12 @@ impl<'a> HostScores<'a> {
         let mut nearby: Vec<(u64, Reverse<u64>, HostId)> = pool
             .iter()
             .filter(|(_, other)| !group.contains(other))
-            .filter_map(|(free, other)| Some((paths.crossings(first, *other)?, *free, *other)))
+            .filter_map(|(free, other)| Some((ways.crossings(first, *other)?, *free, *other)))
             .collect();
         nearby.sort_unstable();
         let lacking = size.saturating_sub(group.len());
         group.extend(nearby.into_iter().take(lacking).map(|(_, _, other)| other));
-        Some(((reached, group.len()), self.beside.predict(&group)))
+        Some(((reached, group.len()), self.beside.predict(ways, &group)))
     }
 }
 
@@ -212,30 +234,30 @@ impl Beside<'_> {
         if !(2..=MAX_PREDICTED_HOSTS).contains(&hosts.len()) {
             return None;
         }
-        let conditions = self.conditions;
-        let mut paths =
-            PathFinder::excluding(self.topology, move |link| conditions.usable(link) == LinkUse::Failed);
+        let mut ways = Ways::new(*self);
         let first = *hosts.first()?;
-        let reached = hosts.iter().all(|host| paths.crossings(first, *host).is_some());
-        let seconds = Some(self.predict(hosts)).filter(|_| reached)?;
+        let reached = hosts.iter().all(|host| ways.crossings(first, *host).is_some());
+        let seconds = Some(self.predict(&mut ways, hosts)).filter(|_| reached)?;
         Duration::try_from_secs_f64(seconds).ok()
     }
 
     /// The least predicted time of an AllReduce in a group, in seconds.
-    fn predict(&self, group: &[HostId]) -> f64 {
+    fn predict(&self, ways: &mut Ways<'_>, group: &[HostId]) -> f64 {
         let Self { topology, conditions, others, .. } = *self;
         let ring: Vec<HostId> =
             order(topology, group).into_iter().filter_map(|at| group.get(at)).copied().collect();
         let hops = ring.iter().zip(ring.iter().cycle().skip(1)).map(|(from, to)| (*from, *to));
-        let along = usage(topology, hops.filter(|(from, to)| from != to), 1.0);
-        let (delay, hop_delay) = delays(topology, &ring);
+        let mut paths = |from, to| ways.between(from, to);
+        let along = usage_by(hops.filter(|(from, to)| from != to), 1.0, &mut paths);
+        let among = exchange_usage_by(group, &mut paths);
+        let (delay, hop_delay) = delays_by(topology, &ring, &mut paths);
         let costs = GroupCosts {
             hosts: u32::try_from(group.len()).unwrap_or(u32::MAX),
             delay,
             hop_delay,
-            direct_rate: exchange_rate(&exchange_usage(topology, group), conditions, others),
-            ring_rate: exchange_rate(&along, conditions, others),
-            chunk: tuning(topology, group).chunk,
+            direct_rate: rate_of_all(among.iter(), conditions, others),
+            ring_rate: rate_of_all(along.iter(), conditions, others),
+            chunk: tuning_by(topology, group, paths).chunk,
             straight: true,
             host: HostCosts::default(),
             racks: None,
@@ -249,6 +271,7 @@ mod tests {
     use super::*;
     use crate::all_to_all::tests::racks;
     use harmonaize_topology::LinkId;
+    use harmonaize_topology::text::{host, link, switch};
     use harmonaize_units::Rate;
 
     /// Two racks of four hosts, and what is asked about them.
@@ -409,6 +432,51 @@ mod tests {
         assert_eq!(time(&play, [0, 4]), None);
         assert_eq!(play.beside().all_reduce(&[HostId(0)]), None);
         assert_eq!(play.beside().all_reduce(&[HostId(0); MAX_PREDICTED_HOSTS + 1]), None);
+    }
+
+    #[test]
+    fn a_failed_spine_leaves_half_the_rate() {
+        let mut text = ["spine0", "spine1", "leaf0", "leaf1"].map(switch).concat();
+        for (leaf, spine) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            text += &link(format!("leaf{leaf}"), format!("spine{spine}"), "1Gbit/s", "10us");
+        }
+        text += &[0, 1].map(|at| host(at, format!("leaf{at}"), "2Gbit/s", "10us")).concat();
+        let topology = Topology::parse(&text).unwrap();
+        let time = |restricted: &[(usize, LinkUse)]| {
+            let mut conditions = Conditions::clear(&topology);
+            restricted.iter().for_each(|(link, usable)| conditions.restrict(LinkId(*link), *usable));
+            let others = BTreeMap::new();
+            let operation = Bytes(16 << 20);
+            let beside = Beside { topology: &topology, conditions: &conditions, others: &others, operation };
+            beside.all_reduce(&[0, 1].map(HostId)).unwrap()
+        };
+        let whole = time(&[]);
+        for usable in [LinkUse::Failed, LinkUse::Avoid] {
+            let half = time(&[(0, usable)]);
+            assert!(half > whole.mul_f64(1.8), "{usable:?}: {half:?} {whole:?}");
+        }
+        // Where both are to be avoided they are used all the same.
+        assert_eq!(time(&[(0, LinkUse::Avoid), (1, LinkUse::Avoid)]), whole);
+    }
+
+    #[test]
+    fn a_drained_uplink_alone_carries_what_it_can() {
+        let mut play = Play::new("100Mbit/s");
+        let across = |play: &Play| play.beside().all_reduce(&[0, 4].map(HostId)).unwrap();
+        let narrow = across(&play);
+        play.conditions.restrict(LinkId(0), LinkUse::Avoid);
+        assert_eq!(across(&play), narrow);
+    }
+
+    #[test]
+    fn slow_hosts_are_told_from_unreached_ones() {
+        let mut play = Play::new("8Gbit/s");
+        for link in play.directions(6) {
+            play.conditions.set_available(link, Rate(1_000_000));
+        }
+        play.conditions.restrict(play.link_of(7), LinkUse::Failed);
+        let scores = play.scores(&[5], &ALL, 2);
+        assert_eq!((scores[6], scores[7]), (Some(1), Some(0)), "{scores:?}");
     }
 
     #[test]

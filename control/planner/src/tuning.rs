@@ -1,8 +1,8 @@
 //! Sizes of segments, messages and rings for a group of hosts.
 
 use crate::ring_order::order;
-use harmonaize_topology::PathFinder;
 use harmonaize_topology::{HostId, Topology};
+use harmonaize_topology::{Path, PathFinder};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 
@@ -47,13 +47,22 @@ impl Tuning {
 /// 2(n-1)/n of it. A message is a host's share of it within 8..=256 KiB. Four to eight segments are in flight, as many, and as
 /// large, as cover twice what the longest way holds.
 pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
+    let mut ways = PathFinder::new(topology);
+    tuning_by(topology, hosts, |from, to| ways.between(from, to))
+}
+
+/// The same where these are the paths between two.
+pub(crate) fn tuning_by(
+    topology: &Topology,
+    hosts: &[HostId],
+    mut paths: impl FnMut(HostId, HostId) -> Vec<Path>,
+) -> Tuning {
     let count = hosts.len() as u64;
     let ring: Vec<HostId> =
         order(topology, hosts).iter().filter_map(|index| hosts.get(*index)).copied().collect();
     let hops = ring.iter().zip(ring.iter().cycle().skip(1));
-    let mut ways = PathFinder::new(topology);
     let widest = |(from, to): (&HostId, &HostId)| {
-        let paths = ways.between(*from, *to).into_iter();
+        let paths = paths(*from, *to).into_iter();
         let kinds = paths.map(|path| (topology.path_rate(&path), Reverse(topology.path_delay(&path))));
         kinds.max()
     };

@@ -25,6 +25,8 @@ pub struct Steps {
     pub lost: u64,
     /// Those that one worker did twice, or two generations each.
     pub twice: u64,
+    /// Those that were done when its last worker ended as it was asked to; 0 where none ended so.
+    pub ended: u64,
 }
 
 impl Steps {
@@ -32,20 +34,26 @@ impl Steps {
     pub fn of(hosts: &[Vec<Line>]) -> Self {
         let mut generations: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         let mut twice: BTreeSet<u64> = BTreeSet::new();
+        let mut ended = 0;
         for lines in hosts {
             let mut own: BTreeSet<u64> = BTreeSet::new();
             for line in lines {
-                let Line::Worked { step, generation, .. } = line else { continue };
-                generations.entry(*step).or_default().insert(*generation);
-                if !own.insert(*step) {
-                    twice.insert(*step);
+                match line {
+                    Line::Placed { .. } => {}
+                    Line::Worked { step, generation, .. } => {
+                        generations.entry(*step).or_default().insert(*generation);
+                        if !own.insert(*step) {
+                            twice.insert(*step);
+                        }
+                    }
+                    Line::Ended { steps, .. } => ended = ended.max(*steps),
                 }
             }
         }
         twice.extend(generations.iter().filter(|(_, of)| of.len() > 1).map(|(step, _)| *step));
         let done = generations.len() as u64;
         let all = generations.last_key_value().map_or(0, |(last, _)| last.saturating_add(1));
-        Self { done, lost: all.saturating_sub(done), twice: twice.len() as u64 }
+        Self { done, lost: all.saturating_sub(done), twice: twice.len() as u64, ended }
     }
 }
 
@@ -66,16 +74,27 @@ mod tests {
     #[test]
     fn steps_of_all_workers_count_once() {
         let hosts = [worked(&[(0, 1), (1, 1), (2, 2)]), worked(&[(0, 1), (1, 1)])];
-        assert_eq!(Steps::of(&hosts), Steps { done: 3, lost: 0, twice: 0 });
+        assert_eq!(Steps::of(&hosts), Steps { done: 3, lost: 0, twice: 0, ended: 0 });
         assert_eq!(Steps::of(&[]), Steps::default());
     }
 
     #[test]
     fn lost_and_repeated_steps_are_seen() {
-        assert_eq!(Steps::of(&[worked(&[(0, 1), (3, 1)])]), Steps { done: 2, lost: 2, twice: 0 });
+        assert_eq!(Steps::of(&[worked(&[(0, 1), (3, 1)])]), Steps { done: 2, lost: 2, twice: 0, ended: 0 });
         let generations = [worked(&[(0, 1), (1, 1)]), worked(&[(1, 2)])];
-        assert_eq!(Steps::of(&generations), Steps { done: 2, lost: 0, twice: 1 });
-        assert_eq!(Steps::of(&[worked(&[(0, 1), (0, 1)])]), Steps { done: 1, lost: 0, twice: 1 });
+        assert_eq!(Steps::of(&generations), Steps { done: 2, lost: 0, twice: 1, ended: 0 });
+        assert_eq!(Steps::of(&[worked(&[(0, 1), (0, 1)])]), Steps { done: 1, lost: 0, twice: 1, ended: 0 });
+    }
+
+    #[test]
+    fn the_last_end_of_a_worker_counts() {
+        let ended = |steps| Line::Ended { at_us: 3, steps };
+        let first = [worked(&[(0, 1)]), vec![ended(1)]].concat();
+        let hosts = [first, worked(&[(0, 1), (1, 2)])];
+        assert_eq!(Steps::of(&hosts), Steps { done: 2, ended: 1, ..Steps::default() });
+        let [first, last] = hosts;
+        let hosts = [first, [last, vec![ended(2)]].concat()];
+        assert_eq!(Steps::of(&hosts), Steps { done: 2, ended: 2, ..Steps::default() });
     }
 
     #[test]

@@ -10,7 +10,7 @@ use harmonaize_testkit::plans::{self, Decision, Plan};
 use std::time::{Duration, Instant};
 
 /// The spines of the demo's fabric.
-pub(super) const SPINES: [&str; 2] = ["spine0", "spine1"];
+const SPINES: [&str; 2] = ["spine0", "spine1"];
 /// The hosts that the cross traffic goes from and to, and their leaves.
 pub(super) const ENDS: [&str; 2] = ["f0", "f1"];
 const LEAVES: [&str; 2] = ["leaf0", "leaf1"];
@@ -185,10 +185,16 @@ pub fn path(spine: &str) -> [&str; 5] {
 }
 
 /// How many own connections cross a spine the way the cross traffic does.
-pub(super) fn crossing(plans: &[Plan], spine: &str) -> usize {
+fn crossing(plans: &[Plan], spine: &str) -> usize {
     let [from, to] = LEAVES;
     let paths = plans.iter().flat_map(|plan| &plan.ring_edges).flat_map(|hop| &hop.paths);
     paths.filter(|path| path.switches == [from, spine, to]).count()
+}
+
+/// The spine that most own connections cross so, and how many; none where none does.
+pub(super) fn most_crossed(plans: &[Plan]) -> Option<(&'static str, usize)> {
+    let crossed = SPINES.map(|spine| (spine, crossing(plans, spine)));
+    crossed.into_iter().filter(|(_, count)| *count > 0).max_by_key(|(_, count)| *count)
 }
 
 #[cfg(test)]
@@ -220,5 +226,7 @@ mod tests {
         };
         let plans = [plan.clone(), plan];
         assert_eq!([crossing(&plans, "spine0"), crossing(&plans, "spine1")], [4, 2]);
+        assert_eq!(most_crossed(&plans), Some(("spine0", 4)));
+        assert_eq!(most_crossed(&[]), None, "of none no spine is crossed most");
     }
 }

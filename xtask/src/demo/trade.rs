@@ -79,6 +79,10 @@ pub struct Cleared {
 pub struct Flow {
     /// Which spine.
     pub spine: String,
+    /// How many connections of the jobs crossed it in the flow's direction when it began.
+    pub crossing: usize,
+    /// What control took others to use of the spine's links, in bits a second. Before the flow began, and at most while it lasted.
+    pub seen: [u64; 2],
     /// Its rate in bits a second.
     pub rate: u64,
     /// When it began and ended, by CLOCK_REALTIME in nanoseconds.
@@ -370,10 +374,13 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
     let steps: Vec<String> = record
         .steps
         .iter()
-        .map(|Steps { done, lost, twice }| format!("{done} done, {lost} lost, {twice} twice"))
+        .map(|Steps { done, lost, twice, ended }| {
+            format!("{done} done, {lost} lost, {twice} twice, {ended} when the last worker ended")
+        })
         .collect();
     let elastic = record.traders.iter().filter(|trader| trader.elastic).count();
-    let right = |steps: &Steps| steps.done > 0 && steps.lost == 0 && steps.twice == 0;
+    let right =
+        |steps: &Steps| steps.done > 0 && steps.lost == 0 && steps.twice == 0 && steps.ended == steps.done;
     let failures = record.samples.iter().flat_map(|sample| &sample.jobs).map(|job| job.failures).max();
     let late: Vec<String> = record
         .cleared
@@ -385,12 +392,17 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
     let moved: Vec<f64> = moved.map(|change| change.at).collect();
     let congested = record.flow.as_ref().is_some_and(|flow| {
         let [from, to] = flow.span_ns.map(&at);
-        !moved.is_empty() && moved.iter().all(|time| (from..=to).contains(time))
+        flow.crossing > 0 && is_found(record, flow) && moved.iter().any(|time| (from..=to).contains(time))
     });
-    let flow = trade.congested.as_ref().map_or_else(
-        || "there was no cross traffic".to_owned(),
-        |(spine, from, to)| {
-            format!("{spine} from {from:.1} to {to:.1} s; hosts moved at {}", seconds(&moved))
+    let flow = record.flow.as_ref().map_or_else(
+        || "there was no cross traffic, as no connection crossed a spine".to_owned(),
+        |Flow { spine, crossing, seen: [before, most], span_ns, .. }| {
+            let ([from, to], [before, most]) = (span_ns.map(&at), [before, most].map(|rate| rate / 1_000_000));
+            let moved = seconds(&moved);
+            format!(
+                "{spine} from {from:.1} to {to:.1} s, which {crossing} connections crossed; others took {most} Mbit/s of it by what \
+                 control knew, and {before} before; hosts moved at {moved}"
+            )
         },
     );
     vec![
@@ -405,7 +417,7 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
             format!("{requests} requests"),
         ),
         check(
-            "each step of both elastic jobs was done once",
+            "each step of both elastic jobs was done once, and their workers ended when asked",
             record.steps.len() == elastic && elastic > 0 && record.steps.iter().all(right),
             steps.join("; "),
         ),
@@ -423,6 +435,12 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
     ]
 }
 
+/// Whether control found the congestion: others used more of the spine than before, or plans changed for a report.
+fn is_found(record: &Record, Flow { seen: [before, most], span_ns: [from, to], .. }: &Flow) -> bool {
+    let mut reports = record.decisions.iter().filter_map(|decision| decision.congestion_report.as_ref());
+    most > before || reports.any(|report| (from..=to).contains(&&report.found_ns))
+}
+
 fn seconds(times: &[f64]) -> String {
     let times: Vec<String> = times.iter().map(|time| format!("{time:.1}")).collect();
     if times.is_empty() { "no time".to_owned() } else { format!("{} s", times.join(", ")) }
@@ -438,8 +456,10 @@ fn story(record: &Record, trade: &Trade) -> Vec<String> {
             .map(|(trader, won)| format!("{} {won}", trader.name()))
             .collect();
         let again = if number == 0 { "At first" } else { "Then" };
+        let idle = record.traders.iter().zip(&cleared.won).any(|(trader, won)| !trader.elastic && *won == 0);
+        let idle = if idle { " None of these requests was made, as tenant C won no host." } else { "" };
         story.push(format!(
-            "{again} tenant C had {:.0} requests a second. A host cost {:.2} dollars an hour. Hosts won: {}.",
+            "{again} tenant C had {:.0} requests a second. A host cost {:.2} dollars an hour. Hosts won: {}.{idle}",
             cleared.load,
             cleared.price,
             won.join(", ")
@@ -530,9 +550,15 @@ pub(super) mod example {
                 cleared(55, (20.0, 1.8, 0.9), [1, 1, 2], 70),
                 cleared(175, (2.0, 0.18, 0.3), [2, 2, 0], 200),
             ],
-            flow: Some(Flow { spine: "spine1".into(), rate: 1, span_ns: [ns(30), ns(240)] }),
+            flow: Some(Flow {
+                spine: "spine1".into(),
+                crossing: 2,
+                seen: [0, 150_000_000],
+                rate: 1,
+                span_ns: [ns(30), ns(240)],
+            }),
             decisions: Vec::new(),
-            steps: vec![Steps { done: 100, lost: 0, twice: 0 }, Steps { done: 90, lost: 0, twice: 0 }],
+            steps: [100, 90].map(|done| Steps { done, lost: 0, twice: 0, ended: done }).to_vec(),
             served: Served::of(&[vec![request(0), request(1)]]),
         }
     }
@@ -542,6 +568,7 @@ pub(super) mod example {
 mod tests {
     use super::example::{ns, record};
     use super::*;
+    use harmonaize_testkit::plans::CongestionReport;
 
     fn passed(change: impl FnOnce(&mut Record)) -> Vec<bool> {
         let mut record = record();
@@ -565,6 +592,20 @@ mod tests {
         let late = record.samples.iter_mut().filter(|sample| sample.at_ns >= ns(tenths));
         for job in late.flat_map(|sample| &mut sample.jobs).filter(|job| job.tenant == tenant) {
             job.hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        }
+    }
+
+    /// One for congestion that was found then.
+    fn decision(found_ns: u64) -> Decision {
+        let (host, finding) = ("h1".into(), "severe".into());
+        Decision {
+            at_ns: found_ns,
+            cause: String::new(),
+            reason: String::new(),
+            score_before_ppm: 2,
+            score_after_ppm: 1,
+            congestion_report: Some(CongestionReport { host, finding, found_ns, received_ns: found_ns }),
+            changes: Vec::new(),
         }
     }
 
@@ -595,6 +636,7 @@ mod tests {
         assert_eq!(failed(|record| record.steps[0].twice = 1), [2]);
         assert_eq!(failed(|record| record.steps[1].done = 0), [2]);
         assert_eq!(failed(|record| record.steps.truncate(1)), [2]);
+        assert_eq!(failed(|record| record.steps[0].ended = 99), [2], "who hung was killed");
     }
 
     #[test]
@@ -607,8 +649,19 @@ mod tests {
     #[test]
     fn calm_spines_fail() {
         assert_eq!(failed(|record| record.flow = None), [5]);
-        let ended = |record: &mut Record| record.flow.as_mut().unwrap().span_ns[1] = ns(100);
-        assert_eq!(failed(ended), [5], "it ended before hosts went back");
+        let flow = |change: fn(&mut Flow)| failed(|record| change(record.flow.as_mut().unwrap()));
+        assert_eq!(flow(|flow| flow.span_ns[1] = ns(60)), [5], "it ended before hosts moved");
+        assert_eq!(flow(|flow| flow.span_ns[0] = ns(190)), [5], "it began after that");
+        assert_eq!(flow(|flow| flow.crossing = 0), [5], "nobody crossed it");
+        assert_eq!(flow(|flow| flow.seen = [7, 7]), [5], "control found nothing");
+        // A report that plans changed for is enough.
+        let reported = |at_ns| {
+            failed(|record| {
+                record.flow.as_mut().unwrap().seen = [7, 7];
+                record.decisions.push(decision(at_ns));
+            })
+        };
+        assert_eq!((reported(ns(40)), reported(ns(20))), (vec![], vec![5]));
     }
 
     #[test]
@@ -629,6 +682,9 @@ mod tests {
         assert_eq!(trade.worth.iter().map(|worth| worth.done).collect::<Vec<_>>(), [100, 90, 2]);
         // With all hosts as at first A had 89.7 and B 73.6.
         assert!(is_near(trade.gained, 180.5 - 163.3), "{}", trade.gained);
+        let unmade: Vec<bool> =
+            trade.story.iter().take(3).map(|line| line.contains("None of these")).collect();
+        assert_eq!(unmade, [true, false, true], "{:?}", trade.story);
         assert!(
             trade.story.iter().any(|line| line.contains("was worth 17.20 dollars more")),
             "{:?}",

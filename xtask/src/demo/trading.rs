@@ -1,7 +1,7 @@
 //! The demo's second act: two elastic jobs and an inference tenant trade hosts by bids while a spine is congested. The load of the
 //! inference tenant rises and falls; control places, recalls and offers.
 
-use super::course::{ENDS, SPINES, crossing};
+use super::course::{ENDS, most_crossed};
 use super::trade::{Cleared, Flow, Record, Sample, Trade, Trader, won};
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::clock::realtime_ns;
@@ -133,20 +133,20 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         let [low, high, low_again] = LOADS;
         self.clear(low)?;
         self.hold(HOLDS)?;
-        let spine = self.spine()?;
-        let rate = self.stage.rate;
-        eprintln!("Cross traffic of {} Mbit/s begins on {spine}", rate / 1_000_000);
-        let [from, to] = ENDS;
-        let traffic = CrossTraffic::start(self.stage.deployment.fabric(), from, to, &spine, rate)
-            .with_context(|| format!("no cross traffic over {spine}"))?;
-        self.hold(HOLDS / 2)?;
+        let mut traffic = self.congest()?;
         self.clear(high)?;
         self.hold(HOLDS)?;
+        if traffic.is_none() {
+            // Jobs that have a rack each cross no spine. The hosts that one took from both do.
+            traffic = self.congest()?;
+        }
         self.until_served()?;
         self.clear(low_again)?;
         self.hold(HOLDS)?;
-        let began = traffic.began_realtime_ns();
-        self.record.flow = Some(Flow { spine, rate, span_ns: [began, traffic.stop()?] });
+        if let (Some(traffic), Some(flow)) = (traffic, &mut self.record.flow) {
+            let [_, ended] = &mut flow.span_ns;
+            *ended = traffic.stop()?;
+        }
         self.record.decisions = plans::decisions(self.stage.deployment)?;
         // That all end is no trade.
         let traded = self.record.samples.len();
@@ -215,10 +215,12 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         let Stage { spaces, programs, logs, .. } = &self.stage;
         let spaces = spaces.get(place).context("the job's tenant has no spaces")?;
         let (least, most) = trader.workers;
+        // A job that starts again keeps what its earlier runners printed.
+        let earlier = self.logs.get(&place).map_or(0, Vec::len);
         let mut runners = Runners::default();
         for (host, name) in self.record.hosts.iter().enumerate() {
             let title = format!("the runner of {} on {name}", trader.name());
-            let log = logs.join(format!("{}-{}-{name}.log", trader.tenant, trader.job));
+            let log = logs.join(format!("{}-{}-{name}-{earlier}.log", trader.tenant, trader.job));
             let runner = spaces.start_command(
                 &title,
                 host,
@@ -308,15 +310,27 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
     /// Notes what control says of jobs.
     fn look(&mut self) -> Result<()> {
         let jobs = plans::jobs(self.stage.deployment)?;
+        if let Some(Flow { spine, seen: [_, most], .. }) = &mut self.record.flow {
+            *most = (*most).max(of_others(self.stage.deployment, spine)?);
+        }
         self.record.samples.push(Sample { at_ns: realtime_ns()?, jobs });
         Ok(())
     }
 
-    /// The spine that most connections of the jobs cross from the first rack to the second.
-    fn spine(&self) -> Result<String> {
-        let plans = plans::plans(self.stage.deployment)?;
-        let spine = SPINES.into_iter().max_by_key(|spine| crossing(&plans, spine));
-        Ok(spine.context("the fabric has no spine")?.to_owned())
+    /// Begins cross traffic on the spine that most connections of the jobs cross, and looks on for a while. None where they cross none.
+    fn congest(&mut self) -> Result<Option<CrossTraffic>> {
+        let deployment = &*self.stage.deployment;
+        let Some((spine, crossing)) = most_crossed(&plans::plans(deployment)?) else { return Ok(None) };
+        let rate = self.stage.rate;
+        eprintln!("Cross traffic of {} Mbit/s begins on {spine}", rate / 1_000_000);
+        let before = of_others(deployment, spine)?;
+        let [from, to] = ENDS;
+        let traffic = CrossTraffic::start(deployment.fabric(), from, to, spine, rate)
+            .with_context(|| format!("no cross traffic over {spine}"))?;
+        let (spine, span_ns) = (spine.to_owned(), [traffic.began_realtime_ns(); 2]);
+        self.record.flow = Some(Flow { spine, crossing, seen: [before; 2], rate, span_ns });
+        self.hold(HOLDS / 2)?;
+        Ok(Some(traffic))
     }
 
     /// Reads what all workers have printed.
@@ -332,6 +346,13 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         }
         Ok(())
     }
+}
+
+/// The most that control takes others to use of a switch's links, in bits a second.
+fn of_others(deployment: &Deployment, switch: &str) -> Result<u64> {
+    let links = plans::links(deployment)?;
+    let own = links.iter().filter(|link| link.from == switch || link.to == switch);
+    Ok(own.map(|link| link.cross_traffic_bps).max().unwrap_or(0))
 }
 
 /// Runs its first argument with the seat that the environment says, and the arguments behind it.

@@ -1,9 +1,10 @@
 //! Which hosts another scheduler may place a job's worker on, and how good they are.
 
 use super::jobs::{Play, allocating};
-use super::world::{World, settings};
+use super::world::{World, operation, settings};
 use harmonaize_abi::Nanos;
 use harmonaize_planner::HostId;
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{AllocatorSettings, Instruction, LivePolicy, NextWorker, Settings, Unfit};
 use harmonaize_store::WithdrawalKind;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,11 +15,15 @@ const RETURN: Duration = Duration::from_secs(30);
 
 /// The scores of hosts for a job of tenant `a`.
 fn scores(world: &World, job: &str, assumed: &[&str]) -> BTreeMap<String, u8> {
+    scores_at(world, world.now + RETURN, job, assumed)
+}
+
+fn scores_at(world: &World, now: Duration, job: &str, assumed: &[&str]) -> BTreeMap<String, u8> {
     let assumed = assumed.iter().map(|host| (*host).to_owned()).collect();
     let worker = NextWorker { tenant: "a".to_owned(), job: job.to_owned(), workers: 3, assumed };
     let hosts: Vec<String> = (0..9).chain(0..2).map(|host| format!("h{host}")).collect();
     let before = format!("{:?}", world.state);
-    let candidates = world.state.queries(world.now + RETURN).candidates(&worker, &hosts).unwrap();
+    let candidates = world.state.queries(now).candidates(&worker, &hosts).unwrap();
     assert_eq!(format!("{:?}", world.state), before);
     candidates.scores(|| false).into_iter().map(|(host, score)| (host.to_owned(), score)).collect()
 }
@@ -108,6 +113,19 @@ fn links_of_other_jobs_cost_a_host_its_score() {
     // Its own is no other.
     let own = scores(&world, "other", &["h0"]);
     assert_eq!(own["h2"], 10, "{own:?}");
+}
+
+#[test]
+fn links_of_silent_jobs_cost_nobody_a_score() {
+    let mut world = World::new(settings(8), 7);
+    let sessions: Vec<_> = (0..8).map(|host| world.agent(host)).collect();
+    let id = world.form(&[sessions[2], sessions[3]], "other");
+    world.now += RETURN;
+    world.state.take_operation(world.now, sessions[2], &operation(id, 1, 1 << 20, 0, (1, 2)));
+    let busy = scores_at(&world, world.now, "train", &["h0"]);
+    assert!(busy["h2"] < 10, "{busy:?}");
+    let silent = scores(&world, "train", &["h0"]);
+    assert_eq!(silent["h2"], 10, "{silent:?}");
 }
 
 #[test]

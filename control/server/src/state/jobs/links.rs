@@ -2,7 +2,7 @@
 
 use crate::state::job::coding::ring_links;
 use crate::state::job::communicator::Communicator;
-use crate::state::tenants::joins::job_named;
+use crate::state::tenants::joins::root_job_named;
 use crate::state::view::View;
 use harmonaize_planner::{Beside, Bytes, Conditions, DirectedLink, HostId, HostScores, Node, Topology};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Bytes of an operation where nobody knows what the job's are.
 const OPERATION: u64 = 1 << 20;
 
-/// So much is spent on the predictions of a round, in looks at a host: 512 predictions where there are few hosts. Where that is not
-/// enough, hosts that remain count as equally good.
+/// So much is spent on the predictions of a round, in looks at a host or at a link in use: 512 predictions where there are few of both.
+/// Where that is not enough, hosts that remain count as equally good.
 const EFFORT: usize = 1 << 21;
 
 /// What a prediction costs beside a look at each host that its job could get: paths between eight hosts.
@@ -20,7 +20,7 @@ const PREDICTION: usize = 4096;
 /// A tenant's name, and its job's.
 type Key = (String, String);
 
-/// How many communicators use each link.
+/// How many communicators with traffic use each link.
 #[derive(Clone, Debug, Default)]
 struct Uses {
     /// Along their rings, as far as routes are known.
@@ -54,14 +54,17 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// As they are now. Cost: a look at each communicator's ring.
+    /// As they are now. Communicators that have been silent use no link. Cost: a look at each one's ring.
     pub(crate) fn new(view: &View<'_>) -> Self {
         let mut links = Self::unused(view.conditions());
         for (id, known) in view.ctx.communicators {
-            let key = (known.tenant.clone(), job_named(&known.name).to_owned());
+            let key = (known.tenant.clone(), root_job_named(&known.name).to_owned());
             if let Some(operations) = view.ctx.iterations.get(id) {
                 let bytes = links.operations.entry(key.clone()).or_default();
                 *bytes = operations.bytes().max(*bytes);
+            }
+            if !view.ctx.seems_busy(*id) {
+                continue;
             }
             let (rings, ends) = (ring_links(view, known), only_links(&view.ctx.settings.topology, known));
             links.all.add(&rings, &ends);
@@ -76,7 +79,7 @@ impl Links {
         Self { conditions, all: Uses::default(), own, operations }
     }
 
-    /// How many communicators of other jobs use each link: along their rings as far as routes are known, and the only link of each of
+    /// How many communicators of other jobs have traffic on each link: along their rings as far as routes are known, and the only link of each of
     /// their hosts.
     pub(crate) fn others(&self, key: &Key) -> BTreeMap<DirectedLink, u32> {
         let own = self.own.get(key);
@@ -87,6 +90,11 @@ impl Links {
             (*link, rings.saturating_sub(own_rings).max(ends.saturating_sub(own_ends)))
         });
         others.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// How many links are looked at for what other jobs use.
+    fn in_use(&self) -> usize {
+        self.all.rings.len().saturating_add(self.all.ends.len())
     }
 
     /// Bytes of a typical operation of a job.
@@ -153,7 +161,7 @@ impl<'a> Predictions<'a> {
         workers: usize,
     ) -> BTreeMap<HostId, u8> {
         let looks = has.len().saturating_add(candidates.len());
-        self.effort = self.effort.saturating_sub(looks);
+        self.effort = self.effort.saturating_sub(looks.saturating_add(self.links.in_use()));
         if self.effort == 0 {
             return BTreeMap::new();
         }
@@ -206,6 +214,21 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_a_split_are_of_its_job() {
+        for (name, job) in [
+            ("bert", "bert"),
+            ("bert/x", "bert"),
+            ("bert#0.1", "bert"),
+            ("bert#0.1#12.3", "bert"),
+            ("bert/x#0.1", "bert"),
+            ("team#5", "team#5"),
+            ("#0.1", "#0.1"),
+        ] {
+            assert_eq!(root_job_named(name), job, "{name}");
+        }
+    }
+
+    #[test]
     fn once_too_much_is_spent_no_host_has_a_score() {
         let topology = two_hosts();
         let links = Links::unused(Conditions::clear(&topology));
@@ -215,5 +238,20 @@ mod tests {
         assert_eq!(scores().len(), 2);
         (0..4).for_each(|_| drop(scores()));
         assert_eq!(scores(), BTreeMap::new());
+    }
+
+    #[test]
+    fn links_in_use_cost_effort_too() {
+        let topology = two_hosts();
+        let mut links = Links::unused(Conditions::clear(&topology));
+        let used: Vec<DirectedLink> =
+            (0..1000).map(|link| DirectedLink { link: LinkId(link), forward: true }).collect();
+        links.all.add(&used, &used);
+        let hosts = [HostId(0), HostId(1)];
+        let scored = |effort| {
+            let mut predictions = Predictions { effort, ..Predictions::new(&topology, &links) };
+            predictions.scores(&key("x"), &BTreeSet::new(), &hosts, 2).len()
+        };
+        assert_eq!([scored(1500), scored(2500)], [0, 2]);
     }
 }

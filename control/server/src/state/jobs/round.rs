@@ -119,7 +119,7 @@ pub(super) fn share(
     // Who has hosts keeps them before others are placed.
     let has = |at: &usize| of(at).is_some_and(|wish| !wish.current.is_empty());
     let (keep, new): (Vec<_>, Vec<_>) = considered.iter().zip(given).partition(|(at, _)| has(at));
-    let mut running = Vec::new();
+    let (mut running, mut without) = (Vec::new(), Vec::new());
     for (at, given) in keep.into_iter().chain(new) {
         let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
         *share = Share::none(AllocationReason::NoRoom, String::new());
@@ -128,9 +128,22 @@ pub(super) fn share(
         let preferred = given.accelerators.iter().filter_map(|each| pool.get(*each as usize).copied());
         let preferred: Vec<HostId> = preferred.collect();
         let hosts = places.take((wish, *kind), &[], &preferred, wish.workers.0 as usize);
-        if !hosts.is_empty() {
+        if hosts.is_empty() {
+            without.push(*at);
+        } else {
             share.hosts = hosts;
             running.push((*at, *kind));
+        }
+    }
+    // The policy counts hosts, also those where the job has no runner. Another kind may have room where it has some.
+    for at in without {
+        let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
+        for (kind, _) in &pools {
+            share.hosts = places.take((wish, *kind), &[], &[], wish.workers.0 as usize);
+            if !share.hosts.is_empty() {
+                running.push((at, *kind));
+                break;
+            }
         }
     }
     running.sort_unstable();
@@ -196,7 +209,8 @@ pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) 
     }
 }
 
-/// Returns what the policy gives of these hosts by kind. It sees kinds as alike: how fast live jobs compute on which is not known.
+/// Returns what the policy gives of these hosts by kind. How fast live jobs compute on which kind is not known. So it sees kinds as alike,
+/// and favours the one of which a job has hosts.
 fn decide(
     policy: LivePolicy,
     now: Duration,
@@ -212,13 +226,15 @@ fn decide(
     };
     let kinds: Result<Vec<Kind>, ShareError> = pools.iter().map(kind).collect();
     let inventory = Inventory::new(kinds?)?;
-    let model = any_model(wishes.iter().map(|wish| wish.workers.0), pools.len())?;
+    let model =
+        |favoured: Option<KindId>| any_model(wishes.iter().map(|wish| wish.workers.0), pools.len(), favoured);
+    let (any, favouring) = (model(None)?, inventory.kinds().map(|(id, _)| model(Some(id))));
+    let favouring: Vec<Model> = favouring.collect::<Result<_, _>>()?;
     let current: Vec<(Option<KindId>, Option<Allocation>)> =
         wishes.iter().map(|wish| current(wish, pools)).collect();
     let jobs: Vec<Job> = wishes
         .iter()
-        .zip(&current)
-        .map(|(wish, current)| {
+        .map(|wish| {
             let (least, most) = wish.workers;
             Job {
                 name: wish.number.to_string(),
@@ -226,11 +242,7 @@ fn decide(
                 model: 0,
                 workers: least,
                 batch: least,
-                ranges: Ranges {
-                    workers: least..=most,
-                    kinds: kinds_for(wish, pools, current),
-                    batch: least..=least,
-                },
+                ranges: Ranges { workers: least..=most, kinds: kinds_for(wish, pools), batch: least..=least },
             }
         })
         .collect();
@@ -238,10 +250,10 @@ fn decide(
         .iter()
         .zip(&jobs)
         .zip(&current)
-        .map(|((wish, job), (_, current))| Candidate {
+        .map(|((wish, job), (kind, current))| Candidate {
             number: wish.number,
             job,
-            model: &model,
+            model: kind.and_then(|kind| favouring.get(kind.0)).unwrap_or(&any),
             age: now.saturating_sub(wish.arrived).as_secs_f64(),
             restarts: 0,
             attained: wish.attained.as_secs_f64(),
@@ -254,64 +266,80 @@ fn decide(
         .collect();
     let round = Round { inventory: &inventory, seconds: 0.0, jobs: &candidates };
     let given = match policy {
-        LivePolicy::Fifo => Fifo.allocate(&round),
-        LivePolicy::LeastAttained => LeastAttained.allocate(&round),
+        LivePolicy::Fifo => Fifo.allocate(&round)?,
+        LivePolicy::LeastAttained => in_place(&round, LeastAttained.allocate(&round)?)?,
     };
-    let given = given?;
     harmonaize_allocator::check(&inventory, &given)?;
     Ok(given)
 }
 
-/// The kind of the hosts that a job has, and as many of them as its fewest workers; no such hosts where those are too few.
+/// The same jobs have hosts, and those that run have theirs as before, where that goes. Else one that comes first by the policy could take
+/// theirs though others are free.
+fn in_place(
+    round: &Round<'_>,
+    given: Vec<Option<Allocation>>,
+) -> Result<Vec<Option<Allocation>>, PolicyError> {
+    let won = round.jobs.iter().zip(&given).filter(|(_, given)| given.is_some());
+    let won: Vec<Candidate<'_>> = won.map(|(job, _)| job.clone()).collect();
+    let kept = Fifo.allocate(&Round { jobs: &won, ..*round })?;
+    if kept.contains(&None) {
+        return Ok(given);
+    }
+    let mut kept = kept.into_iter();
+    Ok(given.into_iter().map(|given| given.and_then(|_| kept.next().flatten())).collect())
+}
+
+/// The kind of most hosts that a job has, and as many of them as its fewest workers; no such hosts where those are too few.
 fn current(wish: &Wish, pools: &[(&str, Vec<HostId>)]) -> (Option<KindId>, Option<Allocation>) {
-    let of = |host: &HostId| pools.iter().position(|(_, pool)| pool.binary_search(host).is_ok());
     let usable = || wish.current.iter().filter(|host| wish.hosts.contains(host));
-    let Some(at) = usable().next().and_then(of) else { return (None, None) };
-    let pool = pools.get(at).map_or(&[][..], |(_, pool)| pool.as_slice());
+    let count = |pool: &[HostId]| usable().filter(|host| pool.binary_search(host).is_ok()).count();
+    let counts = pools.iter().enumerate().map(|(at, (_, pool))| (count(pool), Reverse(at), pool));
+    let Some((_, Reverse(at), pool)) = counts.filter(|(count, ..)| *count > 0).max() else {
+        return (None, None);
+    };
     let place = |host: &HostId| u32::try_from(pool.binary_search(host).ok()?).ok();
     let accelerators: Vec<u32> = usable().filter_map(place).take(wish.workers.0 as usize).collect();
     let (kind, whole) = (KindId(at), accelerators.len() == wish.workers.0 as usize);
     (Some(kind), whole.then_some(Allocation { kind, accelerators }))
 }
 
-/// The kinds that a job may get: those of which it could have enough hosts. One that goes on with some of its hosts keeps their kind, if
-/// that is among them.
-fn kinds_for(
-    wish: &Wish,
-    pools: &[(&str, Vec<HostId>)],
-    (has, whole): &(Option<KindId>, Option<Allocation>),
-) -> Vec<KindId> {
+/// The kinds that a job may get: those of which it could have enough hosts.
+fn kinds_for(wish: &Wish, pools: &[(&str, Vec<HostId>)]) -> Vec<KindId> {
     let enough = |(_, pool): &(&str, Vec<HostId>)| {
         pool.iter().filter(|host| wish.hosts.contains(host)).count() >= wish.workers.0 as usize
     };
     let able = pools.iter().enumerate().filter(|(_, pool)| enough(pool));
-    let able: Vec<KindId> = able.map(|(at, _)| KindId(at)).collect();
-    match has {
-        Some(has) if whole.is_none() && able.contains(has) => vec![*has],
-        _ => able,
-    }
+    able.map(|(at, _)| KindId(at)).collect()
 }
 
-/// A model whose steps take as long with any of these numbers of workers, on each of so many kinds.
-fn any_model(workers: impl Iterator<Item = u32>, kinds: usize) -> Result<Model, ShareError> {
+/// A model whose steps take as long with any of these numbers of workers, on each of so many kinds. On one that is favoured they take
+/// half: a job that has hosts of it gets others only where it has no room.
+fn any_model(
+    workers: impl Iterator<Item = u32>,
+    kinds: usize,
+    favoured: Option<KindId>,
+) -> Result<Model, ShareError> {
     let counts: BTreeSet<u32> = workers.chain([1]).collect();
-    let placement = |count: u32| Placement {
-        shape: vec![1; count as usize],
-        batch: 1,
-        time: StepTime { step: 1.0, exchange: 0.0 },
+    let profile = |kind: usize| {
+        let step = if favoured.is_some_and(|favoured| favoured.0 != kind) { 2.0 } else { 1.0 };
+        let placement = |count: &u32| Placement {
+            shape: vec![1; *count as usize],
+            batch: 1,
+            time: StepTime { step, exchange: 0.0 },
+        };
+        Profile::new(counts.iter().map(placement).collect(), Vec::new(), None).map(Some)
     };
-    let placements = || counts.iter().copied().map(placement).collect();
-    let profile = || Profile::new(placements(), Vec::new(), None).map(Some);
-    let profiles: Result<Vec<_>, _> = std::iter::repeat_with(profile).take(kinds).collect();
+    let profiles: Result<Vec<_>, _> = (0..kinds).map(profile).collect();
     let epoch = Epoch { progress: 1.0, noise: Noise { square: 1.0, variance: 1.0 } };
     let records = BTreeMap::from([(1, vec![epoch]), (u32::MAX, vec![epoch])]);
     let facts = Facts { name: "any".to_owned(), epochs: 1, restart: 0.0, restart_guess: 0.0, slowdown: 1.0 };
     Ok(Model::new(facts, records, profiles?)?)
 }
 
-/// Hosts that are taken, and how many jobs may use each.
+/// Hosts that are taken, those that jobs had, and how many jobs may use each.
 struct Places<'a> {
     taken: BTreeSet<HostId>,
+    held: BTreeSet<HostId>,
     users: BTreeMap<HostId, usize>,
     predictions: Predictions<'a>,
 }
@@ -322,11 +350,13 @@ impl<'a> Places<'a> {
         for host in wishes.iter().flat_map(|wish| &wish.hosts) {
             *users.entry(*host).or_default() += 1;
         }
-        Self { taken: BTreeSet::new(), users, predictions }
+        let held = wishes.iter().flat_map(|wish| &wish.current).copied().collect();
+        Self { taken: BTreeSet::new(), held, users, predictions }
     }
 
-    /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had, then those that
-    /// fewest others may use. Of them it gets those with the best predictions, then preferred ones.
+    /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had. Hosts that
+    /// nothing reaches come last. Of the others it gets those that no other job had, then those that fewest others may use. Of them it
+    /// gets those with the best predictions, then preferred ones.
     fn take(
         &mut self,
         (wish, kind): (&Wish, &str),
@@ -343,7 +373,7 @@ impl<'a> Places<'a> {
             return Vec::new();
         }
         let users = |host: &HostId| self.users.get(host).copied().unwrap_or(0);
-        had.sort_by_key(|host| (users(host), !preferred.contains(host), *host));
+        had.sort_by_cached_key(|host| (users(host), !preferred.contains(host), *host));
         had.truncate(count);
         let lacks = count - had.len();
         if lacks > 0 {
@@ -352,8 +382,11 @@ impl<'a> Places<'a> {
             let workers = (all.len() + lacks).max(2);
             let mut rank = |new: &mut Vec<HostId>, all: &BTreeSet<HostId>| {
                 let scores = self.predictions.scores(&wish.key, all, new, workers);
-                let score = |host: &HostId| Reverse(scores.get(host).copied().unwrap_or(0));
-                new.sort_by_key(|host| (users(host), score(host), !preferred.contains(host), *host));
+                new.sort_by_cached_key(|host| {
+                    let score = scores.get(host).copied();
+                    let taste = (Reverse(score), !preferred.contains(host), *host);
+                    (score == Some(0), self.held.contains(host), users(host), taste)
+                });
             };
             rank(&mut new, &all);
             if all.is_empty() && lacks > 1 {
@@ -381,7 +414,7 @@ fn by_rank(before: &[HostId], hosts: &[HostId]) -> Vec<HostId> {
 mod tests {
     use super::*;
     use crate::state::jobs::links::Links;
-    use harmonaize_planner::{Conditions, DirectedLink, LinkId, Node, Rate};
+    use harmonaize_planner::{Conditions, DirectedLink, LinkId, LinkUse, Node, Rate};
 
     fn hosts(numbers: &[usize]) -> Vec<HostId> {
         numbers.iter().copied().map(HostId).collect()
@@ -467,6 +500,62 @@ mod tests {
     }
 
     #[test]
+    fn a_kind_without_room_leaves_the_others() {
+        let topology = racks(2, ["a100", "a100", "h100", "h100"]);
+        for policy in LivePolicy::ALL {
+            let of = |wishes: &[Wish]| {
+                let shares = shared_on(&topology, Conditions::clear(&topology), policy, wishes);
+                shares.into_iter().map(|(hosts, _)| hosts).collect::<Vec<_>>()
+            };
+            // By number there is an a100 for the second, and it has no runner there.
+            let new =
+                [wish(0, (1, 1), &[0], &[]), wish(1, (1, 1), &[0, 2], &[]), wish(2, (1, 1), &[1, 3], &[])];
+            assert_eq!(of(&new), [hosts(&[0]), hosts(&[2]), hosts(&[3])]);
+            // One that lost a worker goes to another kind, as its own has no second host.
+            let lost = [wish(0, (1, 1), &[1], &[1]), wish(1, (2, 2), &[0, 1, 2, 3], &[0])];
+            assert_eq!(of(&lost), [hosts(&[1]), hosts(&[2, 3])]);
+        }
+    }
+
+    #[test]
+    fn most_hosts_decide_a_jobs_kind() {
+        let topology = racks(2, ["a100", "h100", "h100", "a100"]);
+        let wishes = [wish(0, (2, 4), &[0, 1, 2, 3], &[0, 1, 2])];
+        let shares = shared_on(&topology, Conditions::clear(&topology), LivePolicy::Fifo, &wishes);
+        assert_eq!(shares[0].0, hosts(&[1, 2]));
+    }
+
+    #[test]
+    fn who_comes_first_leaves_others_their_kind() {
+        let topology = racks(2, ["a100", "a100", "h100", "h100"]);
+        let all = &[0, 1, 2, 3];
+        // The second has had less.
+        let wishes = [wish(0, (2, 2), all, &[0, 1]), wish(1, (2, 2), all, &[])];
+        for policy in LivePolicy::ALL {
+            let shares = shared_on(&topology, Conditions::clear(&topology), policy, &wishes);
+            assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[0, 1]), &hosts(&[2, 3])]);
+        }
+    }
+
+    #[test]
+    fn who_lacks_a_host_gets_an_idle_one() {
+        let topology = racks(2, [""; 4]);
+        let of = |wishes: &[Wish]| {
+            shared_on(&topology, Conditions::clear(&topology), LivePolicy::Fifo, wishes)
+                .into_iter()
+                .map(|(hosts, _)| hosts)
+                .collect::<Vec<_>>()
+        };
+        let all = &[0, 1, 2, 3];
+        // Host 1 is the better place, and another job's.
+        let lost = [wish(0, (2, 2), all, &[0]), wish(1, (1, 1), all, &[1])];
+        assert_eq!(of(&lost), [hosts(&[0, 2]), hosts(&[1])]);
+        // Hosts beyond the fewest stay too, where nobody needs them.
+        let spare = [wish(0, (1, 2), all, &[0]), wish(1, (1, 2), all, &[1, 2])];
+        assert_eq!(of(&spare), [hosts(&[0, 3]), hosts(&[1, 2])]);
+    }
+
+    #[test]
     fn too_few_hosts_of_one_kind_are_said_to_be() {
         let topology = racks(2, ["a100", "h100", "a100", ""]);
         let links = Links::unused(Conditions::clear(&topology));
@@ -487,6 +576,17 @@ mod tests {
         }
         let shares = shared_on(&topology, conditions, LivePolicy::Fifo, &[wish(0, (2, 2), &[0, 1, 2], &[])]);
         assert_eq!(shares[0].0, hosts(&[1, 2]));
+    }
+
+    #[test]
+    fn a_host_that_nothing_reaches_comes_last() {
+        let topology = racks(2, [""; 4]);
+        let mut conditions = Conditions::clear(&topology);
+        conditions.restrict(topology.links_at(Node::Host(HostId(0)))[0], LinkUse::Failed);
+        // Fewer jobs may use it.
+        let wishes = [wish(0, (2, 2), &[0, 1, 2], &[]), wish(1, (1, 1), &[1, 2, 3], &[])];
+        let shares = shared_on(&topology, conditions, LivePolicy::Fifo, &wishes);
+        assert_eq!([&shares[0].0, &shares[1].0], [&hosts(&[1, 2]), &hosts(&[3])]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Queries;
 use crate::state::job::communicator::Communicator;
 use crate::state::jobs::links::Links;
-use crate::state::tenants::joins::job_named;
+use crate::state::tenants::joins::root_job_named;
 use harmonaize_planner::{Beside, Bytes, Conditions, DirectedLink, HostId, HostScores, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -89,7 +89,7 @@ impl Queries<'_> {
     pub fn candidates(&self, worker: &NextWorker, hosts: &[String]) -> Result<Candidates, Unfit> {
         let ctx = &self.ctx;
         let NextWorker { tenant, job, workers, assumed } = worker;
-        let is_own = |known: &&Communicator| known.tenant == *tenant && job_named(&known.name) == job;
+        let is_own = |known: &&Communicator| known.tenant == *tenant && root_job_named(&known.name) == job;
         let own = ctx.communicators.values().filter(is_own);
         let members = own.flat_map(|known| &known.members).filter(|member| !member.closed);
         let topology = &ctx.settings.topology;

@@ -23,6 +23,20 @@ pub(crate) fn job_named(communicator: &str) -> &str {
     }
 }
 
+/// The same where groups of a split are of the job of the communicator that was split.
+pub(crate) fn root_job_named(communicator: &str) -> &str {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_group = |text: &str| text.split_once('.').is_some_and(|(of, by)| is_number(of) && is_number(by));
+    let mut root = communicator;
+    while let Some((parent, group)) = root.rsplit_once('#')
+        && is_group(group)
+        && !parent.is_empty()
+    {
+        root = parent;
+    }
+    job_named(root)
+}
+
 /// Joins of one tenant under one name.
 #[derive(Debug)]
 pub(crate) struct Waiting {
