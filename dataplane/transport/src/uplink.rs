@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 /// How often shares are divided anew, at most.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
-/// How long a report of an endpoint counts: one that has a backlog reports again soon.
-const FRESH: Duration = Duration::from_millis(20);
+/// How long a report of an endpoint counts. One that sleeps between two chunks gives none, and its links stay bounded meanwhile: it is
+/// longer than they do.
+const FRESH: Duration = Duration::from_millis(30);
 
 /// Who sends on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

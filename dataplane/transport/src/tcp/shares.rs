@@ -153,6 +153,23 @@ mod tests {
     use super::*;
     use harmonaize_abi::CommunicatorId;
 
+    /// What an endpoint said before it slept counts for as long as its links are bounded.
+    #[test]
+    fn an_endpoint_that_sleeps_between_two_chunks_does_not_leave_others_alone() {
+        let (port, begin) = (Uplink::default(), Instant::now());
+        port.set_rate(Some(80_000));
+        let usage = |communicator| {
+            let owner = Owner { tenant: 0, weight: 1, communicator: CommunicatorId(communicator) };
+            let mut share = Share { owner: Some(owner), ..Share::default() };
+            share.usage(begin, PERIOD, (128 << 10, true, true)).unwrap()
+        };
+        let [sleeps, sends] = [port.endpoint(), port.endpoint()];
+        let mut bounds = Vec::new();
+        port.divide(sleeps, begin, &[usage(1)], &mut bounds);
+        port.divide(sends, begin + BACKLOG_TIME, &[usage(2)], &mut bounds);
+        assert!(matches!(bounds[..], [Some(_)]), "{bounds:?}");
+    }
+
     /// Chunks of 128 KiB, one each 9 ms: four such links at half of 1 Gbit/s. Half a chunk is a backlog at one look of nine.
     #[test]
     fn who_passes_chunks_on_counts_as_one_with_a_backlog_between_them() {
