@@ -82,7 +82,7 @@ pub struct Engine {
     pub(crate) pending_transfers: Vec<PendingTransfer>,
     /// When links were last closed.
     pub(crate) closed: Nanos,
-    /// When an operation was last under way here, or a command was given.
+    /// When an operation or a change of plan was last under way here, or a command was given.
     pub(crate) served: Nanos,
     /// Whether what comes by the network ends no sleep.
     pub(crate) deaf: bool,
@@ -200,7 +200,8 @@ impl Engine {
         &self.wake
     }
 
-    /// Whether nobody waits for what comes by the network: for a while no operation was under way, and no command was given.
+    /// Whether nobody waits for what comes by the network: for a while no operation was under way, no links were on their way up, no plan
+    /// was changed, and no command was given.
     ///
     /// Peers' operations need a rank of this host to call them too, whose descriptor ends any sleep.
     pub(crate) fn is_idle(&self) -> bool {
@@ -324,9 +325,15 @@ impl Engine {
         if self.attachments.iter().any(Attachment::has_calls) {
             self.served = now;
         }
-        let Self { communicators: members, aftermath, resting, turns, .. } = self;
+        let Self { communicators: members, aftermath, resting, turns, served, .. } = self;
         turns.retain(|key| {
-            match contain(members, aftermath, (key, Task::Timer), |member| member.tick(now)) {
+            let ticked = contain(members, aftermath, (key, Task::Timer), |member| {
+                if member.is_changing() {
+                    *served = now;
+                }
+                member.tick(now)
+            });
+            match ticked {
                 Some(Some(due)) => {
                     if due != Nanos(u64::MAX) {
                         resting.insert((due, key));

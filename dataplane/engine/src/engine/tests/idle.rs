@@ -1,9 +1,10 @@
 //! Where nobody has an operation under way, what comes by the network may wait for a moment. Tenants never do.
 
 use super::common::{SMALL, World, reduce, tcp};
-use crate::{AttachmentId, Engine};
+use crate::{AttachmentId, Engine, Epoch};
 use harmonaize_abi::{ReduceOp, Status};
 use rustix::event::Timespec;
+use std::time::{Duration, Instant};
 
 /// What is no attachment's, but the network's.
 const NETWORK: AttachmentId = AttachmentId(u64::MAX);
@@ -62,4 +63,21 @@ fn an_operation_that_waits_for_a_late_rank_is_no_idleness() {
     // Each look at it is another time at which it is under way.
     let late = world.engines[0].now().after(10 * crate::engine::IDLE_AFTER);
     world.until("the call has waited", |world| world.engines[0].served >= late);
+}
+
+/// Links on their way up, and participants that agree on a plan, are brought on at once.
+#[test]
+fn a_change_of_plan_is_no_idleness() {
+    let mut world = World::new(tcp(2), &[vec![0], vec![1]], SMALL);
+    world.until("idle", |world| world.engines.iter().all(Engine::is_idle));
+    world.change(Epoch(2), &[1, 0], |_, _| true);
+    // The peer stands still, so they do not agree.
+    let late = world.engines[0].now().after(10 * crate::engine::IDLE_AFTER);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while world.engines[0].served < late {
+        world.engines[0].progress(64);
+        assert!(Instant::now() < deadline, "it counts as idle");
+    }
+    world.until_switched(Epoch(2));
+    world.until("idle again", |world| world.engines.iter().all(Engine::is_idle));
 }
