@@ -3,6 +3,7 @@
 //!
 //! Where no operation is under way, what comes by the network are peers' signs of life, one soon after the other where there are many
 //! links. The thread would be busy for as long as peers take to give theirs. So it reads what is there, and leaves the rest for a moment.
+//! It does so only where all is read.
 
 use crate::wake::Woken;
 use crate::{Command, Engine};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Commands that may wait.
 const COMMANDS: usize = 1024;
 /// Frames or system calls of the transport per round.
-const BUDGET: usize = 64;
+pub(crate) const BUDGET: usize = 64;
 /// For how long what comes by the network is left where nobody waits for it.
 const DOZE: Duration = Duration::from_millis(1);
 
@@ -111,6 +112,11 @@ impl Runner {
         self.engine.sleep_timeout()
     }
 
+    /// Whether the rest may be left for a moment, after a round that did so much. It found some work, and as it seems all of it.
+    pub(crate) fn may_doze(&self, worked: usize) -> bool {
+        (1..BUDGET).contains(&worked) && self.engine.is_idle()
+    }
+
     fn run(mut self, spin: Duration) {
         let mut idle_since: Option<Instant> = None;
         while let Some(worked) = self.round() {
@@ -125,7 +131,7 @@ impl Runner {
             if worked > 0 {
                 self.engine.passes.busy();
                 idle_since = None;
-                if self.engine.is_idle() {
+                if self.may_doze(worked) {
                     self.doze();
                 }
                 continue;

@@ -1,6 +1,7 @@
 //! Where nobody has an operation under way, what comes by the network may wait for a moment. Tenants never do.
 
 use super::common::{SMALL, World, reduce, tcp};
+use crate::run::BUDGET;
 use crate::{AttachmentId, Engine, Epoch};
 use harmonaize_abi::{ReduceOp, Status};
 use rustix::event::Timespec;
@@ -75,9 +76,19 @@ fn a_change_of_plan_is_no_idleness() {
     let late = world.engines[0].now().after(10 * crate::engine::IDLE_AFTER);
     let deadline = Instant::now() + Duration::from_secs(20);
     while world.engines[0].served < late {
-        world.engines[0].progress(64);
+        world.engines[0].progress(BUDGET);
         assert!(Instant::now() < deadline, "it counts as idle");
     }
     world.until_switched(Epoch(2));
     world.until("idle again", |world| world.engines.iter().all(Engine::is_idle));
+}
+
+#[test]
+fn a_loop_dozes_where_all_is_read() {
+    let mut world = World::new(tcp(2), &[vec![0], vec![1]], SMALL);
+    world.until("idle", |world| world.engines.iter().all(Engine::is_idle));
+    let (_handle, runner) = crate::prepare(world.engines.remove(0), 4).unwrap();
+    assert!(runner.may_doze(1) && runner.may_doze(BUDGET - 1));
+    assert!(!runner.may_doze(0), "it has found nothing: it sleeps");
+    assert!(!runner.may_doze(BUDGET), "there may be more to read");
 }
