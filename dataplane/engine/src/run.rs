@@ -3,7 +3,7 @@
 //!
 //! Where no operation is under way, what comes by the network are peers' signs of life, one soon after the other where there are many
 //! links. The thread would be busy for as long as peers take to give theirs. So it reads what is there, and leaves the rest for a moment.
-//! It does so only where all is read.
+//! It does so only where all is read, and not where an operator has it spin for longer than that moment.
 
 use crate::wake::Woken;
 use crate::{Command, Engine};
@@ -19,7 +19,7 @@ const COMMANDS: usize = 1024;
 /// Frames or system calls of the transport per round.
 pub(crate) const BUDGET: usize = 64;
 /// For how long what comes by the network is left where nobody waits for it.
-const DOZE: Duration = Duration::from_millis(1);
+pub(crate) const DOZE: Duration = Duration::from_millis(1);
 
 /// Why an engine did not take a command, which is within.
 #[derive(Debug, thiserror::Error)]
@@ -113,8 +113,8 @@ impl Runner {
     }
 
     /// Whether the rest may be left for a moment, after a round that did so much. It found some work, and as it seems all of it.
-    pub(crate) fn may_doze(&self, worked: usize) -> bool {
-        (1..BUDGET).contains(&worked) && self.engine.is_idle()
+    pub(crate) fn may_doze(&self, worked: usize, spin: Duration) -> bool {
+        (1..BUDGET).contains(&worked) && spin < DOZE && self.engine.is_idle()
     }
 
     fn run(mut self, spin: Duration) {
@@ -131,7 +131,7 @@ impl Runner {
             if worked > 0 {
                 self.engine.passes.busy();
                 idle_since = None;
-                if self.may_doze(worked) {
+                if self.may_doze(worked, spin) {
                     self.doze();
                 }
                 continue;
@@ -142,7 +142,7 @@ impl Runner {
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < spin && !self.engine.is_idle() {
+            if since.elapsed() < spin {
                 std::thread::yield_now();
                 continue;
             }

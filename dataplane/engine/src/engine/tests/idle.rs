@@ -1,7 +1,7 @@
 //! Where nobody has an operation under way, what comes by the network may wait for a moment. Tenants never do.
 
 use super::common::{SMALL, World, reduce, tcp};
-use crate::run::BUDGET;
+use crate::run::{BUDGET, DOZE};
 use crate::{AttachmentId, Engine, Epoch};
 use harmonaize_abi::{ReduceOp, Status};
 use rustix::event::Timespec;
@@ -84,11 +84,13 @@ fn a_change_of_plan_is_no_idleness() {
 }
 
 #[test]
-fn a_loop_dozes_where_all_is_read() {
+fn a_loop_dozes_where_all_is_read_and_nobody_has_it_spin() {
     let mut world = World::new(tcp(2), &[vec![0], vec![1]], SMALL);
     world.until("idle", |world| world.engines.iter().all(Engine::is_idle));
     let (_handle, runner) = crate::prepare(world.engines.remove(0), 4).unwrap();
-    assert!(runner.may_doze(1) && runner.may_doze(BUDGET - 1));
-    assert!(!runner.may_doze(0), "it has found nothing: it sleeps");
-    assert!(!runner.may_doze(BUDGET), "there may be more to read");
+    let spin = DOZE / 20;
+    assert!(runner.may_doze(1, spin) && runner.may_doze(BUDGET - 1, Duration::ZERO));
+    assert!(!runner.may_doze(0, spin), "it has found nothing: it sleeps");
+    assert!(!runner.may_doze(BUDGET, spin), "there may be more to read");
+    assert!(!runner.may_doze(1, Duration::from_secs(1)), "it is to be awake");
 }
