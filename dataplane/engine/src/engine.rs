@@ -217,16 +217,16 @@ impl Engine {
         set
     }
 
-    /// Announces to every attachment that the loop will sleep; false if one of them has work.
+    /// Announces to every attachment and the other threads that the loop will sleep; false if one of them has work.
     pub(crate) fn prepare_doze(&mut self) -> bool {
         let busy =
             self.attachments.iter_mut().filter_map(|attachment| (!attachment.prepare_sleep()).then_some(()));
-        busy.count() == 0
+        busy.count() == 0 && self.passes.prepare_sleep()
     }
 
-    /// Announces to every attachment and the network that the loop will sleep; false if one of them has work.
+    /// Announces to these and the network that the loop will sleep; false if one of them has work.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        let attachments = self.prepare_doze();
+        let rest = self.prepare_doze();
         let mut datagrams = 0;
         for key in self.turns.iter() {
             contain(&mut self.communicators, &mut self.aftermath, (key, Task::Packets), |member| {
@@ -235,8 +235,7 @@ impl Engine {
             });
         }
         let hears = !self.deaf || self.attend_network(true);
-        let rest = hears && datagrams == 0 && attachments;
-        rest && self.passes.prepare_sleep() && self.transport.prepare_sleep()
+        rest && hears && datagrams == 0 && self.transport.prepare_sleep()
     }
 
     /// Takes the announcement back. Ends that did not wake the loop cost no system call.

@@ -128,17 +128,21 @@ impl Runner {
                 }
                 continue;
             }
-            if worked > 0 {
+            let dozes = self.may_doze(worked, spin);
+            if worked > 0 && !dozes {
                 self.engine.passes.busy();
                 idle_since = None;
-                if self.may_doze(worked, spin) {
-                    self.doze();
-                }
                 continue;
             }
+            // Signs of life keep no thread from helping another.
             self.engine.passes.quiet();
             if self.engine.passes.help() > 0 {
                 idle_since = None;
+                continue;
+            }
+            if dozes {
+                idle_since = None;
+                self.doze();
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
@@ -153,7 +157,7 @@ impl Runner {
         }
     }
 
-    /// Sleeps for a moment, which a tenant, a command or a timer ends, and nothing that comes by the network.
+    /// Sleeps for a moment, which a tenant, a command, another thread's pass or a timer ends, and nothing that comes by the network.
     fn doze(&mut self) {
         let quiet =
             self.engine.prepare_doze() && self.commands.is_empty() && self.engine.attend_network(false);

@@ -1,10 +1,12 @@
 //! Where nobody has an operation under way, what comes by the network may wait for a moment. Tenants never do.
 
-use super::common::{SMALL, World, reduce, tcp};
+use super::common::{SMALL, World, loopback, reduce, tcp};
 use crate::run::{BUDGET, DOZE};
-use crate::{AttachmentId, Engine, Epoch};
+use crate::{AttachmentId, Engine, Epoch, PassSharing};
 use harmonaize_abi::{ReduceOp, Status};
-use rustix::event::Timespec;
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What is no attachment's, but the network's.
@@ -93,4 +95,27 @@ fn a_loop_dozes_where_all_is_read_and_nobody_has_it_spin() {
     assert!(!runner.may_doze(0, spin), "it has found nothing: it sleeps");
     assert!(!runner.may_doze(BUDGET, spin), "there may be more to read");
     assert!(!runner.may_doze(1, Duration::from_secs(1)), "it is to be awake");
+}
+
+/// As one that sleeps is.
+#[test]
+fn a_thread_that_dozes_is_woken_for_anothers_pass() {
+    let mut parts = PassSharing::among(2);
+    let (other, own) = (parts.pop().unwrap(), parts.pop().unwrap());
+    let mut world = World::new(loopback(1), &[vec![0]], SMALL);
+    let engine = &mut world.engines[0];
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+    crate::wake::watch(engine.wake(), bell.as_fd()).unwrap();
+    engine.share_passes(own);
+    engine.passes.set_bell(&bell);
+    engine.passes.quiet();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !other.wake_one() {
+        assert!(Instant::now() < deadline, "it has nothing to do, and does not help");
+        std::thread::yield_now();
+    }
+    let mut count = [0; 8];
+    assert!(rustix::io::read(&*bell, &mut count).is_err(), "it is awake");
+    assert!(engine.prepare_doze() && other.wake_one());
+    assert!(rustix::io::read(&*bell, &mut count).is_ok(), "nothing wakes it");
 }
