@@ -212,13 +212,13 @@ impl Attachment {
         self.deferred.take()
     }
 
-    /// Announces that the loop will sleep. False: there is work. Room for a deferred descriptor comes without anything from outside:
-    /// its rank has fewer operations in flight than there is room for, once the communicator has seen that others have ended.
     /// Whether operations that it asked for are under way.
     pub(crate) fn has_calls(&self) -> bool {
         self.in_flight > 0
     }
 
+    /// Announces that the loop will sleep. False: there is work. Room for a deferred descriptor comes without anything from outside:
+    /// its rank has fewer operations in flight than there is room for, once the communicator has seen that others have ended.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.deferred.is_none() && self.end.prepare_sleep()
     }

@@ -207,11 +207,16 @@ impl CommunicatorState {
         self.resting.take()
     }
 
-    /// A tick has passed. It rests from now on if it has nothing to do, waits for no room on a link, and has no aggregator, whose
-    /// packets it would have to look for: until when, the last of all times if it waits for no time.
+    /// Whether links are on their way up, or participants agree on a plan.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.epochs.len() > 1 || !self.epochs.iter().all(Links::complete)
+    }
+
+    /// A tick has passed. It rests from now on if it has nothing to do, waits for no room on a link, has no change under way, and has no
+    /// aggregator, whose packets it would have to look for: until when, the last of all times if it waits for no time.
     pub(crate) fn tick(&mut self, now: Nanos) -> Option<Nanos> {
         let looks = !self.backlog.is_empty() || self.epochs.iter().any(|links| links.aggregator.is_some());
-        if !self.pending && !looks {
+        if !self.pending && !looks && !self.is_changing() {
             let due = self.core.poll_timeout().unwrap_or(Nanos(u64::MAX));
             if due > now {
                 self.resting = Some(due);

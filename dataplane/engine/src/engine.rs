@@ -82,7 +82,7 @@ pub struct Engine {
     pub(crate) pending_transfers: Vec<PendingTransfer>,
     /// When links were last closed.
     pub(crate) closed: Nanos,
-    /// When an operation was last under way here, or a command was given.
+    /// When an operation or a change of plan was last under way here, or a command was given.
     pub(crate) served: Nanos,
     /// Whether what comes by the network ends no sleep.
     pub(crate) deaf: bool,
@@ -200,7 +200,8 @@ impl Engine {
         &self.wake
     }
 
-    /// Whether nobody waits for what comes by the network: for a while no operation was under way, and no command was given.
+    /// Whether nobody waits for what comes by the network: for a while no operation was under way, no links were on their way up, no plan
+    /// was changed, and no command was given.
     ///
     /// Peers' operations need a rank of this host to call them too, whose descriptor ends any sleep.
     pub(crate) fn is_idle(&self) -> bool {
@@ -216,16 +217,16 @@ impl Engine {
         set
     }
 
-    /// Announces to every attachment that the loop will sleep; false if one of them has work.
+    /// Announces to every attachment and the other threads that the loop will sleep; false if one of them has work.
     pub(crate) fn prepare_doze(&mut self) -> bool {
         let busy =
             self.attachments.iter_mut().filter_map(|attachment| (!attachment.prepare_sleep()).then_some(()));
-        busy.count() == 0
+        busy.count() == 0 && self.passes.prepare_sleep()
     }
 
-    /// Announces to every attachment and the network that the loop will sleep; false if one of them has work.
+    /// Announces to these and the network that the loop will sleep; false if one of them has work.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        let attachments = self.prepare_doze();
+        let rest = self.prepare_doze();
         let mut datagrams = 0;
         for key in self.turns.iter() {
             contain(&mut self.communicators, &mut self.aftermath, (key, Task::Packets), |member| {
@@ -234,8 +235,7 @@ impl Engine {
             });
         }
         let hears = !self.deaf || self.attend_network(true);
-        let rest = hears && datagrams == 0 && attachments;
-        rest && self.passes.prepare_sleep() && self.transport.prepare_sleep()
+        rest && hears && datagrams == 0 && self.transport.prepare_sleep()
     }
 
     /// Takes the announcement back. Ends that did not wake the loop cost no system call.
@@ -324,9 +324,15 @@ impl Engine {
         if self.attachments.iter().any(Attachment::has_calls) {
             self.served = now;
         }
-        let Self { communicators: members, aftermath, resting, turns, .. } = self;
+        let Self { communicators: members, aftermath, resting, turns, served, .. } = self;
         turns.retain(|key| {
-            match contain(members, aftermath, (key, Task::Timer), |member| member.tick(now)) {
+            let ticked = contain(members, aftermath, (key, Task::Timer), |member| {
+                if member.is_changing() {
+                    *served = now;
+                }
+                member.tick(now)
+            });
+            match ticked {
                 Some(Some(due)) => {
                     if due != Nanos(u64::MAX) {
                         resting.insert((due, key));

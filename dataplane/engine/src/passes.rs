@@ -429,7 +429,7 @@ impl PassSharing {
     }
 
     /// Whether a thread is there that helps; one that sleeps is woken if all that help do.
-    fn wake_one(&self) -> bool {
+    pub(crate) fn wake_one(&self) -> bool {
         if self.own().is_none() {
             return false;
         }

@@ -3,6 +3,7 @@
 //!
 //! Where no operation is under way, what comes by the network are peers' signs of life, one soon after the other where there are many
 //! links. The thread would be busy for as long as peers take to give theirs. So it reads what is there, and leaves the rest for a moment.
+//! It does so only where all is read, and not where an operator has it spin for longer than that moment.
 
 use crate::wake::Woken;
 use crate::{Command, Engine};
@@ -16,9 +17,9 @@ use std::time::{Duration, Instant};
 /// Commands that may wait.
 const COMMANDS: usize = 1024;
 /// Frames or system calls of the transport per round.
-const BUDGET: usize = 64;
+pub(crate) const BUDGET: usize = 64;
 /// For how long what comes by the network is left where nobody waits for it.
-const DOZE: Duration = Duration::from_millis(1);
+pub(crate) const DOZE: Duration = Duration::from_millis(1);
 
 /// Why an engine did not take a command, which is within.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,11 @@ impl Runner {
         self.engine.sleep_timeout()
     }
 
+    /// Whether the rest may be left for a moment, after a round that did so much. It found some work, and as it seems all of it.
+    pub(crate) fn may_doze(&self, worked: usize, spin: Duration) -> bool {
+        (1..BUDGET).contains(&worked) && spin < DOZE && self.engine.is_idle()
+    }
+
     fn run(mut self, spin: Duration) {
         let mut idle_since: Option<Instant> = None;
         while let Some(worked) = self.round() {
@@ -122,21 +128,25 @@ impl Runner {
                 }
                 continue;
             }
-            if worked > 0 {
+            let dozes = self.may_doze(worked, spin);
+            if worked > 0 && !dozes {
                 self.engine.passes.busy();
                 idle_since = None;
-                if self.engine.is_idle() {
-                    self.doze();
-                }
                 continue;
             }
+            // Signs of life keep no thread from helping another.
             self.engine.passes.quiet();
             if self.engine.passes.help() > 0 {
                 idle_since = None;
                 continue;
             }
+            if dozes {
+                idle_since = None;
+                self.doze();
+                continue;
+            }
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < spin && !self.engine.is_idle() {
+            if since.elapsed() < spin {
                 std::thread::yield_now();
                 continue;
             }
@@ -147,7 +157,7 @@ impl Runner {
         }
     }
 
-    /// Sleeps for a moment, which a tenant, a command or a timer ends, and nothing that comes by the network.
+    /// Sleeps for a moment, which a tenant, a command, another thread's pass or a timer ends, and nothing that comes by the network.
     fn doze(&mut self) {
         let quiet =
             self.engine.prepare_doze() && self.commands.is_empty() && self.engine.attend_network(false);

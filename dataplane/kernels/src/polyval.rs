@@ -7,6 +7,7 @@ mod clmul;
 use ::polyval::Polyval as Reference;
 use ::polyval::universal_hash::UniversalHash;
 use harmonaize_abi::{View, ViewMut};
+use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Bytes of a block, of a key and of a hash.
 pub const BLOCK: usize = 16;
@@ -96,6 +97,8 @@ impl Polyval {
             let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
             // SAFETY: so many bytes lie within the view, and the room is apart from it.
             unsafe { std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
+            // Else the compiler could copy from `from` once more below, where others may have written meanwhile.
+            compiler_fence(Ordering::SeqCst);
             hash.update_padded(piece);
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 /// How often shares are divided anew, at most.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
-/// How long a report of an endpoint counts: one that has a backlog reports again soon.
-const FRESH: Duration = Duration::from_millis(20);
+/// How long a report of an endpoint counts. One that sleeps between two chunks gives none, and its links stay bounded meanwhile: it is
+/// longer than they do.
+const FRESH: Duration = Duration::from_millis(30);
 
 /// Who sends on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +32,10 @@ pub(crate) struct Usage {
     pub(crate) owner: Owner,
     /// Bytes a second.
     pub(crate) rate: u64,
-    /// Whether it has more to send than it could.
+    /// Whether it has more to send than it could, or had a moment ago: then it is bounded.
     pub(crate) backlog: bool,
+    /// Whether it sends, or has something to send. One that only had a backlog has no part in its tenant's share.
+    pub(crate) waits: bool,
 }
 
 /// A host's port, which all endpoints of an agent send by.
@@ -100,8 +103,8 @@ impl Table {
         }
     }
 
-    /// Finds what each tenant's links with a backlog may send: weighted max-min fair among tenants, even among a tenant's links. None
-    /// are bounded while one communicator sends alone.
+    /// Finds what each tenant's links with a backlog may send: weighted max-min fair among tenants, even among those of a tenant's links
+    /// that have something to send. None are bounded while one communicator sends alone.
     fn divide(&mut self, rate: u64, now: Instant) {
         let Self { reports, tenants } = self;
         tenants.clear();
@@ -113,37 +116,45 @@ impl Table {
         if rate == 0 || alone {
             return;
         }
-        for Usage { owner, rate, backlog } in usage() {
+        for Usage { owner, rate, backlog, waits } in usage() {
             let known = tenants.iter().position(|tenant| tenant.number == owner.tenant);
             let at = known.unwrap_or(tenants.len());
             if known.is_none() {
                 tenants.push(Tenant::new(owner));
             }
             let Some(tenant) = tenants.get_mut(at) else { continue };
-            if *backlog { tenant.waiting += 1 } else { tenant.free = tenant.free.saturating_add(*rate) }
+            if *backlog {
+                tenant.waiting += u64::from(*waits);
+            } else {
+                tenant.free = tenant.free.saturating_add(*rate);
+            }
         }
         let (mut left, mut weights) = (rate, tenants.iter().map(|tenant| tenant.weight).sum::<u64>());
         // Who wants less than its share has what it wants, and leaves the rest to the others.
         loop {
-            let share = |tenant: &Tenant| {
-                (u128::from(left) * u128::from(tenant.weight) / u128::from(weights.max(1))) as u64
+            let wants_less = |tenant: &&mut Tenant| {
+                !tenant.content && tenant.waiting == 0 && tenant.free <= tenant.share(left, weights)
             };
-            let content =
-                tenants.iter().position(|tenant| tenant.waiting == 0 && tenant.free <= share(tenant));
-            let Some(content) = content else {
-                tenants.iter_mut().for_each(|tenant| tenant.bound = tenant.of_each(share(tenant)));
-                return;
+            let Some(tenant) = tenants.iter_mut().find(wants_less) else { break };
+            tenant.content = true;
+            left = left.saturating_sub(tenant.free);
+            weights -= tenant.weight;
+        }
+        for tenant in tenants {
+            // Its links may begin to send again, each with what it would have then.
+            let share = match tenant.content {
+                true => tenant.share(left.saturating_add(tenant.free), weights + tenant.weight),
+                false => tenant.share(left, weights),
             };
-            let content = tenants.swap_remove(content);
-            left = left.saturating_sub(content.free);
-            weights -= content.weight;
+            tenant.bound = tenant.of_each(share, tenant.waiting);
+            tenant.next = tenant.of_each(share, tenant.waiting + 1);
         }
     }
 
-    /// What a link may send; anything where it has no backlog.
+    /// What a link may send; anything where it has, and had, no backlog.
     fn bound(&self, usage: &Usage) -> Option<u64> {
         let tenant = self.tenants.iter().find(|tenant| tenant.number == usage.owner.tenant)?;
-        usage.backlog.then_some(tenant.bound)
+        usage.backlog.then_some(if usage.waits { tenant.bound } else { tenant.next })
     }
 }
 
@@ -154,21 +165,30 @@ struct Tenant {
     weight: u64,
     /// Bytes a second of links without a backlog.
     free: u64,
-    /// Links with one.
+    /// Links with one that have something to send.
     waiting: u64,
-    /// What each of those may send, in bytes a second.
+    /// Whether it wants less than its share.
+    content: bool,
+    /// What each of those that wait may send, in bytes a second.
     bound: u64,
+    /// What a link that had a backlog may send as it begins again.
+    next: u64,
 }
 
 impl Tenant {
     fn new(owner: &Owner) -> Self {
         let (number, weight) = (owner.tenant, u64::from(owner.weight.max(1)));
-        Self { number, weight, free: 0, waiting: 0, bound: 0 }
+        Self { number, weight, free: 0, waiting: 0, content: false, bound: 0, next: 0 }
     }
 
-    /// What each link with a backlog has of the tenant's share. Links without one may leave little, and not nothing.
-    fn of_each(&self, share: u64) -> u64 {
-        (share.saturating_sub(self.free).max(share / 8) / self.waiting.max(1)).max(1)
+    /// Its part of a rate, among tenants that have so many weights together.
+    fn share(&self, rate: u64, weights: u64) -> u64 {
+        (u128::from(rate) * u128::from(self.weight) / u128::from(weights.max(1))) as u64
+    }
+
+    /// What each of so many links has of the tenant's share. Links without a backlog may leave little, and not nothing.
+    fn of_each(&self, share: u64, links: u64) -> u64 {
+        (share.saturating_sub(self.free).max(share / 8) / links.max(1)).max(1)
     }
 }
 
@@ -178,7 +198,20 @@ mod tests {
 
     fn usage(tenant: u32, weight: u32, communicator: u64, rate: u64, backlog: bool) -> Usage {
         let communicator = CommunicatorId(communicator);
-        Usage { owner: Owner { tenant, weight, communicator }, rate, backlog }
+        Usage { owner: Owner { tenant, weight, communicator }, rate, backlog, waits: backlog }
+    }
+
+    /// A link that had a backlog a moment ago, and has nothing to send.
+    fn drained(tenant: u32, communicator: u64) -> Usage {
+        Usage { waits: false, ..usage(tenant, 1, communicator, 0, true) }
+    }
+
+    /// What each link may send.
+    fn bounds_of_links<const N: usize>(rate: u64, usage: [Usage; N]) -> [Option<u64>; N] {
+        let (mut table, now) = (Table::default(), Instant::now());
+        table.note(0, now, &usage);
+        table.divide(rate, now);
+        usage.map(|one| table.bound(&one))
     }
 
     /// What each tenant's links with a backlog may send, by tenant.
@@ -209,6 +242,23 @@ mod tests {
     fn a_tenants_small_operations_come_out_of_its_own_share() {
         let all = [usage(0, 1, 1, 200, false), usage(0, 1, 2, 500, true), usage(1, 1, 3, 0, true)];
         assert_eq!(bounds(1000, &all), [(0, 300), (1, 500)]);
+    }
+
+    #[test]
+    fn communicators_that_take_turns_have_the_tenants_whole_share_in_turn() {
+        let all = [usage(0, 1, 1, 500, true), drained(0, 2), drained(0, 3)];
+        assert_eq!(bounds_of_links(1000, all), [Some(1000), Some(500), Some(500)]);
+        let beside = [usage(0, 1, 1, 500, true), drained(0, 2), drained(0, 3), usage(1, 1, 4, 500, true)];
+        assert_eq!(bounds_of_links(1000, beside), [Some(500), Some(250), Some(250), Some(500)]);
+    }
+
+    /// Bounded they stay, by what they would have if they sent.
+    #[test]
+    fn links_that_have_nothing_to_send_leave_the_tenants_share_to_others() {
+        let all = [drained(0, 1), usage(0, 1, 2, 100, false), usage(1, 1, 3, 500, true)];
+        assert_eq!(bounds_of_links(1000, all), [Some(400), None, Some(900)]);
+        let nobody = [drained(0, 1), drained(1, 2)];
+        assert_eq!(bounds_of_links(1000, nobody), [Some(1000), Some(1000)]);
     }
 
     #[test]

@@ -145,10 +145,11 @@ impl Path {
         self.hung_up |= ready.hung_up;
     }
 
-    /// Whether there is more to send than the kernel takes, or sends soon.
-    pub(super) fn has_backlog(&self) -> bool {
-        !self.lent && !self.writable && !self.pulse.outbox().is_empty()
-            || sys::unsent(&self.pulse.socket).is_ok_and(|bytes| bytes > BACKLOG_BYTES)
+    /// Whether the kernel has anything left to send, and whether that is more than it takes, or sends soon.
+    pub(super) fn unsent(&self) -> (bool, bool) {
+        let full = !self.lent && !self.writable && !self.pulse.outbox().is_empty();
+        let bytes = sys::unsent(&self.pulse.socket).unwrap_or(0);
+        (full || bytes > 0, full || bytes > BACKLOG_BYTES)
     }
 
     /// Whether [`Path::work`] would do anything.

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a link counts as one with a backlog after it had one. One that passes on what it receives has none between two chunks. Unbounded
+/// How long a link stays bounded after it had a backlog. One that passes on what it receives has none between two chunks. Unbounded
 /// it would send each chunk as fast as the port does, and small operations would wait behind those of all such links. Twenty of them
-/// have a chunk of 128 KiB each 22 ms at 1 Gbit/s.
+/// have a chunk of 128 KiB each 22 ms at 1 Gbit/s. It has no part in its tenant's share meanwhile, unless it sends.
 const BACKLOG_TIME: Duration = Duration::from_millis(25);
 /// How long a link counts as one that sends.
 const ACTIVE: Duration = Duration::from_millis(100);
@@ -102,17 +102,23 @@ impl Shares {
 
 /// What a link has sent since the last look; none if it has not for long.
 fn sample(link: &mut Link, now: Instant, since: Duration) -> Option<Usage> {
-    let (mut written, mut backlog) = (0, false);
+    let (mut written, mut unsent, mut backlog) = (0, false, false);
     for (_, path) in link.paths() {
         written += path.pulse.written();
-        backlog |= path.has_backlog();
+        let (some, many) = path.unsent();
+        (unsent, backlog) = (unsent || some, backlog || many);
     }
-    link.share.usage(now, since, (written, backlog))
+    link.share.usage(now, since, (written, unsent, backlog))
 }
 
 impl Share {
-    /// The same, of a link for which the kernel has taken so many bytes in all, and that has a backlog or not.
-    fn usage(&mut self, now: Instant, since: Duration, (written, backlog): (u64, bool)) -> Option<Usage> {
+    /// The same, of a link for which the kernel has taken so many bytes in all. It has some of them left or not, and a backlog or not.
+    fn usage(
+        &mut self,
+        now: Instant,
+        since: Duration,
+        (written, unsent, backlog): (u64, bool, bool),
+    ) -> Option<Usage> {
         let owner = self.owner?;
         let sent = written.saturating_sub(self.written);
         self.written = written;
@@ -129,7 +135,8 @@ impl Share {
             return None;
         }
         let rate = (u128::from(sent) * 1_000_000_000 / since.as_nanos().max(1)) as u64;
-        Some(Usage { owner, rate, backlog: within(self.backlog_at, BACKLOG_TIME) })
+        let waits = sent > 0 || unsent || backlog;
+        Some(Usage { owner, rate, backlog: within(self.backlog_at, BACKLOG_TIME), waits })
     }
 }
 
@@ -146,6 +153,23 @@ mod tests {
     use super::*;
     use harmonaize_abi::CommunicatorId;
 
+    /// What an endpoint said before it slept counts for as long as its links are bounded.
+    #[test]
+    fn an_endpoint_that_sleeps_between_two_chunks_does_not_leave_others_alone() {
+        let (port, begin) = (Uplink::default(), Instant::now());
+        port.set_rate(Some(80_000));
+        let usage = |communicator| {
+            let owner = Owner { tenant: 0, weight: 1, communicator: CommunicatorId(communicator) };
+            let mut share = Share { owner: Some(owner), ..Share::default() };
+            share.usage(begin, PERIOD, (128 << 10, true, true)).unwrap()
+        };
+        let [sleeps, sends] = [port.endpoint(), port.endpoint()];
+        let mut bounds = Vec::new();
+        port.divide(sleeps, begin, &[usage(1)], &mut bounds);
+        port.divide(sends, begin + BACKLOG_TIME, &[usage(2)], &mut bounds);
+        assert!(matches!(bounds[..], [Some(_)]), "{bounds:?}");
+    }
+
     /// Chunks of 128 KiB, one each 9 ms: four such links at half of 1 Gbit/s. Half a chunk is a backlog at one look of nine.
     #[test]
     fn who_passes_chunks_on_counts_as_one_with_a_backlog_between_them() {
@@ -154,14 +178,14 @@ mod tests {
         let begin = Instant::now();
         let mut look = |number: u64, chunk: bool, written| {
             let now = begin + number as u32 * PERIOD;
-            share.usage(now, PERIOD, (written, chunk))
+            share.usage(now, PERIOD, (written, chunk, chunk))
         };
         let mut written = 0;
         for number in 0..200 {
             let chunk = number % 9 == 0;
             written += if chunk { 128 << 10 } else { 0 };
             let usage = look(number, chunk, written).unwrap();
-            assert!(usage.backlog, "look {number}");
+            assert!(usage.backlog && usage.waits == chunk, "look {number}");
         }
         let bounded = (200..400).map_while(|number| look(number, false, written));
         let bounded = bounded.filter(|usage| usage.backlog).count();
