@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Bytes of a datagram: a full packet of 1500 bytes.
 const DATAGRAM: usize = 1472;
+/// Bits of a packet, its headers of IPv4 and UDP included.
+pub const PACKET_BITS: u64 = 8 * (DATAGRAM as u64 + 28);
 /// The first source port that is tried.
 const FIRST_PORT: u16 = 40_000;
 /// How long what waits to leave keeps the flow going, and at most lasts after its end.

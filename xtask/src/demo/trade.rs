@@ -81,12 +81,25 @@ pub struct Flow {
     pub spine: String,
     /// How many connections of the jobs crossed it in the flow's direction when it began.
     pub crossing: usize,
-    /// What control took others to use of the spine's links, in bits a second. Before the flow began, and at most while it lasted.
-    pub seen: [u64; 2],
+    /// What it sent, in bits.
+    pub sent: u64,
     /// Its rate in bits a second.
     pub rate: u64,
     /// When it began and ended, by CLOCK_REALTIME in nanoseconds.
     pub span_ns: [u64; 2],
+}
+
+impl Flow {
+    /// What it carried while it lasted, in bits a second.
+    fn carried(&self) -> f64 {
+        let [from, to] = self.span_ns;
+        self.sent as f64 * 1e9 / (to.saturating_sub(from) as f64).max(1.0)
+    }
+
+    /// Whether it took nearly all that it was to take.
+    fn is_full(&self) -> bool {
+        self.carried() > 0.9 * self.rate as f64
+    }
 }
 
 /// What was recorded.
@@ -392,16 +405,16 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
     let moved: Vec<f64> = moved.map(|change| change.at).collect();
     let congested = record.flow.as_ref().is_some_and(|flow| {
         let [from, to] = flow.span_ns.map(&at);
-        flow.crossing > 0 && is_found(record, flow) && moved.iter().any(|time| (from..=to).contains(time))
+        flow.crossing > 0 && flow.is_full() && moved.iter().any(|time| (from..=to).contains(time))
     });
     let flow = record.flow.as_ref().map_or_else(
         || "there was no cross traffic, as no connection crossed a spine".to_owned(),
-        |Flow { spine, crossing, seen: [before, most], span_ns, .. }| {
-            let ([from, to], [before, most]) = (span_ns.map(&at), [before, most].map(|rate| rate / 1_000_000));
-            let moved = seconds(&moved);
+        |flow| {
+            let ([from, to], Flow { spine, crossing, .. }) = (flow.span_ns.map(&at), flow);
+            let (carried, moved) = (flow.carried() / 1e6, seconds(&moved));
             format!(
-                "{spine} from {from:.1} to {to:.1} s, which {crossing} connections crossed; others took {most} Mbit/s of it by what \
-                 control knew, and {before} before; hosts moved at {moved}"
+                "{spine} from {from:.1} to {to:.1} s, which {crossing} connections crossed; others sent {carried:.0} Mbit/s over it; \
+                 hosts moved at {moved}"
             )
         },
     );
@@ -433,12 +446,6 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
         ),
         check("a spine was congested while hosts moved", congested, flow),
     ]
-}
-
-/// Whether control found the congestion: others used more of the spine than before, or plans changed for a report.
-fn is_found(record: &Record, Flow { seen: [before, most], span_ns: [from, to], .. }: &Flow) -> bool {
-    let mut reports = record.decisions.iter().filter_map(|decision| decision.congestion_report.as_ref());
-    most > before || reports.any(|report| (from..=to).contains(&&report.found_ns))
 }
 
 fn seconds(times: &[f64]) -> String {
@@ -553,8 +560,8 @@ pub(super) mod example {
             flow: Some(Flow {
                 spine: "spine1".into(),
                 crossing: 2,
-                seen: [0, 150_000_000],
-                rate: 1,
+                sent: 20_000_000,
+                rate: 1_000_000,
                 span_ns: [ns(30), ns(240)],
             }),
             decisions: Vec::new(),
@@ -568,7 +575,6 @@ pub(super) mod example {
 mod tests {
     use super::example::{ns, record};
     use super::*;
-    use harmonaize_testkit::plans::CongestionReport;
 
     fn passed(change: impl FnOnce(&mut Record)) -> Vec<bool> {
         let mut record = record();
@@ -592,20 +598,6 @@ mod tests {
         let late = record.samples.iter_mut().filter(|sample| sample.at_ns >= ns(tenths));
         for job in late.flat_map(|sample| &mut sample.jobs).filter(|job| job.tenant == tenant) {
             job.hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-        }
-    }
-
-    /// One for congestion that was found then.
-    fn decision(found_ns: u64) -> Decision {
-        let (host, finding) = ("h1".into(), "severe".into());
-        Decision {
-            at_ns: found_ns,
-            cause: String::new(),
-            reason: String::new(),
-            score_before_ppm: 2,
-            score_after_ppm: 1,
-            congestion_report: Some(CongestionReport { host, finding, found_ns, received_ns: found_ns }),
-            changes: Vec::new(),
         }
     }
 
@@ -653,15 +645,7 @@ mod tests {
         assert_eq!(flow(|flow| flow.span_ns[1] = ns(60)), [5], "it ended before hosts moved");
         assert_eq!(flow(|flow| flow.span_ns[0] = ns(190)), [5], "it began after that");
         assert_eq!(flow(|flow| flow.crossing = 0), [5], "nobody crossed it");
-        assert_eq!(flow(|flow| flow.seen = [7, 7]), [5], "control found nothing");
-        // A report that plans changed for is enough.
-        let reported = |at_ns| {
-            failed(|record| {
-                record.flow.as_mut().unwrap().seen = [7, 7];
-                record.decisions.push(decision(at_ns));
-            })
-        };
-        assert_eq!((reported(ns(40)), reported(ns(20))), (vec![], vec![5]));
+        assert_eq!(flow(|flow| flow.sent /= 8), [5], "it was a trickle");
     }
 
     #[test]

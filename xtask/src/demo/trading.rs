@@ -5,7 +5,7 @@ use super::course::{ENDS, most_crossed};
 use super::trade::{Cleared, Flow, Record, Sample, Trade, Trader, won};
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::clock::realtime_ns;
-use harmonaize_testkit::cross_traffic::CrossTraffic;
+use harmonaize_testkit::cross_traffic::{CrossTraffic, PACKET_BITS};
 use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::job::{Programs, Spaces, printed};
 use harmonaize_testkit::lines::{Line, whole};
@@ -144,6 +144,7 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         self.clear(low_again)?;
         self.hold(HOLDS)?;
         if let (Some(traffic), Some(flow)) = (traffic, &mut self.record.flow) {
+            flow.sent = traffic.sent() * PACKET_BITS;
             let [_, ended] = &mut flow.span_ns;
             *ended = traffic.stop()?;
         }
@@ -310,9 +311,6 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
     /// Notes what control says of jobs.
     fn look(&mut self) -> Result<()> {
         let jobs = plans::jobs(self.stage.deployment)?;
-        if let Some(Flow { spine, seen: [_, most], .. }) = &mut self.record.flow {
-            *most = (*most).max(of_others(self.stage.deployment, spine)?);
-        }
         self.record.samples.push(Sample { at_ns: realtime_ns()?, jobs });
         Ok(())
     }
@@ -323,12 +321,11 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         let Some((spine, crossing)) = most_crossed(&plans::plans(deployment)?) else { return Ok(None) };
         let rate = self.stage.rate;
         eprintln!("Cross traffic of {} Mbit/s begins on {spine}", rate / 1_000_000);
-        let before = of_others(deployment, spine)?;
         let [from, to] = ENDS;
         let traffic = CrossTraffic::start(deployment.fabric(), from, to, spine, rate)
             .with_context(|| format!("no cross traffic over {spine}"))?;
         let (spine, span_ns) = (spine.to_owned(), [traffic.began_realtime_ns(); 2]);
-        self.record.flow = Some(Flow { spine, crossing, seen: [before; 2], rate, span_ns });
+        self.record.flow = Some(Flow { spine, crossing, sent: 0, rate, span_ns });
         self.hold(HOLDS / 2)?;
         Ok(Some(traffic))
     }
@@ -346,13 +343,6 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         }
         Ok(())
     }
-}
-
-/// The most that control takes others to use of a switch's links, in bits a second.
-fn of_others(deployment: &Deployment, switch: &str) -> Result<u64> {
-    let links = plans::links(deployment)?;
-    let own = links.iter().filter(|link| link.from == switch || link.to == switch);
-    Ok(own.map(|link| link.cross_traffic_bps).max().unwrap_or(0))
 }
 
 /// Runs its first argument with the seat that the environment says, and the arguments behind it.
