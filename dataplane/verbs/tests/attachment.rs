@@ -602,6 +602,19 @@ fn tensors_are_read_and_written_by_a_successor() {
 }
 
 #[test]
+fn a_lost_device_ends_an_attachment_whose_tenant_has_not_come() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    let _ours = lab.succeed(&mut pair);
+    assert_eq!(pair.received().unwrap(), None);
+    lab.fabric.inject("dpu", Fault::DeviceLost);
+    assert!(!pair.agent.prepare_sleep());
+    pair.agent.cancel_sleep(false);
+    assert!(matches!(pair.received(), Err(EndError::Closed)));
+}
+
+#[test]
 fn a_queue_pair_may_fail_before_the_tenant_hears_why() {
     let lab = Lab::new();
     let mut pair = lab.attach(4);
