@@ -629,9 +629,8 @@ fn a_queue_pair_may_fail_before_the_tenant_hears_why() {
     pair.tenant.submit(&submission(3)).unwrap();
     pair.rejoin(ours);
     assert!(!pair.tenant.is_held());
+    // What waited has gone.
     for cookie in [2, 3] {
-        // What waited goes with the tenant's next look.
-        assert_eq!(pair.completed(), None);
         assert_eq!(pair.received().unwrap(), Some(submission(cookie)));
     }
     (4..20).for_each(|cookie| {
@@ -658,6 +657,28 @@ fn a_succession_that_is_called_off_leaves_the_queue_pair_or_its_loss() {
     pair.tenant.succeed(&Succession::CalledOff).unwrap();
     pair.tenant.progress().unwrap();
     assert!(matches!(pair.tenant.completion(), Err(EndError::Closed)));
+}
+
+/// The agent that a tenant is on its way to is about to have a successor itself, and has none.
+#[test]
+fn a_succession_that_is_called_off_joins_nothing() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    let ours = lab.succeed(&mut pair);
+    let connect = Succession::Connect { end: ours.end(), taken: ours.taken().unwrap() };
+    let (offer, arrived) = pair.tenant.succeed(&connect).unwrap().unwrap();
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    pair.tenant.succeed(&Succession::CalledOff).unwrap();
+    pair.tenant.submit(&submission(1)).unwrap();
+    assert_eq!(pair.completed(), None);
+    assert!(pair.tenant.is_held(), "the agent has not joined its queue pair");
+    ours.join(&offer, arrived).unwrap();
+    pair.tenant.succeed(&Succession::Connected).unwrap();
+    assert_eq!(pair.received().unwrap(), Some(submission(1)));
+    pair.complete(1);
+    assert_eq!(pair.completed(), Some(1));
+    (2..20).for_each(|cookie| pair.works(cookie));
 }
 
 #[test]

@@ -265,6 +265,13 @@ impl Channel {
         self.lost |= self.pair.is_none();
     }
 
+    /// There will be no successor. Where the agent has not joined this queue pair yet, [`Self::release`] comes with that.
+    pub(super) fn call_off(&mut self) {
+        if !self.corked {
+            self.release();
+        }
+    }
+
     /// Another queue pair in place of the one before, joined to that of the peer's successor, which has so many of the messages. Nothing
     /// is sent before [`Self::release`]. Says where it is, and how many messages have arrived here.
     pub(super) fn renew(&mut self, peer: &PairEnd, theirs: u64) -> Result<(PairEnd, u64), EndError> {
