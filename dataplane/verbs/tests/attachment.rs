@@ -583,14 +583,18 @@ fn tensors_are_read_and_written_by_a_successor() {
         pair.agent.progress(&mut |tag| done.push(tag.0)).unwrap();
     }
     pair.tenant.succeed(&Succession::Begins).unwrap();
+    assert!(!pair.agent.is_away(), "it has the tenant's queue pair");
     let ours = lab.succeed(&mut pair);
     assert!(matches!(pair.agent.fetch(Tag(3), 0, into.clone()), Err(EndError::Full)));
+    assert!(pair.agent.is_away());
     assert_eq!(pair.received().unwrap(), None);
     assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
     pair.rejoin(ours);
+    assert!(!pair.agent.is_away());
     assert!(readable(pair.agent.wake_fd()) && !pair.agent.prepare_sleep(), "the tenant has come");
     pair.agent.cancel_sleep(true);
     assert_eq!(pair.received().unwrap(), None);
+    assert!(!pair.agent.is_away());
     assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
     pair.agent.cancel_sleep(false);
     pair.tenant.memory().write(0, b"behind").unwrap();

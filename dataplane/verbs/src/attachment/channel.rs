@@ -188,6 +188,11 @@ impl Channel {
         (self.taken, self.sent)
     }
 
+    /// Whether the peer's queue pair is known.
+    pub(super) fn is_joined(&self) -> bool {
+        self.pair.is_some()
+    }
+
     /// The slots that the peer may ask for once more.
     pub(super) fn outbox(&self) -> &Arc<Memory> {
         self.outbox.memory()
