@@ -229,6 +229,11 @@ impl Handing {
             agent.ask_over_tcp(Duration::ZERO);
         }
         pause.set(false);
+        self.release(tenants);
+    }
+
+    /// Has sessions go on, and lets go of what they said of themselves when they came to rest.
+    pub(super) fn release(&mut self, tenants: &mut Tenants) {
         tenants.server().freeze(false);
         while self.standing.try_recv().is_ok() {}
     }
