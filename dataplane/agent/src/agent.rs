@@ -5,7 +5,7 @@
 mod handover;
 mod prepare;
 
-pub use handover::{AgentImage, InheritError};
+pub use handover::AgentImage;
 pub use prepare::{Check, Checked};
 
 use crate::coding;

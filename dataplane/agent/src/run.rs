@@ -425,7 +425,7 @@ async fn serve(
                 Some(Remainder::Event(Event::Connected(mut welcome))) if ending.is_none() => {
                     connected = true;
                     if waiting.take().is_some() {
-                        tenants.server().freeze(false);
+                        handing.release(&mut tenants);
                     }
                     uplink.set_rate(Some(welcome.uplink_bits_per_second).filter(|rate| *rate > 0));
                     let told = std::mem::take(&mut welcome.serve);
@@ -449,7 +449,7 @@ async fn serve(
                 let now = Instant::now();
                 watchdog.alive(now);
                 if waiting.take_if(|at| now >= *at).is_some() {
-                    tenants.server().freeze(false);
+                    handing.release(&mut tenants);
                 }
                 intruders.news(now).into_iter().for_each(|news| wiring.agent.note(news));
                 let gone = threads.iter().any(JoinHandle::is_finished) || intruders.acceptor.is_finished();

@@ -95,6 +95,12 @@ pub enum HandOverError {
     /// It reads or writes tensors of another machine just now.
     #[error("attachment {0} has transfers under way")]
     Transfers(u64),
+    /// Operations wait for its process, which has not come to this agent, a successor itself.
+    #[error(
+        "attachment {0} has not come to this agent yet, which is a successor itself, and operations wait for its memory; try again once \
+         its process has called the client library, or end that process"
+    )]
+    Away(u64),
     /// One of its calls was taken, and not begun.
     #[error("attachment {0} has a call that waits for room; try again")]
     Deferred(u64),

@@ -230,8 +230,12 @@ impl Engine {
         loop {
             let now = self.now();
             self.poll_tenants(now);
-            let busy = self.attachments.iter().find(|attachment| !attachment.rests());
-            let Some(busy) = busy.map(|attachment| attachment.id.0) else { return Ok(()) };
+            let busy = || self.attachments.iter().filter(|attachment| !attachment.rests());
+            // Sessions stand still, so its process does not come meanwhile.
+            if let Some(away) = busy().find(|attachment| attachment.end.is_away()) {
+                return Err(HandOverError::Away(away.id.0));
+            }
+            let Some(busy) = busy().next().map(|attachment| attachment.id.0) else { return Ok(()) };
             if Instant::now() >= deadline {
                 return Err(HandOverError::Transfers(busy));
             }

@@ -106,6 +106,11 @@ pub trait AgentEnd: Send + std::fmt::Debug {
         true
     }
 
+    /// Inherited, over RDMA: whether the tenant's process has not come to this one yet. No fetch and no store begins before.
+    fn is_away(&self) -> bool {
+        false
+    }
+
     /// Remote: copies tensor bytes from `offset` into `into`, later. The span `into` is written until `tag` comes back
     /// from [`Self::progress`], or this end is dropped. Fetches end in the order in which they were asked for.
     fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError>;

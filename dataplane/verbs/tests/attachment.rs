@@ -583,14 +583,18 @@ fn tensors_are_read_and_written_by_a_successor() {
         pair.agent.progress(&mut |tag| done.push(tag.0)).unwrap();
     }
     pair.tenant.succeed(&Succession::Begins).unwrap();
+    assert!(!pair.agent.is_away(), "it has the tenant's queue pair");
     let ours = lab.succeed(&mut pair);
     assert!(matches!(pair.agent.fetch(Tag(3), 0, into.clone()), Err(EndError::Full)));
+    assert!(pair.agent.is_away());
     assert_eq!(pair.received().unwrap(), None);
     assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
     pair.rejoin(ours);
+    assert!(!pair.agent.is_away());
     assert!(readable(pair.agent.wake_fd()) && !pair.agent.prepare_sleep(), "the tenant has come");
     pair.agent.cancel_sleep(true);
     assert_eq!(pair.received().unwrap(), None);
+    assert!(!pair.agent.is_away());
     assert!(pair.agent.prepare_sleep() && !readable(pair.agent.wake_fd()));
     pair.agent.cancel_sleep(false);
     pair.tenant.memory().write(0, b"behind").unwrap();
@@ -599,6 +603,19 @@ fn tensors_are_read_and_written_by_a_successor() {
     into.memory().read(0, &mut seen).unwrap();
     assert_eq!(&seen, b"behind");
     (0..20).for_each(|cookie| pair.works(cookie));
+}
+
+#[test]
+fn a_lost_device_ends_an_attachment_whose_tenant_has_not_come() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    let _ours = lab.succeed(&mut pair);
+    assert_eq!(pair.received().unwrap(), None);
+    lab.fabric.inject("dpu", Fault::DeviceLost);
+    assert!(!pair.agent.prepare_sleep());
+    pair.agent.cancel_sleep(false);
+    assert!(matches!(pair.received(), Err(EndError::Closed)));
 }
 
 #[test]
@@ -616,9 +633,8 @@ fn a_queue_pair_may_fail_before_the_tenant_hears_why() {
     pair.tenant.submit(&submission(3)).unwrap();
     pair.rejoin(ours);
     assert!(!pair.tenant.is_held());
+    // What waited has gone.
     for cookie in [2, 3] {
-        // What waited goes with the tenant's next look.
-        assert_eq!(pair.completed(), None);
         assert_eq!(pair.received().unwrap(), Some(submission(cookie)));
     }
     (4..20).for_each(|cookie| {
@@ -645,6 +661,28 @@ fn a_succession_that_is_called_off_leaves_the_queue_pair_or_its_loss() {
     pair.tenant.succeed(&Succession::CalledOff).unwrap();
     pair.tenant.progress().unwrap();
     assert!(matches!(pair.tenant.completion(), Err(EndError::Closed)));
+}
+
+/// The agent that a tenant is on its way to is about to have a successor itself, and has none.
+#[test]
+fn a_succession_that_is_called_off_joins_nothing() {
+    let lab = Lab::new();
+    let mut pair = lab.attach(4);
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    let ours = lab.succeed(&mut pair);
+    let connect = Succession::Connect { end: ours.end(), taken: ours.taken().unwrap() };
+    let (offer, arrived) = pair.tenant.succeed(&connect).unwrap().unwrap();
+    pair.tenant.succeed(&Succession::Begins).unwrap();
+    pair.tenant.succeed(&Succession::CalledOff).unwrap();
+    pair.tenant.submit(&submission(1)).unwrap();
+    assert_eq!(pair.completed(), None);
+    assert!(pair.tenant.is_held(), "the agent has not joined its queue pair");
+    ours.join(&offer, arrived).unwrap();
+    pair.tenant.succeed(&Succession::Connected).unwrap();
+    assert_eq!(pair.received().unwrap(), Some(submission(1)));
+    pair.complete(1);
+    assert_eq!(pair.completed(), Some(1));
+    (2..20).for_each(|cookie| pair.works(cookie));
 }
 
 #[test]

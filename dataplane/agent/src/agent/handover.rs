@@ -13,17 +13,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-/// Why an agent cannot go on here, for the operator.
-#[derive(Debug, thiserror::Error)]
-pub enum InheritError {
-    /// It has an attachment that came without its session.
-    #[error("an attachment without a session")]
-    NoSession,
-    /// A communicator's recipe cannot be read.
-    #[error(transparent)]
-    Recipe(#[from] prost::DecodeError),
-}
-
 /// The agent's part.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AgentImage {
@@ -135,20 +124,24 @@ impl Agent {
     }
 
     /// Takes over what another process's agent had. Of each attachment `limits` has those of its tenant, and whether tensors are mapped
-    /// here; `changes` are the recipes of epochs under way.
+    /// here; `changes` are the recipes of epochs under way. An attachment that it lacks has ended with the other process.
     ///
     /// # Errors
-    /// What is wrong with it, for the operator.
+    /// If a communicator's recipe cannot be read.
     pub fn inherit(
         &mut self,
         image: AgentImage,
         limits: &HashMap<AttachmentId, (TenantLimits, bool)>,
         changes: &[v1::Recipe],
-    ) -> Result<(), InheritError> {
+    ) -> Result<(), prost::DecodeError> {
         let AgentImage { attachments, communicators, next_request, tenants, errors, recent } = image;
         (self.next_request, self.tenants, self.errors, self.recent) = (next_request, tenants, errors, recent);
         for AttachedImage { attachment, tenant, thread, joined, next_handle } in attachments {
-            let (limits, mapped) = limits.get(&attachment).ok_or(InheritError::NoSession)?.clone();
+            // Nobody could go on with it by now: the other process is gone.
+            let Some((limits, mapped)) = limits.get(&attachment).cloned() else {
+                tracing::warn!(tenant, %attachment, "ended: it came without its session");
+                continue;
+            };
             self.engines.place_on(&tenant, thread);
             let joined = joined
                 .into_iter()

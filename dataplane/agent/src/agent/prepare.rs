@@ -379,6 +379,20 @@ mod tests {
         thread.join().unwrap();
     }
 
+    /// A process that attached in the last moment. The agent that had it is gone, so this one goes on without.
+    #[test]
+    fn an_attachment_without_its_session_is_left_behind() {
+        let (mut before, _told, thread, counters) = agent();
+        attach(&mut before, AttachmentId(1), &TenantLimits::of(Quota::default(), &counters));
+        let (mut successor, _heard, other, _) = agent();
+        successor.inherit(before.image(), &std::collections::HashMap::new(), &[]).unwrap();
+        assert!(before.attachments.len() == 1 && successor.attachments.is_empty());
+        for (mut agent, thread) in [(before, thread), (successor, other)] {
+            agent.stop();
+            thread.join().unwrap();
+        }
+    }
+
     #[test]
     fn rdma_links_count_until_an_epoch_without_them() {
         let (mut agent, mut told, thread, counters) = agent();

@@ -171,7 +171,7 @@ fn values_that_make_no_sense_are_refused() {
     }
     for (line, least) in [
         ("operations = 0", 1),
-        ("descriptors = 8", 9),
+        ("descriptors = 9", 10),
         ("attaches = 0", 1),
         ("joins = 0", 1),
         ("log_lines = 0", 1),

@@ -229,6 +229,11 @@ impl Handing {
             agent.ask_over_tcp(Duration::ZERO);
         }
         pause.set(false);
+        self.release(tenants);
+    }
+
+    /// Has sessions go on, and lets go of what they said of themselves when they came to rest.
+    pub(super) fn release(&mut self, tenants: &mut Tenants) {
         tenants.server().freeze(false);
         while self.standing.try_recv().is_ok() {}
     }
@@ -288,10 +293,14 @@ impl Handing {
                 pause.set(true);
                 Stage::Control { peer, deadline, sessions }
             }
-            Stage::Control { peer, deadline, sessions } => {
-                if connected || !idle || !agent.rests() {
+            Stage::Control { peer, deadline, mut sessions } => {
+                // Whoever had just proved itself over TCP is a connection since, and comes to rest as a session.
+                sessions.extend(std::iter::from_fn(|| self.standing.try_recv().ok()));
+                let standing = sessions.len() >= tenants.server().connections();
+                if connected || !idle || !standing || !agent.rests() {
                     self.stage = Stage::Control { peer, deadline, sessions };
-                    return in_time(deadline, "the session with control");
+                    let what = if standing { "the session with control" } else { "tenants' requests" };
+                    return in_time(deadline, what);
                 }
                 let since = Instant::now();
                 let threads = agent.command_all(|thread| Command::HandOver { thread });
@@ -359,7 +368,7 @@ mod tests {
     use crate::handover::VERSION;
     use crate::paths::Paths;
     use crate::recipe::tests::recipe;
-    use crate::session::{Freeze, SessionServer};
+    use crate::session::{Freeze, Quota, SessionServer, SocketRules, TenantRules};
     use harmonaize_abi::SegmentId;
     use harmonaize_api::v1::{Abandon, Recipe, from_agent};
     use harmonaize_engine::{CommunicatorId, Engine, Epoch, Notice, start};
@@ -473,6 +482,38 @@ mod tests {
         }));
         world.step().await;
         assert!(matches!(world.handing.stage, Stage::Control { .. }));
+    }
+
+    #[tokio::test]
+    async fn the_engine_goes_on_while_a_connection_is_no_session() {
+        let mut world = World::new(|peer, deadline| Stage::Control { peer, deadline, sessions: Vec::new() });
+        let folder = tempfile::tempdir().unwrap();
+        let (path, uids) = (folder.path().join("a.sock"), vec![rustix::process::geteuid().as_raw()]);
+        let rules = TenantRules {
+            tenant: "a".into(),
+            socket: Some(SocketRules { path: path.clone(), uids }),
+            secret: None,
+            addresses: Vec::new(),
+            quota: Quota::default(),
+            remote: false,
+            rdma: false,
+            handshake: Duration::from_secs(60),
+        };
+        world.tenants.server().apply(&[rules]).unwrap();
+        let visitor = UnixStream::connect(&path).unwrap();
+        for there in [1, 0] {
+            while world.tenants.server().connections() != there {
+                tokio::task::yield_now().await;
+            }
+            let World { handing, agent, tenants, pause, .. } = &mut world;
+            assert!(agent.rests());
+            handing.step(agent, tenants, pause, (false, true)).await;
+            match there {
+                0 => assert!(matches!(handing.stage, Stage::Engines { .. })),
+                _ => assert!(matches!(handing.stage, Stage::Control { .. }), "it is not handed over"),
+            }
+            let _ = visitor.shutdown(std::net::Shutdown::Both);
+        }
     }
 
     #[tokio::test]

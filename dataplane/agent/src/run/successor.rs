@@ -118,16 +118,15 @@ impl Predecessor {
         }
         let (description, images, held) = self.peer.take()?;
         tenants.inherit(&description.added).map_err(|error| anyhow!(error))?;
-        let (mut sessions, mut limits) = (Vec::new(), HashMap::new());
+        let mut limits = HashMap::new();
         let (mut leases, mut ends) = (HashMap::new(), HashMap::new());
-        for session in held {
-            let attachment = session.image.attachment;
-            let mut inherited = tenants.server().inherit(session).map_err(|error| anyhow!(error))?;
+        let attachments: Vec<_> = held.iter().map(|session| session.image.attachment).collect();
+        let mut sessions = tenants.server().inherit(held).await.map_err(|error| anyhow!(error))?;
+        for (attachment, inherited) in attachments.into_iter().zip(&mut sessions) {
             let lent = std::mem::take(&mut inherited.leases);
             leases.extend(lent.into_iter().map(|(base, lease)| ((attachment.0, base), lease)));
             limits.insert(attachment, (inherited.limits.clone(), inherited.end.is_none()));
             ends.extend(inherited.end.take().map(|end| (attachment.0, end)));
-            sessions.push(inherited);
         }
         let mut images = images.into_iter();
         // Each attachment is in one of them, which takes what is its own.

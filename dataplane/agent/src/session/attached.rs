@@ -259,6 +259,10 @@ impl AttachedSession {
         if self.memory.access() != Access::Rdma || self.bound.is_some() || held == self.told {
             return None;
         }
+        // Until then it would take that it has come to this agent for the end of the hand-over.
+        if self.outstanding.contains(&RequestKind::Reconnect) {
+            return None;
+        }
         self.told = held;
         Some(if held { Succession::Begins } else { Succession::CalledOff })
     }
@@ -283,8 +287,11 @@ impl AttachedSession {
             if began && let Some(step) = self.succession(held) {
                 say(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
             }
-            if began && let Some((request, memfd)) = later.pop_front() {
-                if let Some(answer) = self.request(request, memfd).await? {
+            if began
+                && self.may_ask()
+                && let Some(request) = later.pop_front()
+            {
+                if let Some(answer) = self.request(request, None).await? {
                     say(&self.unsent, &answers, (answer, None)).await;
                 }
                 continue;
@@ -292,6 +299,7 @@ impl AttachedSession {
             let comes = !began && self.rejoining.is_some() && later.len() < MAX_PENDING;
             if held
                 && !comes
+                && later.is_empty()
                 && let Some(session) = self.image(&reader)
             {
                 self.tenant.freeze.stands(session);
@@ -310,8 +318,9 @@ impl AttachedSession {
                     Some(self.finish(kind, answer))
                 }
                 request = reader.next(), if self.may_ask() && (!held || comes) => match request? {
-                    Some(asked) if comes && !matches!(asked.0, Request::Reconnect { .. }) => {
-                        later.push_back(asked);
+                    // A descriptor is for memory that is mapped, of which this attachment has none.
+                    Some((request, _)) if comes && !matches!(request, Request::Reconnect { .. }) => {
+                        later.push_back(request);
                         None
                     }
                     Some((request, memfd)) => self.request(request, memfd).await?.map(|answer| (answer, None)),
@@ -892,6 +901,23 @@ mod tests {
     use std::future::poll_fn;
     use std::task::Poll;
     use tokio::io::AsyncWriteExt;
+
+    /// Two upgrades, one right after the other.
+    #[test]
+    fn a_process_hears_of_a_hand_over_once_it_has_come() {
+        let TenantLimits(tenant) = TenantLimits::of(Quota::default(), &Counters::default());
+        let memory = AttachedMemory::new(Arc::clone(&tenant), Access::Rdma, 1 << 16);
+        let (requests, _asked) = mpsc::channel(1);
+        let mut session = AttachedSession::new(AttachmentId(1), tenant, memory, requests, (1 << 16, 4));
+        session.bound = None;
+        session.outstanding.push(RequestKind::Reconnect);
+        assert!(session.succession(true).is_none(), "its word that it has come is still to be said");
+        let said = Answer::Succession { id: 1, step: Succession::Connected };
+        session.finish(RequestKind::Reconnect, said);
+        assert!(matches!(session.succession(true), Some(Succession::Begins)));
+        assert!(session.succession(true).is_none());
+        assert!(matches!(session.succession(false), Some(Succession::CalledOff)));
+    }
 
     #[test]
     fn pieces_of_a_request_cost_processor_time() {

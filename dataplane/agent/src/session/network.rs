@@ -130,10 +130,10 @@ impl NetworkServer {
         (stop, held): (watch::Receiver<bool>, watch::Receiver<bool>),
     ) {
         let Self { listener, gate, .. } = self;
-        let own_stop = stop.clone();
+        let (own_stop, own_held) = (stop.clone(), held.clone());
         let admit = |(stream, from): (TcpStream, SocketAddr)| {
-            let from = from.ip().to_canonical();
-            Some(visit(gate.admit(from), stream, from, requests.clone(), own_stop.clone()))
+            let (from, watched) = (from.ip().to_canonical(), (own_stop.clone(), own_held.clone()));
+            Some(visit(gate.admit(from), stream, from, requests.clone(), watched))
         };
         serve_connections("over TCP", move |cx| listener.poll_accept(cx), admit, (stop, held)).await;
     }
@@ -145,13 +145,14 @@ async fn visit(
     stream: TcpStream,
     from: IpAddr,
     requests: mpsc::Sender<SessionRequest>,
-    mut stop: watch::Receiver<bool>,
+    (mut stop, held): (watch::Receiver<bool>, watch::Receiver<bool>),
 ) {
     let stream = match Stream::accepted(stream) {
         Ok(stream) => stream,
         Err(error) => return place.gate.log(|| tracing::warn!(%from, "closed: {error}")),
     };
-    let mut visitor = UnauthenticatedClient { gate: Arc::clone(&place.gate), stream, from, challenge: None };
+    let gate = Arc::clone(&place.gate);
+    let mut visitor = UnauthenticatedClient { gate, stream, from, challenge: None, held };
     let proved = tokio::select! {
         proved = visitor.authenticate() => proved,
         _ = stop.wait_for(|stop| *stop) => return,
@@ -246,6 +247,8 @@ struct UnauthenticatedClient {
     from: IpAddr,
     /// Once it has been sent.
     challenge: Option<Challenge>,
+    /// Whether the agent is about to have a successor, and nobody becomes a connection.
+    held: watch::Receiver<bool>,
 }
 
 impl UnauthenticatedClient {
@@ -266,6 +269,8 @@ impl UnauthenticatedClient {
         let challenge = self.challenge().await.map_err(|_| None)?;
         let message = self.stream.read_message(MAX_OFFER).await.map_err(unread)?;
         let response: Response = decode(&message).map_err(bad)?;
+        // A hand-over waits for connections, and for nobody who becomes one meanwhile.
+        let _ = self.held.wait_for(|held| !held).await;
         match self.gate.authenticate(self.from, &knock, &challenge, &response) {
             Ok((tenant, proven)) => {
                 let grant = tenant.connection(Instant::now()).map_err(Some)?;
@@ -301,5 +306,77 @@ impl UnauthenticatedClient {
         if let Ok(message) = encode(&Err::<AuthConfirmation, _>(refused)) {
             self.stream.close_with(&message).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::handover::Freeze;
+    use super::super::{Quota, TenantRules};
+    use super::*;
+    use harmonaize_abi::session::length;
+    use std::net::Ipv4Addr;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::UnixStream;
+    use tokio::task::JoinHandle;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    type Exchanged = Result<(Arc<Tenant>, Grant), Option<Refused>>;
+
+    fn secret() -> Secret {
+        Secret::new(&[b'a'; 32]).unwrap()
+    }
+
+    /// A process that has sent all by which it proves whose it is.
+    async fn proves(gate: &Arc<Gate>, held: watch::Receiver<bool>) -> (UnixStream, JoinHandle<Exchanged>) {
+        let (mut process, stream) = UnixStream::pair().unwrap();
+        let (gate, stream) = (Arc::clone(gate), Stream::Unix(stream));
+        let mut visitor = UnauthenticatedClient { gate, stream, from: HERE, challenge: None, held };
+        let exchange = tokio::spawn(async move { visitor.exchange().await });
+        let knock = AuthRequest { tenant: "a".into(), nonce: [7; 32] };
+        process.write_all(&encode_first(&knock).unwrap()).await.unwrap();
+        let mut prefix = [0; 4];
+        process.read_exact(&mut prefix).await.unwrap();
+        let mut challenge = vec![0; length(prefix).unwrap()];
+        process.read_exact(&mut challenge).await.unwrap();
+        let challenge: Challenge = decode_first(&challenge).unwrap();
+        let response = secret().response(&knock, &challenge);
+        process.write_all(&encode(&response).unwrap()).await.unwrap();
+        (process, exchange)
+    }
+
+    #[tokio::test]
+    async fn nobody_becomes_a_connection_while_sessions_stand_still() {
+        let counters = Counters::default();
+        let rules = TenantRules {
+            tenant: "a".into(),
+            socket: None,
+            secret: Some(secret()),
+            addresses: vec![HERE],
+            quota: Quota::default(),
+            remote: false,
+            rdma: true,
+            handshake: Duration::from_secs(60),
+        };
+        let tenant = Tenant::new(rules, None, &counters, Arc::new(Freeze::new(false).0));
+        let gate = Arc::new(Gate {
+            tenants: RwLock::new(vec![Arc::clone(&tenant)]),
+            limit: Duration::from_secs(60),
+            decoy: Secret::new(&[b'b'; 32]).unwrap(),
+            unauthenticated: Mutex::default(),
+            log: LogLimit::new(counters),
+        });
+        let (hold, held) = watch::channel(true);
+        let (_first, waits) = proves(&gate, held).await;
+        // All that the first has sent was there before the second's challenge was.
+        let (_free, free) = watch::channel(false);
+        let (_second, proven) = proves(&gate, free).await;
+        let _grant = proven.await.unwrap().unwrap();
+        assert!(!waits.is_finished(), "it is a connection that no hand-over has waited for");
+        assert_eq!(tenant.connections(), 1);
+        hold.send_replace(false);
+        let _grant = waits.await.unwrap().unwrap();
+        assert_eq!(tenant.connections(), 2);
     }
 }

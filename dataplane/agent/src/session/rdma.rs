@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Numbers of queue pairs and packets have 24 bits.
 const MOST_NUMBER: u32 = (1 << 24) - 1;
 
+/// Threads that make queue pairs at a time for a successor.
+const MAKERS: usize = 16;
+
 /// Where a process's queue pair may be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places<'a> {
@@ -94,11 +97,31 @@ impl Rdma {
         Ok(Box::new(joined(move || ours.connect(&theirs, life)).await?))
     }
 
-    /// What goes on with an attachment that another process of the agent's has. With it comes what joins it to the tenant's process once
-    /// more. Takes milliseconds.
-    pub(super) fn succeed(&self, arena_bytes: u64, entries: u32) -> Result<(SuccessorEnd, Rejoin), EndError> {
-        let offer = self.create(arena_bytes, entries).map_err(|error| EndError::Rdma(error.to_string()))?;
-        offer.succeed()
+    /// What goes on with attachments that another process of the agent's has, of these sizes, in their order. With each comes what joins
+    /// it to the tenant's process once more. One takes milliseconds, so some are made at a time.
+    ///
+    /// # Errors
+    /// As of the device.
+    pub(super) async fn succeed(
+        self: &Arc<Self>,
+        sizes: Vec<(u64, u32)>,
+    ) -> Result<Vec<(SuccessorEnd, Rejoin)>, EndError> {
+        let make = |some: &[(u64, u32)]| {
+            let (this, some) = (Arc::clone(self), some.to_vec());
+            tokio::task::spawn_blocking(move || {
+                let failed = |error: VerbsError| EndError::Rdma(error.to_string());
+                let one =
+                    |(arena_bytes, entries)| this.create(arena_bytes, entries).map_err(failed)?.succeed();
+                some.into_iter().map(one).collect::<Result<Vec<_>, EndError>>()
+            })
+        };
+        let making: Vec<_> = sizes.chunks(sizes.len().div_ceil(MAKERS).max(1)).map(make).collect();
+        let mut made = Vec::with_capacity(sizes.len());
+        for some in making {
+            let some = some.await.map_err(|error| EndError::Rdma(error.to_string()))?;
+            made.extend(some?);
+        }
+        Ok(made)
     }
 
     /// Joins such an attachment to the process's new queue pair, as [`Self::connect`] does. The process has so many completions.

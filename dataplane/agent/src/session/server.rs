@@ -2,7 +2,7 @@
 
 use super::attached::Rejoining;
 use super::connection::Connection;
-use super::handover::{Freeze, FrozenSession, SessionImage};
+use super::handover::{Freeze, FrozenSession};
 use super::memory::{AttachedMemory, NOT_MAPPED};
 use super::network::{Gate, NetworkServer};
 use super::rdma::Rdma;
@@ -13,6 +13,7 @@ use super::{RdmaRules, SessionRequest, TenantLimits, TenantRules};
 use crate::counters::Counters;
 use harmonaize_shm::{AgentEnd, EndError, InheritEnd, InheritedEnd, Lease};
 use harmonaize_verbs::VerbsError;
+use harmonaize_verbs::attachment::{Rejoin, SuccessorEnd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
 use std::collections::BTreeMap;
@@ -53,14 +54,9 @@ pub enum InheritError {
     /// Attachments over RDMA are not served here.
     #[error("tenant {0} is attached over RDMA, which this configuration has no [rdma] for")]
     NoRdma(String),
-    /// Its tensors cannot be reached from here.
-    #[error("an attachment of tenant {tenant} over RDMA cannot go on here: {error}")]
-    Rdma {
-        /// Whose.
-        tenant: String,
-        /// The reason.
-        error: EndError,
-    },
+    /// Tensors of attachments over RDMA cannot be reached from here.
+    #[error("attachments over RDMA cannot go on here: {0}")]
+    Rdma(EndError),
 }
 
 /// Why tenants could not be served.
@@ -406,11 +402,33 @@ impl SessionServer {
         self.freeze.set(frozen);
     }
 
-    /// Makes what another process's session needs here; nothing of it is served yet.
+    /// Makes what another process's sessions need here, in their order; nothing of them is served yet. Everybody stands still meanwhile.
     ///
     /// # Errors
-    /// If its tenant is not served here, or its descriptors are no connection; for the operator.
-    pub fn inherit(&self, session: FrozenSession) -> Result<Inherited, InheritError> {
+    /// If a tenant is not served here, or descriptors are no connection; for the operator.
+    pub async fn inherit(&self, sessions: Vec<FrozenSession>) -> Result<Vec<Inherited>, InheritError> {
+        let over_rdma = |session: &FrozenSession| session.image.next == NOT_MAPPED;
+        let mut ends = Vec::new();
+        if let Some(FrozenSession { image, .. }) = sessions.iter().find(|session| over_rdma(session)) {
+            let rdma = self.rdma.as_ref().ok_or_else(|| InheritError::NoRdma(image.tenant.clone()))?;
+            let sizes =
+                sessions.iter().filter(|session| over_rdma(session)).map(|session| session.image.size);
+            ends = rdma.succeed(sizes.collect()).await.map_err(InheritError::Rdma)?;
+        }
+        let mut ends = ends.into_iter();
+        let inherit = |session: FrozenSession| {
+            let end = if over_rdma(&session) { ends.next() } else { None };
+            self.inherit_one(session, end)
+        };
+        sessions.into_iter().map(inherit).collect()
+    }
+
+    /// The same for one, whose attachment over RDMA goes on by this.
+    fn inherit_one(
+        &self,
+        session: FrozenSession,
+        end: Option<(SuccessorEnd, Rejoin)>,
+    ) -> Result<Inherited, InheritError> {
         let FrozenSession { mut image, descriptors } = session;
         let missing = || InheritError::NotServed(image.tenant.clone());
         let tenant = &self.served.get(&image.tenant).ok_or_else(missing)?.tenant;
@@ -427,31 +445,14 @@ impl SessionServer {
             true => Stream::Unix(UnixStream::from_std(stream.into())?),
             false => Stream::Tcp(TcpStream::from_std(stream.into())?),
         };
-        let (end, rejoining) = match image.next == NOT_MAPPED {
-            true => {
-                let (end, rejoining) = self.inherit_end(&image, here)?;
-                (Some(end), Some(rejoining))
-            }
-            false => (None, None),
-        };
+        let end = end.zip(self.rdma.clone());
+        let end = end.map(|((end, ours), rdma)| (inherit_end(end), Rejoining { rdma, ours, here }));
+        let (end, rejoining) = end.unzip();
         let connection = Connection::new(Arc::clone(tenant), stream, connection);
         let requests = self.requests.clone();
         let session = connection.resume(image, descriptors.collect(), (memory, rejoining), grant, requests);
         let limits = TenantLimits(Arc::clone(tenant));
         Ok(Inherited { limits, leases, end, session: Box::pin(session) })
-    }
-
-    /// What the end of an attachment over RDMA goes on by, and what joins it to its process, which is on this host or is not.
-    fn inherit_end(&self, image: &SessionImage, here: bool) -> Result<(InheritEnd, Rejoining), InheritError> {
-        let (tenant, (arena_bytes, entries)) = (&image.tenant, image.size);
-        let rdma = self.rdma.as_ref().ok_or_else(|| InheritError::NoRdma(tenant.clone()))?;
-        let made = rdma.succeed(arena_bytes, entries);
-        let (end, ours) = made.map_err(|error| InheritError::Rdma { tenant: tenant.clone(), error })?;
-        let inherit = move |from: InheritedEnd| {
-            let end: Box<dyn AgentEnd> = Box::new(end.inherit(from)?);
-            Ok::<_, EndError>(end)
-        };
-        Ok((Box::new(inherit), Rejoining { rdma: Arc::clone(rdma), ours, here }))
     }
 
     /// Serves a session that was taken over.
@@ -472,6 +473,14 @@ impl SessionServer {
     pub async fn ended(mut self) {
         while self.tasks.join_next().await.is_some() {}
     }
+}
+
+/// What the end of an attachment over RDMA goes on by.
+fn inherit_end(end: SuccessorEnd) -> InheritEnd {
+    Box::new(move |from: InheritedEnd| {
+        let end: Box<dyn AgentEnd> = Box::new(end.inherit(from)?);
+        Ok::<_, EndError>(end)
+    })
 }
 
 /// How long accepting pauses when the agent is out of descriptors.

@@ -20,9 +20,10 @@ const HANDSHAKES: u32 = 16;
 /// How long an attachment waits for those before it to be gone.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// Descriptors of an attachment at most. It has its session, three for its memory, rings and doorbell, one of memory on its way to it,
-/// and four that came and belong to no request yet.
-pub(crate) const ATTACHMENT_DESCRIPTORS: u32 = 9;
+/// Descriptors of an attachment at most. It has its session, and four that came and belong to no request yet. Over RDMA a successor has
+/// five more: a copy of the session, the completion queue's channel and a copy of it, and two by which the process comes to it. A mapped one
+/// has four: for its memory, rings and doorbell, and one of memory on its way to it.
+pub(crate) const ATTACHMENT_DESCRIPTORS: u32 = 10;
 
 /// A tenant has not so much left of its quota. The text goes to the tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -560,7 +561,7 @@ mod tests {
         let text = limits.links(paths_of(4)).unwrap_err().to_string();
         assert_contains(
             &text,
-            &["4 descriptors", "3 are left", "25", "leave communicators", "`descriptors`"],
+            &["4 descriptors", "3 are left", "27", "leave communicators", "`descriptors`"],
         );
         paths.add(limits.links(paths_of(3)).unwrap());
         paths.shrink_to(paths_of(4));
@@ -575,10 +576,13 @@ mod tests {
         let _rest = limits.links(paths_of(ATTACHMENT_DESCRIPTORS - 1)).unwrap();
         let refused = tenant.attachment(1 << 20, 1).unwrap_err();
         assert_eq!((refused.kind, counters.get(Counted::DescriptorsRefused)), (RefusalKind::Attachments, 3));
-        assert_contains(&refused.text, &["9 descriptors", "4 are left", "detach processes", "`descriptors`"]);
+        assert_contains(
+            &refused.text,
+            &["10 descriptors", "4 are left", "detach processes", "`descriptors`"],
+        );
         drop((third, paths));
         let held = tenant.usage();
-        assert_eq!((held.attachments, held.operations, held.descriptors), (0, 0, 8));
+        assert_eq!((held.attachments, held.operations, held.descriptors), (0, 0, ATTACHMENT_DESCRIPTORS - 1));
     }
 
     #[test]

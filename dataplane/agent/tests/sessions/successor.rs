@@ -8,8 +8,8 @@ use harmonaize_agent::session::{
 };
 use harmonaize_client::{Access, AttachOptions, Client, Dtype, Error, Rank, RdmaOptions, ReduceOp};
 use harmonaize_shm::AgentEnd;
-use harmonaize_verbs::PortOptions;
 use harmonaize_verbs::fake::{Fabric, Fault};
+use harmonaize_verbs::{Call, PortOptions};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -165,7 +165,12 @@ fn an_attachment_over_rdma_goes_on_with_a_successor() {
             let sockets = agent.server.listeners().unwrap().into_iter().collect();
             let mut successor = Agent::start(fabric, SUCCESSOR_DEVICE, &tenants, Some(sockets));
             assert_eq!(successor.server.network_address(), Some(at), "it is the same socket");
-            let mut inherited = successor.server.inherit(session).unwrap();
+            let mut inherited = successor.server.inherit(vec![session]).await.unwrap().remove(0);
+            let calls = fabric.take_calls("successor");
+            let mut made = calls.iter().filter(|made| made.call == Call::CreateQueuePair).peekable();
+            assert!(made.peek().is_some(), "{calls:?}");
+            let own = std::thread::current().id();
+            assert!(made.all(|made| made.thread != own), "queue pairs are made one after the other");
             let theirs = agent.end.as_ref().unwrap().hand_over().unwrap();
             successor.end = Some(inherited.end.take().unwrap()(theirs).unwrap());
             successor.taken = std::mem::take(&mut agent.taken);

@@ -2,7 +2,7 @@
 
 use crate::common::{ARENA, Ends, SMALL, World, near, tcp};
 use harmonaize_abi::session::Succession;
-use harmonaize_engine::{Command, Engine, Leases, Notice};
+use harmonaize_engine::{Command, Engine, HandOverError, Leases, Notice};
 use harmonaize_shm::{AgentEnd, EndError, InheritEnd};
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use harmonaize_verbs::attachment::{AgentOffer, Rejoin, TenantOffer};
@@ -86,6 +86,15 @@ impl Lab {
     }
 }
 
+/// A tenant hears of the successor, and comes to it.
+fn rejoin(world: &mut World, rank: u32, ours: Rejoin) {
+    let tenant = &mut world.tenants[rank as usize].end;
+    let connect = Succession::Connect { end: ours.end(), taken: ours.taken().unwrap() };
+    let (offer, arrived) = tenant.succeed(&connect).unwrap().unwrap();
+    ours.join(&offer, arrived).unwrap();
+    assert_eq!(tenant.succeed(&Succession::Connected).unwrap(), None);
+}
+
 /// Operations of all ranks while both engines have successors, one after the other, again and again. Their tenants hear of it late.
 /// One rank on each is mapped, the others are not.
 #[test]
@@ -113,14 +122,38 @@ fn operations_over_rdma_go_on_with_other_engines() {
             let (rejoins, engine) = lab.succeed(&mut world, at, &away);
             before.push(engine);
             world.run_rounds(random.random_range(0..20));
-            for (rank, ours) in rejoins {
-                let tenant = &mut world.tenants[rank as usize].end;
-                let connect = Succession::Connect { end: ours.end(), taken: ours.taken().unwrap() };
-                let (offer, arrived) = tenant.succeed(&connect).unwrap().unwrap();
-                ours.join(&offer, arrived).unwrap();
-                assert_eq!(tenant.succeed(&Succession::Connected).unwrap(), None);
-            }
+            rejoins.into_iter().for_each(|(rank, ours)| rejoin(&mut world, rank, ours));
             world.end_sum(count, to);
         }
     }
+}
+
+/// A hand-over does not wait for a process that has not come: it cannot while sessions stand still.
+#[test]
+fn a_process_that_has_not_come_is_named_and_not_waited_for() {
+    let mut lab = Lab::new();
+    let ends = &mut |rank: u32| if rank < 2 { near(ARENA) } else { lab.attach() };
+    let mut world =
+        World::with_ends(tcp(2), &[vec![0, 2], vec![1]], SMALL, 2, None, (None, Vec::new()), ends);
+    world.begin_sum(200_000, 0);
+    world.run_rounds(4);
+    assert_eq!(world.tenants[2].end.succeed(&Succession::Begins).unwrap(), None);
+    let (rejoins, _before) = lab.succeed(&mut world, 0, &[2]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        world.run_rounds(100);
+        world.engines[0].handle_command(Command::HandOver { thread: 0 });
+        let handed = world.notices[0].lock().unwrap().pop();
+        assert!(Instant::now() < deadline, "nothing waits for the process: {handed:?}");
+        match handed {
+            Some(Notice::HandedOver { image: Err(HandOverError::Away(2)), .. }) => break,
+            // Nothing waits for it yet.
+            Some(Notice::HandedOver { image: Ok(_), .. }) => world.engines[0].handle_command(Command::Resume),
+            // A peer was in the midst of a frame.
+            Some(Notice::HandedOver { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    rejoins.into_iter().for_each(|(rank, ours)| rejoin(&mut world, rank, ours));
+    world.end_sum(200_000, 0);
 }

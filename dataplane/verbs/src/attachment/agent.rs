@@ -227,6 +227,11 @@ impl AgentEnd for RdmaEnd {
         self.transfers.is_empty()
     }
 
+    fn is_away(&self) -> bool {
+        let has_come = self.rejoining.as_ref().is_none_or(|rejoining| rejoining.has_come());
+        !has_come && !self.channel.is_joined()
+    }
+
     fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError> {
         self.transfer(tag, into, offset, Access::LOCAL, Work::read)
     }

@@ -140,7 +140,7 @@ pub(super) fn connected(
     })
 }
 
-/// A queue pair with its mailboxes. After an error it is of no more use.
+/// A queue pair with its mailboxes. After an error it is of no more use, unless it was [held](Self::hold).
 #[derive(Debug)]
 pub(super) struct Channel {
     // Dropped first. None while the agent's successor has not been joined.
@@ -186,6 +186,11 @@ impl Channel {
     /// Messages taken, and sent.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.taken, self.sent)
+    }
+
+    /// Whether the peer's queue pair is known.
+    pub(super) fn is_joined(&self) -> bool {
+        self.pair.is_some()
     }
 
     /// The slots that the peer may ask for once more.
@@ -265,23 +270,28 @@ impl Channel {
         self.lost |= self.pair.is_none();
     }
 
+    /// There will be no successor. Where the agent has not joined this queue pair yet, [`Self::release`] comes with that.
+    pub(super) fn call_off(&mut self) {
+        if !self.corked {
+            self.release();
+        }
+    }
+
     /// Another queue pair in place of the one before, joined to that of the peer's successor, which has so many of the messages. Nothing
     /// is sent before [`Self::release`]. Says where it is, and how many messages have arrived here.
     pub(super) fn renew(&mut self, peer: &PairEnd, theirs: u64) -> Result<(PairEnd, u64), EndError> {
         // What came before counts, and of what comes after it nothing may be left.
-        self.drain();
+        while matches!(self.poll(), Ok(more) if more > 0) {}
         self.pair = None;
-        self.drain();
+        while self.queue.poll(&mut self.polled, POLL).is_ok_and(|more| more > 0) {
+            self.polled.clear();
+        }
         (self.lost, self.why) = (false, None);
         let pair = self.create().map_err(failed)?;
         let end = self.end_of(&pair);
         (self.held, self.corked) = (true, true);
         self.resume(connected(pair, peer).map_err(failed)?, peer.mailbox, theirs)?;
         Ok((end, self.arrived))
-    }
-
-    fn drain(&mut self) {
-        while matches!(self.poll(), Ok(more) if more > 0) {}
     }
 
     fn slot(&self, number: u64, bytes: u32) -> u64 {
@@ -374,6 +384,10 @@ impl Channel {
     /// Takes what has completed; says how much. What went wrong at the device or on the way shows in [`Self::take`], after
     /// the messages that arrived before.
     pub(super) fn poll(&mut self) -> Result<usize, EndError> {
+        // What the next queue pair receives may come before it is known here, and waits for it.
+        if self.pair.is_none() {
+            return Ok(0);
+        }
         self.queue.poll(&mut self.polled, POLL).map_err(failed)?;
         let done = self.polled.len();
         for completion in self.polled.drain(..) {
@@ -416,7 +430,12 @@ impl Channel {
         if self.lost || self.taken != self.arrived || self.finished > 0 {
             return false;
         }
-        if !matches!(self.post(), Ok(0)) || self.queue.arm().is_err() {
+        if !matches!(self.post(), Ok(0)) {
+            return false;
+        }
+        if self.queue.arm().is_err() {
+            // Without a queue pair nothing else says that the device is lost.
+            self.lost |= self.pair.is_none();
             return false;
         }
         self.armed = true;
@@ -433,5 +452,44 @@ impl Channel {
 
     pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PortOptions;
+    use crate::fake::Fabric;
+    use std::net::Ipv4Addr;
+
+    /// The peer writes as soon as it may, and perhaps before this end knows its queue pair.
+    #[test]
+    fn a_message_waits_until_its_queue_pair_is_known() {
+        let fabric = Fabric::new();
+        let [one, other] = [("one", 1), ("other", 2)].map(|(name, host)| {
+            let address = Ipv4Addr::new(10, 0, 0, host);
+            fabric.add(name, address).unwrap();
+            let opened = Function::open(&fabric.devices(), &PortOptions::default(), Some(address.into()));
+            let function = opened.unwrap();
+            let domain = Domain::create(&function.device).unwrap();
+            Waiting::new(&function, &domain, 4, Slots { inbox: 8, outbox: 8 }, 0).unwrap()
+        });
+        let (end, theirs) = (one.end(), other.end());
+        let (pair, mut one) = one.part();
+        let (pair, mut other) = (connected(pair, &theirs).unwrap(), other.connect(&end).unwrap());
+        let mut message = [0; 8];
+        for byte in [7, 8] {
+            other.send(&[byte; 8]).unwrap();
+            assert_eq!(other.post().unwrap(), 1);
+            let _ = one.poll().unwrap();
+            assert!(one.prepare_sleep() && !one.take(&mut message).unwrap());
+            one.cancel_sleep();
+        }
+        one.resume(pair, theirs.mailbox, 0).unwrap();
+        one.poll().unwrap();
+        for byte in [7, 8] {
+            assert!(one.take(&mut message).unwrap(), "the message is lost");
+            assert_eq!(message, [byte; 8]);
+        }
     }
 }

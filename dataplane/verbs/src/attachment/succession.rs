@@ -111,9 +111,10 @@ impl Rejoin {
         let Self { pair, rejoining, .. } = self;
         let arrival = Arrival { pair: connected(pair, &tenant.end)?, tenant: *tenant, arrived };
         *rejoining.arrival.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrival);
-        rejoining.has_come.store(true, Ordering::Release);
-        // Fails where it is readable already.
+        // The bell first: whoever sees that it has come empties it, and after a later one nobody could sleep. An eventfd fails at its
+        // maximum alone, and this one is written once.
         let _ = rustix::io::write(&rejoining.bell, &1_u64.to_ne_bytes());
+        rejoining.has_come.store(true, Ordering::Release);
         Ok(())
     }
 }

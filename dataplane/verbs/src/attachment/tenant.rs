@@ -82,7 +82,11 @@ impl TenantEnd for RdmaTenant {
     fn succeed(&mut self, step: &Succession) -> Result<Option<(Offer, u64)>, EndError> {
         match step {
             Succession::Begins => self.channel.hold(),
-            Succession::CalledOff | Succession::Connected => self.channel.release(),
+            Succession::CalledOff => self.channel.call_off(),
+            Succession::Connected => {
+                self.channel.release();
+                self.channel.post()?;
+            }
             Succession::Connect { end, taken } => {
                 let (end, arrived) = self.channel.renew(end, *taken)?;
                 // The arena is registered as before, for all queue pairs of this attachment.
