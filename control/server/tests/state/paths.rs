@@ -155,11 +155,11 @@ fn ways_of_queue_pairs_are_traced_from_both_ends() {
 #[test]
 fn reports_are_passed_over_while_links_go_over_tcp() {
     let (mut world, sessions, id) = traced_pair_over(true);
-    let report = |epoch| {
-        let report = v1::CongestionReport { epoch, ..congestion_report(id, 1, 40001) };
+    let report = |epoch, queue_pair| {
+        let report = v1::CongestionReport { epoch, queue_pair, ..congestion_report(id, 1, 40001) };
         from_agent::Message::CongestionReport(report)
     };
-    world.send(sessions[0], report(1));
+    world.send(sessions[0], report(1, true));
     assert_eq!(world.state.report_counts("h0"), (0, 0, 1), "no queue pair has the port");
     world.send(sessions[1], from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns: 60_000_000_000 }));
     world.wait(MS * 10);
@@ -168,13 +168,35 @@ fn reports_are_passed_over_while_links_go_over_tcp() {
         let prepared = v1::Prepared { communicator: id, epoch: 2, links: None };
         world.send(session, from_agent::Message::Prepared(prepared));
     }
+    // One end has switched already.
+    world.send(sessions[0], report(2, false));
+    assert_eq!(world.state.report_counts("h0"), (1, 0, 1), "it is no fault, and nothing is made of it");
     for session in sessions {
         let switched = v1::Switched { communicator: id, epoch: 2, first_segment: 1 };
         world.send(session, from_agent::Message::Switched(switched));
     }
     assert_eq!(world.epoch(id).over_tcp, BTreeSet::from([1]));
-    world.send(sessions[0], report(2));
-    assert_eq!(world.state.report_counts("h0"), (1, 0, 1), "it is no fault, and nothing is made of it");
+    world.send(sessions[0], report(2, false));
+    assert_eq!(world.state.report_counts("h0"), (2, 0, 1));
+}
+
+/// A port may lead connections another way than queue pairs.
+#[test]
+fn reports_count_where_ways_were_traced_alike() {
+    for rdma in [true, false] {
+        let (mut world, sessions, id) = traced_pair_over(rdma);
+        let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+        world.got.clear();
+        let report = |queue_pair| {
+            let report = v1::CongestionReport { queue_pair, ..congestion_report(id, 1, port) };
+            from_agent::Message::CongestionReport(report)
+        };
+        world.send(sessions[0], report(!rdma));
+        assert_eq!(every!(world.received(sessions[0]), ProbePath), []);
+        assert!(world.state.congested_links().is_empty());
+        world.send(sessions[0], report(rdma));
+        requested_train(&mut world, sessions[0]);
+    }
 }
 
 fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionReport {
@@ -184,7 +206,8 @@ fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionR
         own_bps: 400_000_000,
         ..v1::Congestion::default()
     };
-    v1::CongestionReport { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
+    let congestion = Some(congestion);
+    v1::CongestionReport { congestion, communicator, epoch: 1, peer, source_port: port, queue_pair: false }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use harmonaize_abi::{CongestionLevel, Nanos};
 use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals};
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
-use harmonaize_events::Direction;
+use harmonaize_events::{Direction, Protocol};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -178,6 +178,7 @@ impl CongestionReports {
             epoch: owner.epoch.into(),
             peer: owner.to,
             source_port: source_port.into(),
+            queue_pair: owner.flow.protocol == Protocol::Roce as u8,
         };
         let Some(sender) = sink.to.upgrade() else { return false };
         match sender.try_send(Message::CongestionReport(message)) {
@@ -216,7 +217,7 @@ mod tests {
     use crate::telemetry::own_flows::{EpochLinks, sent_key};
     use harmonaize_abi::{CommunicatorId, CongestionCause, Epoch};
     use harmonaize_analysis::trace::{self, Label, Record};
-    use harmonaize_events::{FlowKey, Protocol, RoceCounters, TcpFlow};
+    use harmonaize_events::{FlowKey, RoceCounters, TcpFlow};
     use harmonaize_transport::Flow;
 
     const MS: u64 = 1_000_000;
@@ -337,6 +338,7 @@ mod tests {
         let of = |told: &v1::CongestionReport| (told.communicator, told.epoch, told.peer, told.source_port);
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 40_002), (7, 2, 3, 40_001)]);
         assert_eq!(level(&told), [v1::CongestionLevel::Severe, v1::CongestionLevel::Mild]);
+        assert!(told.iter().all(|told| !told.queue_pair));
         assert_eq!(world.reports(BEGIN + 999 * MS), []);
         assert_eq!(world.reports(BEGIN + 1001 * MS), [], "nothing of ours is held up now");
         let whole = Link { path: Path::Whole, ..found(0, ports[0], CongestionLevel::Mild).link };
@@ -363,6 +365,7 @@ mod tests {
         let told = world.reports(BEGIN);
         let of = |told: &v1::CongestionReport| (told.communicator, told.epoch, told.peer, told.source_port);
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 20_000)]);
+        assert!(told.iter().all(|told| told.queue_pair));
         assert_eq!(world.reports.paths.len(), 1, "others' are not kept in mind");
     }
 

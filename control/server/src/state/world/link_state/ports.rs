@@ -46,6 +46,8 @@ pub(crate) struct Sample {
     pub at: Option<Duration>,
     /// Answers in a row from which no way could be told.
     pub silent: u32,
+    /// Whether it spoke of queue pairs, and not of connections.
+    pub queue_pairs: bool,
 }
 
 /// A port of a pool.
