@@ -2,7 +2,7 @@
 
 use super::fabric::{EVERYONE, two_by_two};
 use super::topology::{leaf_spine, star};
-use super::world::{SECOND, World, hello, settings, settings_of};
+use super::world::{SECOND, World, hello, operation, settings, settings_of};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_planner::{HostId, LinkId, Topology};
@@ -196,6 +196,27 @@ fn reports_count_where_ways_were_traced_alike() {
         assert!(world.state.congested_links().is_empty());
         world.send(sessions[0], report(rdma));
         requested_train(&mut world, sessions[0]);
+    }
+}
+
+/// Others' queue pairs may send from the port of a quiet one, and lose packets.
+#[test]
+fn loss_of_a_quiet_queue_pair_moves_nobody() {
+    for rdma in [true, false] {
+        let (mut world, sessions, id) = traced_pair_over(rdma);
+        let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+        let mut report = v1::CongestionReport { queue_pair: rdma, ..congestion_report(id, 1, port) };
+        let found = report.congestion.as_mut().unwrap();
+        (found.loss, found.level) = (true, CongestionLevel::Severe.into());
+        // Nothing was heard of its operations for long.
+        let operations = vec![operation(id, 0, 1000, 0, (1, 2))];
+        let told = v1::TelemetryReport { sequence: 1, operations, ..v1::TelemetryReport::default() };
+        world.send(sessions[0], from_agent::Message::Telemetry(told));
+        world.wait(SECOND * 10);
+        world.got.clear();
+        world.send(sessions[0], from_agent::Message::CongestionReport(report));
+        assert_eq!(every!(world.received(sessions[0]), ProbePath), [], "no train is sent for it");
+        assert_eq!(world.state.congested_links().is_empty(), rdma, "a connection's loss is its own");
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::LinkState;
 use super::ports::{Pair, pair_of};
+use super::probing::Claim;
 use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, LearnedPort};
 use crate::state::job::decisions::Noticed;
@@ -210,7 +211,8 @@ impl LinkState {
         self.measure_active(ctx);
         let (path, what, starved) = (&noticed.path, noticed.what.as_str(), found.starved);
         tracing::debug!(%path, %what, starved, "a congestion report");
-        if !self.verify(ctx, effects, &report, &noticed, found.starved) {
+        let claim = Claim { starved: found.starved, queue_pair: message.queue_pair };
+        if !self.verify(ctx, effects, &report, &noticed, claim) {
             self.accept(ctx, effects, report, noticed);
         }
     }
