@@ -151,6 +151,26 @@ fn ways_of_queue_pairs_are_traced_from_both_ends() {
     assert!(!asked.is_empty() && asked.iter().all(|question| !question.queue_pairs), "{asked:?}");
 }
 
+/// An agent that was started again with RDMA, or without, links otherwise by the same ports.
+#[test]
+fn ways_are_traced_anew_when_links_go_otherwise() {
+    let mut world = two_racks();
+    let mut answered = |rdma: bool| {
+        let sessions = [0, 4].map(|host| able_over(&mut world, host, rdma));
+        let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
+        // A port leads datagrams over the other spine.
+        let spine = |_: usize, port: u32| parity(port + u32::from(rdma));
+        let count = answer_traces(&mut world, &ends, &spine);
+        assert_eq!(answer_traces(&mut world, &ends, &spine), 0, "once");
+        assert_eq!(path_count(&mut world), 24);
+        assert!(world.state.failed_links().is_empty(), "no link is dead for that");
+        sessions.iter().for_each(|session| world.gone(*session));
+        world.wait(SECOND);
+        count
+    };
+    assert_eq!([false, true, true, false].map(&mut answered), [48, 48, 0, 48]);
+}
+
 /// While links go over TCP for a hand-over, what is known of a port is the way of queue pairs.
 #[test]
 fn reports_are_passed_over_while_links_go_over_tcp() {

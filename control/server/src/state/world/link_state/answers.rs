@@ -104,8 +104,14 @@ impl LinkState {
         let (from, to) = if back { (pair.1, pair.0) } else { pair };
         let found = topology.traced_path(from, to, hops).ok();
         let Some(port) = self.ports.traced_mut(pair, number) else { return };
+        let alike = port.sample(back).queue_pairs == asked.queue_pairs;
+        if port.sample(!back).queue_pairs != asked.queue_pairs {
+            port.forget(!back);
+        }
         let leg = if back { &mut port.back } else { &mut port.there };
-        let before = leg.clone();
+        let earlier = leg.clone();
+        // The way of a connection is none of a queue pair's.
+        let before = earlier.clone().filter(|_| alike);
         let broken = before.as_ref().and_then(|before| broken_at(topology, before, hops));
         learned.alive.extend(found.iter().flat_map(|path| path.links()));
         // A switch that did not answer, while one behind it did, tells nothing new.
@@ -116,8 +122,8 @@ impl LinkState {
             let silent = if found.is_some() { 0 } else { look.silent.saturating_add(1) };
             *look = Sample { at: Some(ctx.now), silent, queue_pairs: asked.queue_pairs };
         }
-        learned.moved |= before.is_some() && before != found;
-        learned.first |= before.is_none() && found.is_some();
+        learned.moved |= earlier.is_some() && earlier != found;
+        learned.first |= earlier.is_none() && found.is_some();
         if let Some(link) = broken {
             *died.entry(link).or_default() += 1;
         }

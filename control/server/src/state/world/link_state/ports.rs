@@ -82,6 +82,13 @@ impl Port {
         if back { home } else { there }
     }
 
+    /// That way is not known any more.
+    pub(crate) fn forget(&mut self, back: bool) {
+        let [there, home] = &mut self.samples;
+        *(if back { home } else { there }) = Sample::default();
+        *(if back { &mut self.back } else { &mut self.there }) = None;
+    }
+
     /// Whether a link holds it now.
     pub(crate) fn is_used(&self) -> bool {
         self.used
