@@ -1,6 +1,7 @@
 //! What control asks of the routes to other agents. It asks which route a connection takes, and how much of a route is
 //! free. Threads of their own find that out, for both takes its time.
 
+use crate::config::SourceError;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;
 use harmonaize_api::v1::{self, Capabilities};
@@ -27,6 +28,8 @@ pub struct Paths {
     source: Option<Ipv4Addr>,
     listen: u16,
     answerer: Option<Answerer>,
+    /// Whether ways of queue pairs are traced.
+    queue_pairs: bool,
     /// By which it is known whose trains are answered.
     key: [u8; SECRET_BYTES],
     missing: Vec<String>,
@@ -42,6 +45,7 @@ impl Paths {
             source: None,
             listen: listen.port(),
             answerer: None,
+            queue_pairs: false,
             key: [0; SECRET_BYTES],
             missing: Vec::new(),
             queues: None,
@@ -73,6 +77,20 @@ impl Paths {
         paths
     }
 
+    /// Links go by queue pairs. Their ways are traced where all send from the address at which this agent listens; else `found` says why
+    /// not.
+    pub(crate) fn set_queue_pairs(&mut self, found: Result<(), SourceError>) {
+        match found {
+            Ok(()) => self.queue_pairs = true,
+            Err(error) => self.record_missing(&format!("ways of queue pairs are not traced: {error}")),
+        }
+    }
+
+    /// Whether ways of queue pairs are traced.
+    pub(crate) fn traces_queue_pairs(&self) -> bool {
+        self.queue_pairs && self.source.is_some()
+    }
+
     fn record_missing(&mut self, what: &str) {
         tracing::warn!("{what}");
         self.missing.push(what.chars().take(200).collect());
@@ -96,6 +114,7 @@ impl Paths {
             congestion_controls: Vec::new(),
             racks: true,
             links_over_tcp: false,
+            queue_pair_routes: self.traces_queue_pairs(),
         }
     }
 
@@ -127,6 +146,10 @@ impl Paths {
     /// Takes a question; the answer, where there is one at once.
     pub fn trace(&self, asked: v1::TracePaths) -> Option<v1::PathsTraced> {
         let question = asked.request;
+        if asked.queue_pairs && !self.traces_queue_pairs() {
+            let error = PathError::QueuePairs.to_string();
+            return Some(v1::PathsTraced { request: question, paths: Vec::new(), error });
+        }
         let taken = self.queues.as_ref().is_some_and(|(traces, _)| traces.try_send(asked).is_ok());
         let error = self.refusal();
         (!taken).then(|| v1::PathsTraced { request: question, paths: Vec::new(), error })
@@ -183,6 +206,8 @@ enum PathError {
     TrainBytes(u32),
     #[error("{0} trains; at most {MAX_TRAINS}")]
     Trains(u32),
+    #[error("this agent does not trace the ways of queue pairs")]
+    QueuePairs,
     #[error("more switches, or addresses of one, than a way has")]
     Switches,
     #[error("no raw socket: {0}")]
@@ -364,6 +389,23 @@ mod tests {
         let answer = paths.trace(trace_request(vec![(1, 2)], 3, "10.0.0.1")).unwrap();
         assert!(answer.request == 7 && answer.error.contains("IPv4"), "{answer:?}");
         assert!(paths.probe(v1::ProbePath::default()).is_some());
+    }
+
+    #[test]
+    fn an_agent_whose_queue_pairs_send_from_elsewhere_says_so() {
+        let mut paths = Paths::begin(SocketAddr::from((HERE, 0)), false);
+        let missing = paths.abilities(false, true).missing.len();
+        let (device, gid) = ("mlx5_1".to_owned(), Ipv4Addr::new(10, 0, 1, 1).into());
+        paths.set_queue_pairs(Err(SourceError::Other { device, gid, listen: HERE.into() }));
+        let abilities = paths.abilities(false, true);
+        assert!(!abilities.queue_pair_routes && abilities.missing.len() == missing + 1);
+        assert!(abilities.missing.last().is_some_and(|missing| missing.contains("mlx5_1")), "{abilities:?}");
+        let asked =
+            v1::TracePaths { queue_pairs: true, ..trace_request(vec![(50_000, 4791)], 3, "10.0.0.2") };
+        let answer = paths.trace(asked).unwrap();
+        assert!(answer.request == 7 && answer.error.contains("queue pairs"), "{answer:?}");
+        paths.set_queue_pairs(Ok(()));
+        assert_eq!(paths.abilities(false, true).queue_pair_routes, abilities.trace);
     }
 
     #[tokio::test]

@@ -21,6 +21,11 @@ fn able(world: &mut World, host: usize) -> SessionId {
 
 /// The same, whose links go over RDMA or not.
 fn able_over(world: &mut World, host: usize, rdma: bool) -> SessionId {
+    able_by(world, host, (rdma, rdma))
+}
+
+/// The same; whether its links go over RDMA, and whether their ways can be traced.
+fn able_by(world: &mut World, host: usize, (links_over_tcp, queue_pair_routes): (bool, bool)) -> SessionId {
     let abilities = v1::Capabilities {
         trace: true,
         probe: true,
@@ -28,7 +33,8 @@ fn able_over(world: &mut World, host: usize, rdma: bool) -> SessionId {
         probe_key: vec![host as u8; 32],
         rate_limit: true,
         congestion_reports: true,
-        links_over_tcp: rdma,
+        links_over_tcp,
+        queue_pair_routes,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Capabilities::default()
     };
@@ -149,6 +155,25 @@ fn ways_of_queue_pairs_are_traced_from_both_ends() {
     let sessions = [(0, true), (4, false)].map(|(host, rdma)| able_over(&mut world, host, rdma));
     let asked = sessions.map(|session| questions(&mut world, session)).concat();
     assert!(!asked.is_empty() && asked.iter().all(|question| !question.queue_pairs), "{asked:?}");
+}
+
+/// What is traced lies between the addresses at which agents listen. Queue pairs of other devices go by other ways.
+#[test]
+fn ways_of_queue_pairs_at_other_addresses_are_not_traced() {
+    for routes in [[false, true], [true, false], [false, false]] {
+        let mut world = two_racks();
+        let sessions =
+            [(0, routes[0]), (4, routes[1])].map(|(host, routes)| able_by(&mut world, host, (true, routes)));
+        let id = world.form(&sessions, "world");
+        world.wait(SECOND);
+        let asked = sessions.map(|session| questions(&mut world, session)).concat();
+        assert_eq!(asked, [], "{routes:?}");
+        let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+        let report = v1::CongestionReport { queue_pair: true, ..congestion_report(id, 1, port) };
+        world.send(sessions[0], from_agent::Message::CongestionReport(report));
+        assert_eq!(world.state.report_counts("h0"), (1, 0, 0), "{routes:?}");
+        assert!(world.state.congested_links().is_empty());
+    }
 }
 
 /// An agent that was started again with RDMA, or without, links otherwise by the same ports.

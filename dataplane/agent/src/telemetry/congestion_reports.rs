@@ -41,6 +41,8 @@ pub(crate) struct ReportSink {
     pub(crate) per_second: u32,
     /// Where other agents connect: of two ports, this is not the one that chooses the path.
     pub(crate) listen: u16,
+    /// Also what queue pairs take: control knows their ways.
+    pub(crate) queue_pairs: bool,
 }
 
 /// A path of which something was found.
@@ -76,9 +78,14 @@ impl CongestionReports {
     pub(crate) fn take(&mut self, now: Nanos, found: &Found) {
         let Found::Congestion(found) = found else { return };
         let link = found.link;
-        // Whether queue pairs that send from a port are own ones is seen once it is to be told.
-        let may_be_own = matches!(link.path, Path::Connection { .. } | Path::Remote { port: 1.., .. });
-        if self.sink.is_none() || !may_be_own || link.direction != Direction::Egress {
+        let Some(sink) = &self.sink else { return };
+        let may_be_own = match link.path {
+            Path::Connection { .. } => true,
+            // Whether queue pairs that send from a port are own ones is seen once it is to be told.
+            Path::Remote { port, .. } => port != 0 && sink.queue_pairs,
+            _ => false,
+        };
+        if !may_be_own || link.direction != Direction::Egress {
             return;
         }
         let full = self.paths.len() >= MAX_PATHS;
@@ -267,7 +274,8 @@ mod tests {
             let mut records = Vec::new();
             world.own.formed(&formed, Nanos(BEGIN), &[5], &mut records);
             records.iter().for_each(|record| world.analysis.take(record));
-            let wanted = ReportSink { to: world.to.downgrade(), per_second, listen: LISTEN };
+            let wanted =
+                ReportSink { to: world.to.downgrade(), per_second, listen: LISTEN, queue_pairs: true };
             world.reports.set_sink(Nanos(BEGIN), wanted, &world.analysis);
             world
         }
@@ -367,6 +375,13 @@ mod tests {
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 20_000)]);
         assert!(told.iter().all(|told| told.queue_pair));
         assert_eq!(world.reports.paths.len(), 1, "others' are not kept in mind");
+        let unwanted = ReportSink { queue_pairs: false, ..world.reports.sink.clone().unwrap() };
+        world.reports.set_sink(Nanos(BEGIN), unwanted, &world.analysis);
+        let path = Path::Remote { address: key().remote, port: 52_768 };
+        let link = Link { interface: 5, direction: out, path };
+        let found = found(BEGIN, (1, 2), CongestionLevel::Severe);
+        world.reports.take(Nanos(BEGIN), &Found::Congestion(Congestion { link, ..found }));
+        assert!(world.reports.paths.is_empty(), "control knows no ways of queue pairs");
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl LinkState {
 
     /// Finds the connection and its path. One that has ended is no fault; neither is one whose path is not
     /// known yet. A report on a connection is passed over where the port was traced for queue pairs, and one on a queue pair
-    /// where it was traced for connections.
+    /// where it was traced for connections. So is one on a queue pair whose way cannot be traced.
     fn place(
         &mut self,
         ctx: &Ctx<'_>,
@@ -108,7 +108,8 @@ impl LinkState {
             return Err(PlaceFault::Epoch(message.epoch));
         }
         let pair = pair_of(host, peer);
-        if message.queue_pair != self.is_of_queue_pairs(ctx, pair, port, host != pair.0) {
+        let alike = message.queue_pair == self.is_of_queue_pairs(ctx, pair, port, host != pair.0);
+        if !alike || message.queue_pair && !ctx.can_trace(host, peer) {
             return Ok(());
         }
         if self.ports.traced(pair, port).is_none() && !self.adopt_port(ctx, effects, &message, me, pair, port)

@@ -181,7 +181,7 @@ impl LinkState {
             self.ports.pool_of(pair).filter(|(_, port)| same(port)).count()
         };
         // A way is of use if it is known both there and back.
-        let both = ctx.can_trace(pair.0) && ctx.can_trace(pair.1);
+        let both = ctx.can_trace(pair.0, pair.1) && ctx.can_trace(pair.1, pair.0);
         let lacks = |path: &&Path| both && !crosses(path, &closed) && free(path) < enough;
         let lacking = paths.iter().filter(lacks).cloned().collect();
         let withheld = !closed.is_empty() && usable;
