@@ -10,7 +10,7 @@ use harmonaize_probe::{
     Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question,
     TracedRoute, Tracer, TrainConfig, TrainKey,
 };
-use harmonaize_verbs::source_port_on_wire;
+use harmonaize_verbs::{flow_label, source_port_on_wire};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -244,24 +244,29 @@ fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, PathEr
     }
     let pair = |pair: &v1::PortPair| Ok((port(pair.source_port)?, port(pair.destination_port)?));
     let pairs = asked.ports.iter().map(pair).collect::<Result<Vec<_>, PathError>>()?;
-    let pairs = pairs.into_iter().map(|pair| on_wire(asked.queue_pairs, pair)).collect();
+    let pairs = pairs.into_iter().filter_map(|pair| on_wire(asked.queue_pairs, pair)).collect();
     let protocol = if asked.queue_pairs { Protocol::Udp } else { Protocol::Tcp };
     Ok(Question { protocol, source, destination: address(&asked.address)?, pairs, hops })
 }
 
-/// The ports of packets of a connection or of a queue pair that is opened with these.
-fn on_wire(queue_pair: bool, (source_port, destination_port): (u16, u16)) -> (u16, u16) {
-    let source_port = if queue_pair { source_port_on_wire(source_port) } else { source_port };
-    (source_port, destination_port)
+/// The ports of packets of a connection or of a queue pair that is opened with these; none where the device chooses its port.
+fn on_wire(queue_pair: bool, (source_port, destination_port): (u16, u16)) -> Option<(u16, u16)> {
+    match queue_pair {
+        false => Some((source_port, destination_port)),
+        true if flow_label(source_port) == 0 => None,
+        true => Some((source_port_on_wire(source_port), destination_port)),
+    }
 }
 
-/// What was asked for, as far as it was traced.
+/// What was asked for, as far as it was traced. Nobody answers on the way of a queue pair whose device chooses the port.
 fn to_traced_paths(asked: &v1::TracePaths, ways: &[TracedRoute]) -> Vec<v1::TracedPath> {
     let ports = |pair: &v1::PortPair| Some((port(pair.source_port).ok()?, port(pair.destination_port).ok()?));
     let traced = asked.ports.iter().filter_map(|pair| {
-        let ports = on_wire(asked.queue_pairs, ports(pair)?);
-        let way = ways.iter().find(|way| way.ports == ports)?;
-        let hops = way.hops.iter().map(|hop| hop.map_or_else(String::new, |hop| hop.to_string())).collect();
+        let hops = match on_wire(asked.queue_pairs, ports(pair)?) {
+            Some(ports) => ways.iter().find(|way| way.ports == ports)?.hops.as_slice(),
+            None => &[],
+        };
+        let hops = hops.iter().map(|hop| hop.map_or_else(String::new, |hop| hop.to_string())).collect();
         let v1::PortPair { source_port, destination_port } = *pair;
         Some(v1::TracedPath { source_port, destination_port, hops })
     });
@@ -329,14 +334,18 @@ mod tests {
 
     #[test]
     fn queue_pairs_are_traced_as_their_devices_send() {
-        let ports = vec![(50_000, 4791), (20_000, 4791)];
+        // Of the last no label is made.
+        let ports = vec![(50_000, 4791), (20_000, 4791), (49_152, 4791)];
         let asked = v1::TracePaths { queue_pairs: true, ..trace_request(ports, 3, "10.0.0.2") };
         let asking = question(HERE, &asked).unwrap();
         assert_eq!((asking.protocol, asking.pairs), (Protocol::Udp, vec![(50_000, 4791), (52_768, 4791)]));
         let ways = [TracedRoute { ports: (52_768, 4791), hops: vec![Some([10, 0, 0, 9].into()), None] }];
         let told = to_traced_paths(&asked, &ways);
         let path = |path: &v1::TracedPath| (path.source_port, path.destination_port, path.hops.join(" "));
-        assert_eq!(told.iter().map(path).collect::<Vec<_>>(), [(20_000, 4791, "10.0.0.9 ".to_owned())]);
+        assert_eq!(
+            told.iter().map(path).collect::<Vec<_>>(),
+            [(20_000, 4791, "10.0.0.9 ".to_owned()), (49_152, 4791, String::new())]
+        );
     }
 
     #[test]
