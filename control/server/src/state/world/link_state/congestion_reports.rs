@@ -108,8 +108,9 @@ impl LinkState {
             return Err(PlaceFault::Epoch(message.epoch));
         }
         let pair = pair_of(host, peer);
-        let alike = message.queue_pair == self.is_of_queue_pairs(ctx, pair, port, host != pair.0);
-        if !alike || message.queue_pair && !ctx.can_trace(host, peer) {
+        let traced_as = self.ports.is_of_queue_pairs(pair, port, host != pair.0);
+        let by_queue_pairs = traced_as.unwrap_or_else(|| ctx.links_by_queue_pairs(pair));
+        if message.queue_pair != by_queue_pairs || message.queue_pair && !ctx.can_trace(host, peer) {
             return Ok(());
         }
         if self.ports.traced(pair, port).is_none() && !self.adopt_port(ctx, effects, &message, me, pair, port)
@@ -130,12 +131,6 @@ impl LinkState {
             None => {}
         }
         Ok(())
-    }
-
-    /// Whether what is known of a port's way is that of queue pairs. Where nothing is known: whether it would be traced so.
-    fn is_of_queue_pairs(&self, ctx: &Ctx<'_>, pair: Pair, port: u16, back: bool) -> bool {
-        let known = self.ports.traced(pair, port).filter(|port| port.leg(back).is_some());
-        known.map_or_else(|| ctx.links_by_queue_pairs(pair), |port| port.sample(back).queue_pairs)
     }
 
     /// Learns a port that an earlier control had given to a connection, or that the kernel chose. Whether it

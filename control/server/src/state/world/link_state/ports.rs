@@ -192,7 +192,13 @@ impl Ports {
         self.pools.get(&pair)?.get(&port)
     }
 
-    /// Likewise, to be changed.
+    /// Whether what is known of a port's way is that of queue pairs; none where nothing is known of it.
+    pub(crate) fn is_of_queue_pairs(&self, pair: Pair, port: u16, back: bool) -> Option<bool> {
+        let port = self.traced(pair, port)?;
+        port.leg(back).map(|_| port.sample(back).queue_pairs)
+    }
+
+    /// A port of a pool, to be changed.
     pub(crate) fn traced_mut(&mut self, pair: Pair, port: u16) -> Option<&mut Port> {
         self.stale.insert(pair);
         self.pools.get_mut(&pair)?.get_mut(&port)
