@@ -560,7 +560,8 @@ impl Agent {
                     (interval > 0).then(|| Duration::from_nanos(interval).max(MIN_REPORT_INTERVAL));
                 self.telemetry.report_every(interval);
                 let (to, most) = (self.control.downgrade(), welcome.congestion_reports_per_second);
-                self.telemetry.report_paths(to, most, self.paths.listen());
+                let (listen, queue_pairs) = (self.paths.listen(), self.paths.traces_queue_pairs());
+                self.telemetry.report_paths(to, most, (listen, queue_pairs));
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {

@@ -15,6 +15,7 @@ pub use control_tenants::ControlTenants;
 pub use error::{ConfigError, ValueError};
 pub use links::Links;
 pub use quota::QuotaError;
+pub(crate) use rdma::SourceError;
 pub use rdma::{Rdma, RdmaError, Verbs};
 pub(crate) use telemetry::check_name;
 pub use telemetry::{Telemetry, TelemetryError};

@@ -1,6 +1,7 @@
 //! What control asks of the routes to other agents. It asks which route a connection takes, and how much of a route is
 //! free. Threads of their own find that out, for both takes its time.
 
+use crate::config::SourceError;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;
 use harmonaize_api::v1::{self, Capabilities};
@@ -9,7 +10,7 @@ use harmonaize_probe::{
     Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question,
     TracedRoute, Tracer, TrainConfig, TrainKey,
 };
-use harmonaize_verbs::source_port_on_wire;
+use harmonaize_verbs::{flow_label, source_port_on_wire};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -27,6 +28,8 @@ pub struct Paths {
     source: Option<Ipv4Addr>,
     listen: u16,
     answerer: Option<Answerer>,
+    /// Whether ways of queue pairs are traced.
+    queue_pairs: bool,
     /// By which it is known whose trains are answered.
     key: [u8; SECRET_BYTES],
     missing: Vec<String>,
@@ -42,6 +45,7 @@ impl Paths {
             source: None,
             listen: listen.port(),
             answerer: None,
+            queue_pairs: false,
             key: [0; SECRET_BYTES],
             missing: Vec::new(),
             queues: None,
@@ -73,6 +77,20 @@ impl Paths {
         paths
     }
 
+    /// Links go by queue pairs. Their ways are traced where all send from the address at which this agent listens; else `found` says why
+    /// not.
+    pub(crate) fn set_queue_pairs(&mut self, found: Result<(), SourceError>) {
+        match found {
+            Ok(()) => self.queue_pairs = true,
+            Err(error) => self.record_missing(&format!("ways of queue pairs are not traced: {error}")),
+        }
+    }
+
+    /// Whether ways of queue pairs are traced.
+    pub(crate) fn traces_queue_pairs(&self) -> bool {
+        self.queue_pairs && self.source.is_some()
+    }
+
     fn record_missing(&mut self, what: &str) {
         tracing::warn!("{what}");
         self.missing.push(what.chars().take(200).collect());
@@ -96,6 +114,7 @@ impl Paths {
             congestion_controls: Vec::new(),
             racks: true,
             links_over_tcp: false,
+            queue_pair_routes: self.traces_queue_pairs(),
         }
     }
 
@@ -127,6 +146,10 @@ impl Paths {
     /// Takes a question; the answer, where there is one at once.
     pub fn trace(&self, asked: v1::TracePaths) -> Option<v1::PathsTraced> {
         let question = asked.request;
+        if asked.queue_pairs && !self.traces_queue_pairs() {
+            let error = PathError::QueuePairs.to_string();
+            return Some(v1::PathsTraced { request: question, paths: Vec::new(), error });
+        }
         let taken = self.queues.as_ref().is_some_and(|(traces, _)| traces.try_send(asked).is_ok());
         let error = self.refusal();
         (!taken).then(|| v1::PathsTraced { request: question, paths: Vec::new(), error })
@@ -183,6 +206,8 @@ enum PathError {
     TrainBytes(u32),
     #[error("{0} trains; at most {MAX_TRAINS}")]
     Trains(u32),
+    #[error("this agent does not trace the ways of queue pairs")]
+    QueuePairs,
     #[error("more switches, or addresses of one, than a way has")]
     Switches,
     #[error("no raw socket: {0}")]
@@ -219,24 +244,29 @@ fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, PathEr
     }
     let pair = |pair: &v1::PortPair| Ok((port(pair.source_port)?, port(pair.destination_port)?));
     let pairs = asked.ports.iter().map(pair).collect::<Result<Vec<_>, PathError>>()?;
-    let pairs = pairs.into_iter().map(|pair| on_wire(asked.queue_pairs, pair)).collect();
+    let pairs = pairs.into_iter().filter_map(|pair| on_wire(asked.queue_pairs, pair)).collect();
     let protocol = if asked.queue_pairs { Protocol::Udp } else { Protocol::Tcp };
     Ok(Question { protocol, source, destination: address(&asked.address)?, pairs, hops })
 }
 
-/// The ports of packets of a connection or of a queue pair that is opened with these.
-fn on_wire(queue_pair: bool, (source_port, destination_port): (u16, u16)) -> (u16, u16) {
-    let source_port = if queue_pair { source_port_on_wire(source_port) } else { source_port };
-    (source_port, destination_port)
+/// The ports of packets of a connection or of a queue pair that is opened with these; none where the device chooses its port.
+fn on_wire(queue_pair: bool, (source_port, destination_port): (u16, u16)) -> Option<(u16, u16)> {
+    match queue_pair {
+        false => Some((source_port, destination_port)),
+        true if flow_label(source_port) == 0 => None,
+        true => Some((source_port_on_wire(source_port), destination_port)),
+    }
 }
 
-/// What was asked for, as far as it was traced.
+/// What was asked for, as far as it was traced. Nobody answers on the way of a queue pair whose device chooses the port.
 fn to_traced_paths(asked: &v1::TracePaths, ways: &[TracedRoute]) -> Vec<v1::TracedPath> {
     let ports = |pair: &v1::PortPair| Some((port(pair.source_port).ok()?, port(pair.destination_port).ok()?));
     let traced = asked.ports.iter().filter_map(|pair| {
-        let ports = on_wire(asked.queue_pairs, ports(pair)?);
-        let way = ways.iter().find(|way| way.ports == ports)?;
-        let hops = way.hops.iter().map(|hop| hop.map_or_else(String::new, |hop| hop.to_string())).collect();
+        let hops = match on_wire(asked.queue_pairs, ports(pair)?) {
+            Some(ports) => ways.iter().find(|way| way.ports == ports)?.hops.as_slice(),
+            None => &[],
+        };
+        let hops = hops.iter().map(|hop| hop.map_or_else(String::new, |hop| hop.to_string())).collect();
         let v1::PortPair { source_port, destination_port } = *pair;
         Some(v1::TracedPath { source_port, destination_port, hops })
     });
@@ -304,14 +334,18 @@ mod tests {
 
     #[test]
     fn queue_pairs_are_traced_as_their_devices_send() {
-        let ports = vec![(50_000, 4791), (20_000, 4791)];
+        // Of the last no label is made.
+        let ports = vec![(50_000, 4791), (20_000, 4791), (49_152, 4791)];
         let asked = v1::TracePaths { queue_pairs: true, ..trace_request(ports, 3, "10.0.0.2") };
         let asking = question(HERE, &asked).unwrap();
         assert_eq!((asking.protocol, asking.pairs), (Protocol::Udp, vec![(50_000, 4791), (52_768, 4791)]));
         let ways = [TracedRoute { ports: (52_768, 4791), hops: vec![Some([10, 0, 0, 9].into()), None] }];
         let told = to_traced_paths(&asked, &ways);
         let path = |path: &v1::TracedPath| (path.source_port, path.destination_port, path.hops.join(" "));
-        assert_eq!(told.iter().map(path).collect::<Vec<_>>(), [(20_000, 4791, "10.0.0.9 ".to_owned())]);
+        assert_eq!(
+            told.iter().map(path).collect::<Vec<_>>(),
+            [(20_000, 4791, "10.0.0.9 ".to_owned()), (49_152, 4791, String::new())]
+        );
     }
 
     #[test]
@@ -364,6 +398,23 @@ mod tests {
         let answer = paths.trace(trace_request(vec![(1, 2)], 3, "10.0.0.1")).unwrap();
         assert!(answer.request == 7 && answer.error.contains("IPv4"), "{answer:?}");
         assert!(paths.probe(v1::ProbePath::default()).is_some());
+    }
+
+    #[test]
+    fn an_agent_whose_queue_pairs_send_from_elsewhere_says_so() {
+        let mut paths = Paths::begin(SocketAddr::from((HERE, 0)), false);
+        let missing = paths.abilities(false, true).missing.len();
+        let (device, gid) = ("mlx5_1".to_owned(), Ipv4Addr::new(10, 0, 1, 1).into());
+        paths.set_queue_pairs(Err(SourceError::Other { device, gid, listen: HERE.into() }));
+        let abilities = paths.abilities(false, true);
+        assert!(!abilities.queue_pair_routes && abilities.missing.len() == missing + 1);
+        assert!(abilities.missing.last().is_some_and(|missing| missing.contains("mlx5_1")), "{abilities:?}");
+        let asked =
+            v1::TracePaths { queue_pairs: true, ..trace_request(vec![(50_000, 4791)], 3, "10.0.0.2") };
+        let answer = paths.trace(asked).unwrap();
+        assert!(answer.request == 7 && answer.error.contains("queue pairs"), "{answer:?}");
+        paths.set_queue_pairs(Ok(()));
+        assert_eq!(paths.abilities(false, true).queue_pair_routes, abilities.trace);
     }
 
     #[tokio::test]

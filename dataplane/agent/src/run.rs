@@ -329,6 +329,9 @@ async fn serve(
     let mut handing = Handing::new(own, at.verbs.is_some(), standing);
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
+    if let Some(verbs) = &config.verbs {
+        paths.set_queue_pairs(verbs.send_from(config.listen.ip(), devices));
+    }
     let codecs = coding::codecs().to_vec();
     let abilities = paths.abilities(config.verbs.is_none(), telemetry.measures());
     // Tensors that only a device reaches cannot be added up into packets.

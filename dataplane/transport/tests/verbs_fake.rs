@@ -274,6 +274,25 @@ fn queue_pairs_carry_the_code_point_of_normal_operations() {
     assert_eq!(traffic_classes(marks, 26 << 2 | 2), [26 << 2 | 2; 2]);
 }
 
+/// Where a port makes no flow label, the device chooses: nobody knows which port packets have.
+#[test]
+fn the_port_of_a_queue_pair_without_a_flow_label_is_not_told() {
+    let (_fabric, mut a, mut b) = ends();
+    let by_ports = |peer, initiate| Introduction {
+        source_ports: vec![0, 50_000, 49_152, 32_768],
+        ..introduction(peer, initiate, 4)
+    };
+    let link = a.open(by_ports(b.local_address(), true)).unwrap();
+    b.open(by_ports(a.local_address(), false)).unwrap();
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, |seen| seen.iter().all(|seen| !seen.is_empty()));
+    let source_port = |path| match Transport::flow(&a, link, path) {
+        Some(Flow::Roce { source_port, .. }) => source_port,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!([0, 1, 2, 3].map(source_port), [0, 50_000, 0, 0]);
+}
+
 /// Links over TCP alone are beside others, and are handed over once there are no others.
 #[test]
 fn links_over_tcp_alone_are_handed_over() {

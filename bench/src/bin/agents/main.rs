@@ -503,7 +503,8 @@ async fn reactions(arguments: &Arguments, topology: Topology) -> Result<Value> {
             ..v1::Congestion::default()
         };
         let congestion = Some(congestion);
-        let report = v1::CongestionReport { congestion, communicator, epoch, peer, source_port };
+        let report =
+            v1::CongestionReport { congestion, communicator, epoch, peer, source_port, queue_pair: false };
         let (up, begun) = (ups.get(host.0).context("no such host")?, Instant::now());
         up.send(from_agent::Message::CongestionReport(report).into()).await?;
         recipes = all_delivered(&mut tells, hosts).await?;

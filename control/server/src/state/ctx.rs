@@ -52,8 +52,13 @@ impl<'a> Ctx<'a> {
         interval.is_zero() || heard.is_none_or(|at| at + interval * 3 > self.now)
     }
 
-    pub(crate) fn can_trace(&self, host: HostId) -> bool {
-        self.session_of(host).is_some_and(|session| session.abilities.trace)
+    /// Whether a host's agent traces the ways of its links to another. Those of queue pairs are traced between the addresses at which
+    /// agents listen, so that both ends must send from these.
+    pub(crate) fn can_trace(&self, from: HostId, to: HostId) -> bool {
+        let able = |host, can: fn(&Session) -> bool| self.session_of(host).is_some_and(can);
+        let sends_there = |host| able(host, |session| session.abilities.queue_pair_routes);
+        let routes = !self.links_by_queue_pairs((from, to)) || sends_there(from) && sends_there(to);
+        able(from, |session| session.abilities.trace) && routes
     }
 
     /// Whether links between two hosts go over RDMA: both have agents that say so.

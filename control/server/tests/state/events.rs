@@ -157,6 +157,7 @@ fn queue(fabric: &mut Fabric, id: u64) {
         epoch: recipe.epoch,
         peer: 1,
         source_port: recipe.peers[0].source_ports[0],
+        queue_pair: false,
     };
     let session = fabric.session(id, 0);
     fabric.send(session, from_agent::Message::CongestionReport(told));

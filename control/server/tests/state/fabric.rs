@@ -597,7 +597,8 @@ impl Fabric {
         congestion: v1::Congestion,
     ) {
         let (congestion, source_port) = (Some(congestion), u32::from(port));
-        let report = v1::CongestionReport { congestion, communicator, epoch, peer, source_port };
+        let report =
+            v1::CongestionReport { congestion, communicator, epoch, peer, source_port, queue_pair: false };
         self.send(session, from_agent::Message::CongestionReport(report));
     }
 

@@ -2,7 +2,7 @@
 
 use super::fabric::{EVERYONE, two_by_two};
 use super::topology::{leaf_spine, star};
-use super::world::{SECOND, World, hello, settings, settings_of};
+use super::world::{SECOND, World, hello, operation, settings, settings_of};
 use harmonaize_abi::{CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_planner::{HostId, LinkId, Topology};
@@ -21,6 +21,11 @@ fn able(world: &mut World, host: usize) -> SessionId {
 
 /// The same, whose links go over RDMA or not.
 fn able_over(world: &mut World, host: usize, rdma: bool) -> SessionId {
+    able_by(world, host, (rdma, rdma))
+}
+
+/// The same; whether its links go over RDMA, and whether their ways can be traced.
+fn able_by(world: &mut World, host: usize, (links_over_tcp, queue_pair_routes): (bool, bool)) -> SessionId {
     let abilities = v1::Capabilities {
         trace: true,
         probe: true,
@@ -28,7 +33,8 @@ fn able_over(world: &mut World, host: usize, rdma: bool) -> SessionId {
         probe_key: vec![host as u8; 32],
         rate_limit: true,
         congestion_reports: true,
-        links_over_tcp: rdma,
+        links_over_tcp,
+        queue_pair_routes,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Capabilities::default()
     };
@@ -151,15 +157,54 @@ fn ways_of_queue_pairs_are_traced_from_both_ends() {
     assert!(!asked.is_empty() && asked.iter().all(|question| !question.queue_pairs), "{asked:?}");
 }
 
+/// What is traced lies between the addresses at which agents listen. Queue pairs of other devices go by other ways.
+#[test]
+fn ways_of_queue_pairs_at_other_addresses_are_not_traced() {
+    for routes in [[false, true], [true, false], [false, false]] {
+        let mut world = two_racks();
+        let sessions =
+            [(0, routes[0]), (4, routes[1])].map(|(host, routes)| able_by(&mut world, host, (true, routes)));
+        let id = world.form(&sessions, "world");
+        world.wait(SECOND);
+        let asked = sessions.map(|session| questions(&mut world, session)).concat();
+        assert_eq!(asked, [], "{routes:?}");
+        let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+        let report = v1::CongestionReport { queue_pair: true, ..congestion_report(id, 1, port) };
+        world.send(sessions[0], from_agent::Message::CongestionReport(report));
+        assert_eq!(world.state.report_counts("h0"), (1, 0, 0), "{routes:?}");
+        assert!(world.state.congested_links().is_empty());
+    }
+}
+
+/// An agent that was started again with RDMA, or without, links otherwise by the same ports.
+#[test]
+fn ways_are_traced_anew_when_links_go_otherwise() {
+    let mut world = two_racks();
+    let mut answered = |rdma: bool| {
+        let sessions = [0, 4].map(|host| able_over(&mut world, host, rdma));
+        let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
+        // A port leads datagrams over the other spine.
+        let spine = |_: usize, port: u32| parity(port + u32::from(rdma));
+        let count = answer_traces(&mut world, &ends, &spine);
+        assert_eq!(answer_traces(&mut world, &ends, &spine), 0, "once");
+        assert_eq!(path_count(&mut world), 24);
+        assert!(world.state.failed_links().is_empty(), "no link is dead for that");
+        sessions.iter().for_each(|session| world.gone(*session));
+        world.wait(SECOND);
+        count
+    };
+    assert_eq!([false, true, true, false].map(&mut answered), [48, 48, 0, 48]);
+}
+
 /// While links go over TCP for a hand-over, what is known of a port is the way of queue pairs.
 #[test]
 fn reports_are_passed_over_while_links_go_over_tcp() {
     let (mut world, sessions, id) = traced_pair_over(true);
-    let report = |epoch| {
-        let report = v1::CongestionReport { epoch, ..congestion_report(id, 1, 40001) };
+    let report = |epoch, queue_pair| {
+        let report = v1::CongestionReport { epoch, queue_pair, ..congestion_report(id, 1, 40001) };
         from_agent::Message::CongestionReport(report)
     };
-    world.send(sessions[0], report(1));
+    world.send(sessions[0], report(1, true));
     assert_eq!(world.state.report_counts("h0"), (0, 0, 1), "no queue pair has the port");
     world.send(sessions[1], from_agent::Message::LinksOverTcp(v1::LinksOverTcp { for_ns: 60_000_000_000 }));
     world.wait(MS * 10);
@@ -168,13 +213,56 @@ fn reports_are_passed_over_while_links_go_over_tcp() {
         let prepared = v1::Prepared { communicator: id, epoch: 2, links: None };
         world.send(session, from_agent::Message::Prepared(prepared));
     }
+    // One end has switched already.
+    world.send(sessions[0], report(2, false));
+    assert_eq!(world.state.report_counts("h0"), (1, 0, 1), "it is no fault, and nothing is made of it");
     for session in sessions {
         let switched = v1::Switched { communicator: id, epoch: 2, first_segment: 1 };
         world.send(session, from_agent::Message::Switched(switched));
     }
     assert_eq!(world.epoch(id).over_tcp, BTreeSet::from([1]));
-    world.send(sessions[0], report(2));
-    assert_eq!(world.state.report_counts("h0"), (1, 0, 1), "it is no fault, and nothing is made of it");
+    world.send(sessions[0], report(2, false));
+    assert_eq!(world.state.report_counts("h0"), (2, 0, 1));
+}
+
+/// A port may lead connections another way than queue pairs.
+#[test]
+fn reports_count_where_ways_were_traced_alike() {
+    for rdma in [true, false] {
+        let (mut world, sessions, id) = traced_pair_over(rdma);
+        let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+        world.got.clear();
+        let report = |queue_pair| {
+            let report = v1::CongestionReport { queue_pair, ..congestion_report(id, 1, port) };
+            from_agent::Message::CongestionReport(report)
+        };
+        world.send(sessions[0], report(!rdma));
+        assert_eq!(every!(world.received(sessions[0]), ProbePath), []);
+        assert!(world.state.congested_links().is_empty());
+        world.send(sessions[0], report(rdma));
+        requested_train(&mut world, sessions[0]);
+    }
+}
+
+/// Others' queue pairs may send from the port of a quiet one, and lose packets.
+#[test]
+fn loss_of_a_quiet_queue_pair_moves_nobody() {
+    for rdma in [true, false] {
+        let (mut world, sessions, id) = traced_pair_over(rdma);
+        let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+        let mut report = v1::CongestionReport { queue_pair: rdma, ..congestion_report(id, 1, port) };
+        let found = report.congestion.as_mut().unwrap();
+        (found.loss, found.level) = (true, CongestionLevel::Severe.into());
+        // Nothing was heard of its operations for long.
+        let operations = vec![operation(id, 0, 1000, 0, (1, 2))];
+        let told = v1::TelemetryReport { sequence: 1, operations, ..v1::TelemetryReport::default() };
+        world.send(sessions[0], from_agent::Message::Telemetry(told));
+        world.wait(SECOND * 10);
+        world.got.clear();
+        world.send(sessions[0], from_agent::Message::CongestionReport(report));
+        assert_eq!(every!(world.received(sessions[0]), ProbePath), [], "no train is sent for it");
+        assert_eq!(world.state.congested_links().is_empty(), rdma, "a connection's loss is its own");
+    }
 }
 
 fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionReport {
@@ -184,7 +272,8 @@ fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionR
         own_bps: 400_000_000,
         ..v1::Congestion::default()
     };
-    v1::CongestionReport { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
+    let congestion = Some(congestion);
+    v1::CongestionReport { congestion, communicator, epoch: 1, peer, source_port: port, queue_pair: false }
 }
 
 #[test]

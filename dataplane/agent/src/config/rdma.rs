@@ -1,7 +1,7 @@
 //! The tables on RDMA: links to other agents, and attachments of tenants.
 
 use harmonaize_transport::datagram::RdmaPort;
-use harmonaize_verbs::{Devices, Mtu, PortOptions};
+use harmonaize_verbs::{Devices, Function, Gid, Mtu, PortOptions, VerbsError};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 
@@ -32,6 +32,17 @@ pub enum RdmaError {
         /// 4.096 us times two to this power.
         timeout: u8,
     },
+}
+
+/// Why the ways of queue pairs cannot be traced: those that are traced begin at the address at which the agent listens.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SourceError {
+    /// A device sends from another address.
+    #[error("{device} of [verbs] sends from {gid}, and not from {listen}, the address of `listen`")]
+    Other { device: String, gid: Gid, listen: IpAddr },
+    /// A device is not to be had.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
 }
 
 /// How links go over RDMA. What is left out is found out, or as usual.
@@ -85,6 +96,24 @@ impl Verbs {
         RdmaPort { devices: devices.clone(), options: wanted, address }
     }
 
+    /// Whether all queue pairs of links send from the address at which the agent listens.
+    ///
+    /// # Errors
+    /// Which device sends from another, or cannot be opened.
+    pub(crate) fn send_from(&self, listen: IpAddr, devices: &Devices) -> Result<(), SourceError> {
+        let named = self.devices.iter().cloned().map(Some);
+        let unnamed = self.devices.is_empty().then_some(None);
+        for device in named.chain(unnamed) {
+            let wanted = PortOptions { device, ..self.port_options() };
+            let Function { device, path } = Function::open(devices, &wanted, Some(listen))?;
+            let gid = device.gid(path.port, path.gid_index)?;
+            if gid != Gid::from(listen) {
+                return Err(SourceError::Other { device: device.name().to_owned(), gid, listen });
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self) -> Result<(), RdmaError> {
         check("verbs", self.mtu, self.retries, self.timeout)
     }
@@ -136,4 +165,29 @@ fn check(
         return Err(RdmaError::Timeout { table, timeout });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_verbs::fake::Fabric;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_device_that_sends_from_another_address_is_named() {
+        let (fabric, listen) = (Fabric::new(), Ipv4Addr::new(10, 0, 0, 1));
+        fabric.add("rxe0", listen).unwrap();
+        fabric.add("rxe1", Ipv4Addr::new(10, 0, 1, 1)).unwrap();
+        let send = |names: &[&str]| {
+            let devices = names.iter().map(|name| (*name).to_owned()).collect();
+            let verbs = Verbs { devices, ..Verbs::default() };
+            verbs.send_from(listen.into(), &fabric.devices()).map_err(|error| error.to_string())
+        };
+        assert_eq!([send(&[]), send(&["rxe0"])], [Ok(()), Ok(())]);
+        for names in [&["rxe1"][..], &["rxe0", "rxe1"]] {
+            let error = send(names).unwrap_err();
+            assert!(error.contains("rxe1") && error.contains("10.0.1.1"), "{error}");
+        }
+        assert!(send(&["rxe2"]).is_err(), "there is none");
+    }
 }

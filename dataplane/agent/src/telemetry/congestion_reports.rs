@@ -11,7 +11,7 @@ use harmonaize_abi::{CongestionLevel, Nanos};
 use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals};
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
-use harmonaize_events::Direction;
+use harmonaize_events::{Direction, Protocol};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -26,8 +26,8 @@ const BURST_DIVISOR: u64 = 10;
 /// How often a report is said again while own traffic is held up, and while its path is starved.
 const REPEAT: Duration = Duration::from_millis(500);
 const STARVED_REPEAT: Duration = Duration::from_millis(50);
-/// The least share of own traffic that shows who holds it up, as one part in so many. Less of what the path carries
-/// shows nothing of that.
+/// The least share of own traffic that shows who holds it up, as one part in so many. Less of what the path can carry, or of what
+/// queue pairs send on it, shows nothing of that.
 const MIN_OWN_PART: u64 = 8;
 /// How long the end of a congestion waits for own traffic that shows it.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,6 +41,8 @@ pub(crate) struct ReportSink {
     pub(crate) per_second: u32,
     /// Where other agents connect: of two ports, this is not the one that chooses the path.
     pub(crate) listen: u16,
+    /// Also what queue pairs take: control knows their ways.
+    pub(crate) queue_pairs: bool,
 }
 
 /// A path of which something was found.
@@ -76,9 +78,14 @@ impl CongestionReports {
     pub(crate) fn take(&mut self, now: Nanos, found: &Found) {
         let Found::Congestion(found) = found else { return };
         let link = found.link;
-        // Whether queue pairs that send from a port are own ones is seen once it is to be told.
-        let may_be_own = matches!(link.path, Path::Connection { .. } | Path::Remote { port: 1.., .. });
-        if self.sink.is_none() || !may_be_own || link.direction != Direction::Egress {
+        let Some(sink) = &self.sink else { return };
+        let may_be_own = match link.path {
+            Path::Connection { .. } => true,
+            // Whether queue pairs that send from a port are own ones is seen once it is to be told.
+            Path::Remote { port, .. } => port != 0 && sink.queue_pairs,
+            _ => false,
+        };
+        if !may_be_own || link.direction != Direction::Egress {
             return;
         }
         let full = self.paths.len() >= MAX_PATHS;
@@ -118,9 +125,13 @@ impl CongestionReports {
         self.paths.retain(|link, known| {
             let stands = known.newest.level > CongestionLevel::None;
             let told = known.reported.map(|told| now.since(told));
-            let current = told.filter(|told| stands && *told >= STARVED_REPEAT);
-            if let Some((told, current)) = current.zip(analysis.link(link))
-                && (current.signals.starved || told >= REPEAT && is_congested(&current))
+            let unshown = stands && !shows_own(&known.newest);
+            let due_again = stands && told.is_some_and(|told| told >= STARVED_REPEAT);
+            let current = if unshown || due_again { analysis.link(link) } else { None };
+            if let Some(current) = current.filter(shows_own)
+                && (unshown && is_held_up(&current)
+                    || due_again && current.signals.starved
+                    || told.is_some_and(|told| told >= REPEAT) && is_congested(&current))
             {
                 known.newest = Congestion { level: known.newest.level, cause: known.newest.cause, ..current };
                 known.pending_since.get_or_insert(now);
@@ -160,6 +171,10 @@ impl CongestionReports {
             return true;
         };
         let newest = known.newest;
+        if newest.level > CongestionLevel::None && !shows_own(&newest) {
+            // Until own traffic shows it.
+            return true;
+        }
         let congestion = {
             let names = names.lock().unwrap_or_else(PoisonError::into_inner);
             to_proto::congestion(&newest, &names, Clock(offset_ns))
@@ -170,6 +185,7 @@ impl CongestionReports {
             epoch: owner.epoch.into(),
             peer: owner.to,
             source_port: source_port.into(),
+            queue_pair: owner.flow.protocol == Protocol::Roce as u8,
         };
         let Some(sender) = sink.to.upgrade() else { return false };
         match sender.try_send(Message::CongestionReport(message)) {
@@ -187,17 +203,28 @@ impl CongestionReports {
 
 /// Whether own traffic is held up on a path now. A state outlasts what led to it, and a job pauses: what is measured then says nothing.
 fn is_congested(current: &Congestion) -> bool {
+    is_held_up(current) && current.own_rate > current.capacity / MIN_OWN_PART
+}
+
+fn is_held_up(current: &Congestion) -> bool {
     let Signals { delay, ecn_ce: marks, loss, .. } = current.signals;
-    (delay || marks || loss) && current.own_rate > current.capacity / MIN_OWN_PART
+    delay || marks || loss
+}
+
+/// Whether own traffic had a part in a finding. Nobody else's takes a connection's path. Others' queue pairs may send from the port of an
+/// own one to the same host.
+fn shows_own(found: &Congestion) -> bool {
+    let all = found.own_rate.saturating_add(found.cross_traffic_rate);
+    matches!(found.link.path, Path::Connection { .. }) || found.own_rate > all / MIN_OWN_PART
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::own_flows::EpochLinks;
+    use crate::telemetry::own_flows::{EpochLinks, sent_key};
     use harmonaize_abi::{CommunicatorId, CongestionCause, Epoch};
     use harmonaize_analysis::trace::{self, Label, Record};
-    use harmonaize_events::{FlowKey, Protocol, TcpFlow};
+    use harmonaize_events::{FlowKey, RoceCounters, TcpFlow};
     use harmonaize_transport::Flow;
 
     const MS: u64 = 1_000_000;
@@ -247,7 +274,8 @@ mod tests {
             let mut records = Vec::new();
             world.own.formed(&formed, Nanos(BEGIN), &[5], &mut records);
             records.iter().for_each(|record| world.analysis.take(record));
-            let wanted = ReportSink { to: world.to.downgrade(), per_second, listen: LISTEN };
+            let wanted =
+                ReportSink { to: world.to.downgrade(), per_second, listen: LISTEN, queue_pairs: true };
             world.reports.set_sink(Nanos(BEGIN), wanted, &world.analysis);
             world
         }
@@ -290,6 +318,12 @@ mod tests {
         }
     }
 
+    /// One to the other host that was opened with this port.
+    fn queue_pair(source_port: u16) -> Flow {
+        let [local, remote] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(std::net::IpAddr::from);
+        Flow::Roce { local, remote, local_pair: 17, remote_pair: 18, source_port }
+    }
+
     fn found(now_ns: u64, (local, remote): (u16, u16), level: CongestionLevel) -> Congestion {
         let path = Path::Connection { address: key().remote, local, remote };
         let link = Link { interface: 5, direction: Direction::Egress, path };
@@ -312,6 +346,7 @@ mod tests {
         let of = |told: &v1::CongestionReport| (told.communicator, told.epoch, told.peer, told.source_port);
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 40_002), (7, 2, 3, 40_001)]);
         assert_eq!(level(&told), [v1::CongestionLevel::Severe, v1::CongestionLevel::Mild]);
+        assert!(told.iter().all(|told| !told.queue_pair));
         assert_eq!(world.reports(BEGIN + 999 * MS), []);
         assert_eq!(world.reports(BEGIN + 1001 * MS), [], "nothing of ours is held up now");
         let whole = Link { path: Path::Whole, ..found(0, ports[0], CongestionLevel::Mild).link };
@@ -326,10 +361,7 @@ mod tests {
 
     #[test]
     fn a_report_names_the_port_that_its_queue_pair_was_opened_with() {
-        let [local, remote] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(std::net::IpAddr::from);
-        let (local_pair, remote_pair, source_port) = (17, 18, 20_000);
-        let flow = Flow::Roce { local, remote, local_pair, remote_pair, source_port };
-        let mut world = World::with_flows(vec![(3, flow)], 100, 8);
+        let mut world = World::with_flows(vec![(3, queue_pair(20_000))], 100, 8);
         // Others' queue pairs, what comes in, and what goes over TCP that is not ours.
         let (out, into) = (Direction::Egress, Direction::Ingress);
         for (port, direction) in [(52_768, out), (52_769, out), (20_000, out), (52_768, into), (0, out)] {
@@ -341,7 +373,62 @@ mod tests {
         let told = world.reports(BEGIN);
         let of = |told: &v1::CongestionReport| (told.communicator, told.epoch, told.peer, told.source_port);
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 20_000)]);
+        assert!(told.iter().all(|told| told.queue_pair));
         assert_eq!(world.reports.paths.len(), 1, "others' are not kept in mind");
+        let unwanted = ReportSink { queue_pairs: false, ..world.reports.sink.clone().unwrap() };
+        world.reports.set_sink(Nanos(BEGIN), unwanted, &world.analysis);
+        let path = Path::Remote { address: key().remote, port: 52_768 };
+        let link = Link { interface: 5, direction: out, path };
+        let found = found(BEGIN, (1, 2), CongestionLevel::Severe);
+        world.reports.take(Nanos(BEGIN), &Found::Congestion(Congestion { link, ..found }));
+        assert!(world.reports.paths.is_empty(), "control knows no ways of queue pairs");
+    }
+
+    #[test]
+    fn what_others_lose_from_the_same_port_is_not_reported() {
+        let mut world = World::with_flows(vec![(3, queue_pair(50_000))], 100, 8);
+        let path = Path::Remote { address: key().remote, port: 50_000 };
+        let link = Link { interface: 5, direction: Direction::Egress, path };
+        let mut told = |now_ns: u64, level, own_rate, cross_traffic_rate| {
+            let found = found(now_ns, (1, 2), level);
+            let found = Congestion { link, own_rate, cross_traffic_rate, ..found };
+            world.reports.take(Nanos(now_ns), &Found::Congestion(found));
+            (world.reports(now_ns).len(), world.reports.paths.len())
+        };
+        let severe = CongestionLevel::Severe;
+        assert_eq!(told(BEGIN, severe, 0, 1_000_000), (0, 1), "ours is quiet");
+        assert_eq!(told(BEGIN + MS, severe, 1000, 1_000_000), (0, 1), "next to nothing is ours");
+        assert_eq!(told(BEGIN + 2 * MS, CongestionLevel::None, 0, 0), (0, 0), "control never heard of it");
+        assert_eq!(told(BEGIN + 3 * MS, severe, 0, 0), (0, 1));
+        assert_eq!(told(BEGIN + 4 * MS, severe, 500_000, 1_000_000), (1, 1));
+    }
+
+    #[test]
+    fn a_queue_pairs_loss_is_reported_once_it_sends() {
+        let flow = queue_pair(50_000);
+        let mut world = World::with_flows(vec![(3, flow)], 100, 64);
+        let key = FlowKey { interface: 5, ..sent_key(&flow).unwrap() };
+        let others = FlowKey { queue_pair: 99, ..key };
+        let send = |world: &mut World, key: FlowKey, times: std::ops::Range<u64>| {
+            let (mut counters, mut told) = (RoceCounters { source_port: 50_000, ..Default::default() }, 0);
+            for ms in times {
+                let time_ns = BEGIN + ms * MS;
+                let traffic = &mut counters.traffic;
+                (traffic.bytes, traffic.packets) = (traffic.bytes + 15_000, traffic.packets + 10);
+                (traffic.last_ns, traffic.first_ns) = (time_ns, BEGIN);
+                counters.retransmissions += 5;
+                world.analysis.take(&Record::Roce { time_ns, key, counters });
+                world.analysis.advance(Nanos(time_ns));
+                for found in world.analysis.found() {
+                    world.reports.take(Nanos(time_ns), &found);
+                }
+                told += world.reports(time_ns).len();
+            }
+            told
+        };
+        assert_eq!(send(&mut world, others, 0..400), 0, "only others send");
+        assert_eq!(world.reports.paths.len(), 1, "what they lose is seen");
+        assert!(send(&mut world, key, 400..800) > 0);
     }
 
     /// What is reported of a connection, and when, in milliseconds. At each it sends so many packets and its round trips take so

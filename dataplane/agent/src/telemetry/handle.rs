@@ -77,9 +77,15 @@ impl Handle {
         self.report_interval.subscribe()
     }
 
-    /// Control wants so many congestion reports on own paths in a second from now on, into `to`; 0: none. `listen` is the port of this agent.
-    pub fn report_paths(&self, to: mpsc::WeakSender<Message>, per_second: u32, listen: u16) {
-        self.send(Command::ReportCongestion(ReportSink { to, per_second, listen }));
+    /// Control wants so many congestion reports on own paths in a second from now on, into `to`; 0: none. `listen` is the port of this agent;
+    /// `queue_pairs`: also on those of queue pairs.
+    pub fn report_paths(
+        &self,
+        to: mpsc::WeakSender<Message>,
+        per_second: u32,
+        (listen, queue_pairs): (u16, bool),
+    ) {
+        self.send(Command::ReportCongestion(ReportSink { to, per_second, listen, queue_pairs }));
     }
 
     /// Ends the thread.

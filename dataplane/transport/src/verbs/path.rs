@@ -141,7 +141,9 @@ impl Path {
         let domain = Arc::clone(rail.registrations(tenant)?.domain());
         let slots = Region::register(&domain, &memory, Access::REMOTE_WRITE)?;
         let completions = CompletionQueue::create(&rail.device, 2 * count + receives(count))?;
-        let flow_label = if source_port == 0 { 0 } else { harmonaize_verbs::flow_label(source_port) };
+        let flow_label = harmonaize_verbs::flow_label(source_port);
+        // A device chooses where there is none: which port it sends from is not known.
+        let source_port = if flow_label == 0 { 0 } else { source_port };
         let route = harmonaize_verbs::Path { flow_label, ..rail.route };
         let pair = create_pair(&domain, &completions, count, route)?;
         let endpoint = pair.endpoint();

@@ -81,6 +81,8 @@ pub(crate) struct Abilities {
     pub racks: bool,
     /// Whether its links go over RDMA, and over TCP alone where control says so.
     pub links_over_tcp: bool,
+    /// Whether it traces the ways of queue pairs. They send from the address at which it listens.
+    pub queue_pair_routes: bool,
     /// Most bytes of a datagram of RDMA; 0: it has none.
     pub datagram_bytes: u32,
     /// What taking part costs its host, if it has measured that.
@@ -109,6 +111,7 @@ impl Abilities {
             aggregation: said.aggregation,
             racks: said.racks,
             links_over_tcp: said.links_over_tcp,
+            queue_pair_routes: said.queue_pair_routes,
             datagram_bytes: said.datagram_bytes,
             costs: said.costs.as_ref().and_then(host_costs),
             codecs: levels(&said.codecs),

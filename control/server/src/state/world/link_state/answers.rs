@@ -3,7 +3,7 @@
 use super::LinkState;
 use super::ports::Sample;
 use super::routes::{MAX_HOPS, answered};
-use super::traces::{BATCH, Direction, Learned, asker};
+use super::traces::{BATCH, Learned, PendingTrace, asker};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
@@ -54,7 +54,7 @@ impl LinkState {
             self.report_unknown_hops(ctx, effects, asker(asked.direction), &route);
             self.routes.insert(hosts, ends, *port, &route, ctx.now);
             let hops: Vec<_> = first(most).collect();
-            self.learn(ctx, (pair, back), *port, &hops, &mut learned, &mut died);
+            self.learn(ctx, &asked, *port, &hops, &mut learned, &mut died);
         }
         let dead = died.iter().filter(|(link, count)| **count >= DEATHS && !learned.alive.contains(link));
         learned.dead = dead.map(|(link, _)| *link).collect();
@@ -93,18 +93,25 @@ impl LinkState {
     fn learn(
         &mut self,
         ctx: &Ctx<'_>,
-        (pair, back): Direction,
+        asked: &PendingTrace,
         number: u16,
         hops: &[Option<IpAddr>],
         learned: &mut Learned,
         died: &mut BTreeMap<DirectedLink, usize>,
     ) {
         let topology = &ctx.settings.topology;
+        let (pair, back) = asked.direction;
         let (from, to) = if back { (pair.1, pair.0) } else { pair };
         let found = topology.traced_path(from, to, hops).ok();
         let Some(port) = self.ports.traced_mut(pair, number) else { return };
+        let alike = port.sample(back).queue_pairs == asked.queue_pairs;
+        if port.sample(!back).queue_pairs != asked.queue_pairs {
+            port.forget(!back);
+        }
         let leg = if back { &mut port.back } else { &mut port.there };
-        let before = leg.clone();
+        let earlier = leg.clone();
+        // The way of a connection is none of a queue pair's.
+        let before = earlier.clone().filter(|_| alike);
         let broken = before.as_ref().and_then(|before| broken_at(topology, before, hops));
         learned.alive.extend(found.iter().flat_map(|path| path.links()));
         // A switch that did not answer, while one behind it did, tells nothing new.
@@ -113,10 +120,10 @@ impl LinkState {
         leg.clone_from(&found);
         if let Some(look) = port.samples.get_mut(usize::from(back)) {
             let silent = if found.is_some() { 0 } else { look.silent.saturating_add(1) };
-            *look = Sample { at: Some(ctx.now), silent };
+            *look = Sample { at: Some(ctx.now), silent, queue_pairs: asked.queue_pairs };
         }
-        learned.moved |= before.is_some() && before != found;
-        learned.first |= before.is_none() && found.is_some();
+        learned.moved |= earlier.is_some() && earlier != found;
+        learned.first |= earlier.is_none() && found.is_some();
         if let Some(link) = broken {
             *died.entry(link).or_default() += 1;
         }

@@ -3,17 +3,16 @@
 
 use super::LinkState;
 use super::ports::{Pair, pair_of};
+use super::probing::Claim;
 use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, LearnedPort};
 use crate::state::job::decisions::Noticed;
-use crate::state::job::over_tcp::is_over_tcp;
 use crate::state::output::SessionId;
 use crate::state::world::telemetry::check::{self, ReportFault};
 use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel, Nanos};
 use harmonaize_api::v1;
 use harmonaize_planner::{CongestionReport, Connection, HostId, Path, Rate};
 use harmonaize_units::Quota;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The most reports that an agent may send in a second; as many at once after a pause.
@@ -81,7 +80,8 @@ impl LinkState {
     }
 
     /// Finds the connection and its path. One that has ended is no fault; neither is one whose path is not
-    /// known yet.
+    /// known yet. A report on a connection is passed over where the port was traced for queue pairs, and one on a queue pair
+    /// where it was traced for connections. So is one on a queue pair whose way cannot be traced.
     fn place(
         &mut self,
         ctx: &Ctx<'_>,
@@ -107,10 +107,12 @@ impl LinkState {
         if message.epoch == 0 || message.epoch >= u64::from(known.next_epoch) {
             return Err(PlaceFault::Epoch(message.epoch));
         }
-        if known.current().is_some_and(|current| goes_over_tcp(&current.over_tcp, me, message.peer)) {
+        let pair = pair_of(host, peer);
+        let traced_as = self.ports.is_of_queue_pairs(pair, port, host != pair.0);
+        let by_queue_pairs = traced_as.unwrap_or_else(|| ctx.links_by_queue_pairs(pair));
+        if message.queue_pair != by_queue_pairs || message.queue_pair && !ctx.can_trace(host, peer) {
             return Ok(());
         }
-        let pair = pair_of(host, peer);
         if self.ports.traced(pair, port).is_none() && !self.adopt_port(ctx, effects, &message, me, pair, port)
         {
             return Err(PlaceFault::Port(port));
@@ -205,7 +207,8 @@ impl LinkState {
         self.measure_active(ctx);
         let (path, what, starved) = (&noticed.path, noticed.what.as_str(), found.starved);
         tracing::debug!(%path, %what, starved, "a congestion report");
-        if !self.verify(ctx, effects, &report, &noticed, found.starved) {
+        let claim = Claim { starved: found.starved, queue_pair: message.queue_pair };
+        if !self.verify(ctx, effects, &report, &noticed, claim) {
             self.accept(ctx, effects, report, noticed);
         }
     }
@@ -233,11 +236,6 @@ impl LinkState {
         }
         self.reports.unplaced.retain(|_, (at, _, _)| *at + UNPLACED_FOR > ctx.now);
     }
-}
-
-/// Whether the link to a peer goes over TCP while its agents hand over. What is known of its port is the way of queue pairs.
-fn goes_over_tcp(over_tcp: &BTreeSet<u32>, me: usize, peer: u32) -> bool {
-    u32::try_from(me).is_ok_and(|me| is_over_tcp(over_tcp, (me, peer)))
 }
 
 fn describe_report(level: CongestionLevel, cause: CongestionCause, own: Rate) -> String {

@@ -95,7 +95,7 @@ impl LinkState {
         let mut hosts = BTreeSet::new();
         for pair in self.ports.pairs() {
             for (from, to) in [pair, (pair.1, pair.0)] {
-                if hosts.contains(&from) || !ctx.can_trace(from) || !ctx.hosts.contains_key(&to) {
+                if hosts.contains(&from) || !ctx.can_trace(from, to) || !ctx.hosts.contains_key(&to) {
                     continue;
                 }
                 let paths = ctx.settings.topology.equal_cost_paths(from, to);

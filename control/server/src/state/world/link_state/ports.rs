@@ -46,6 +46,8 @@ pub(crate) struct Sample {
     pub at: Option<Duration>,
     /// Answers in a row from which no way could be told.
     pub silent: u32,
+    /// Whether it spoke of queue pairs, and not of connections.
+    pub queue_pairs: bool,
 }
 
 /// A port of a pool.
@@ -78,6 +80,13 @@ impl Port {
     pub(crate) fn sample(&self, back: bool) -> Sample {
         let [there, home] = self.samples;
         if back { home } else { there }
+    }
+
+    /// That way is not known any more.
+    pub(crate) fn forget(&mut self, back: bool) {
+        let [there, home] = &mut self.samples;
+        *(if back { home } else { there }) = Sample::default();
+        *(if back { &mut self.back } else { &mut self.there }) = None;
     }
 
     /// Whether a link holds it now.
@@ -183,7 +192,13 @@ impl Ports {
         self.pools.get(&pair)?.get(&port)
     }
 
-    /// Likewise, to be changed.
+    /// Whether what is known of a port's way is that of queue pairs; none where nothing is known of it.
+    pub(crate) fn is_of_queue_pairs(&self, pair: Pair, port: u16, back: bool) -> Option<bool> {
+        let port = self.traced(pair, port)?;
+        port.leg(back).map(|_| port.sample(back).queue_pairs)
+    }
+
+    /// A port of a pool, to be changed.
     pub(crate) fn traced_mut(&mut self, pair: Pair, port: u16) -> Option<&mut Port> {
         self.stale.insert(pair);
         self.pools.get_mut(&pair)?.get_mut(&port)

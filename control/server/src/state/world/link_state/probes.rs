@@ -8,7 +8,7 @@
 
 use super::LinkState;
 use super::ports::pair_of;
-use super::probing::{BACKOFF, Pause, Paused, PendingProbe, PendingReport, Reported, STARVED_BACKOFF};
+use super::probing::{BACKOFF, Claim, Pause, Paused, PendingProbe, PendingReport, Reported, STARVED_BACKOFF};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::decisions::{Noticed, Trigger};
@@ -193,7 +193,7 @@ impl LinkState {
         effects: &mut Effects,
         report: &CongestionReport,
         noticed: &Noticed,
-        starved: bool,
+        claim: Claim,
     ) -> bool {
         let connection = report.connection;
         let (from, to) = (connection.from, connection.to);
@@ -202,13 +202,13 @@ impl LinkState {
             return false;
         }
         let alone = self.estimates.is_exclusive_before_last(from, &report.path);
-        let starved = starved && alone;
+        let starved = claim.starved && alone;
         let faint = alone && report.level == CongestionLevel::Severe;
         let news = starved || faint || self.estimates.is_significant(&ctx.settings.topology, report);
         if !self.estimates.is_active(&connection) || !news {
             // Next to nothing passes: it found the queues of others of ours, or was acknowledged late, unless
-            // something was lost.
-            return !report.had_loss;
+            // something was lost. What a queue pair lost may have been others'.
+            return claim.queue_pair || !report.had_loss;
         }
         self.probes.forget(ctx.now);
         let fresh = || Reported {
@@ -223,7 +223,8 @@ impl LinkState {
         let known = self.probes.reported.entry(connection).or_insert_with(fresh);
         known.received_at = ctx.now;
         let (pause, trains) = if starved { (known.starved, STARVED) } else { (known.usual, USED) };
-        let pending = PendingReport { report: report.clone(), noticed: noticed.clone(), starved };
+        let claim = Claim { starved, ..claim };
+        let pending = PendingReport { report: report.clone(), noticed: noticed.clone(), claim };
         if pause.not_before > ctx.now {
             if starved {
                 self.probes.paused.insert(connection, Paused { report: pending, until: pause.not_before });
@@ -246,9 +247,9 @@ impl LinkState {
         if !waiting.is_empty() {
             self.measure_active(ctx);
         }
-        for PendingReport { report, noticed, .. } in waiting.into_values() {
+        for PendingReport { report, noticed, claim } in waiting.into_values() {
             let heard = self.probes.reported.get(&report.connection).map(|known| known.received_at);
-            self.verify(ctx, effects, &report, &noticed, true);
+            self.verify(ctx, effects, &report, &noticed, claim);
             if let Some((known, heard)) = self.probes.reported.get_mut(&report.connection).zip(heard) {
                 known.received_at = heard;
             }
@@ -347,7 +348,7 @@ impl LinkState {
         probe: &Probe,
         (whole, way): (Rate, Ours),
     ) {
-        let PendingReport { report, noticed, starved } = pending;
+        let PendingReport { report, noticed, claim: Claim { starved, .. } } = pending;
         let clean = probe.is_clean(whole);
         let speaks = match way {
             Ours::Nothing => !starved,

@@ -56,13 +56,22 @@ pub(crate) struct PendingProbe {
     pub verifies: Option<PendingReport>,
 }
 
+/// What an agent says of what it reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    /// Whether little passes and a queue stands.
+    pub starved: bool,
+    /// Whether it is a queue pair. Others' may send from its port, so that loss alone proves nothing.
+    pub queue_pair: bool,
+}
+
 /// A report that trains are to verify.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingReport {
     pub report: CongestionReport,
     pub noticed: Noticed,
-    /// Whether the agent says that the connection is starved, and nobody else of ours takes the rest.
-    pub starved: bool,
+    /// That it is starved only where nobody else of ours takes the rest.
+    pub claim: Claim,
 }
 
 /// A connection whose path others are said to congest.
@@ -205,7 +214,7 @@ mod tests {
                 found: Nanos(0),
                 received: Duration::ZERO,
             },
-            starved: true,
+            claim: Claim { starved: true, queue_pair: false },
         };
         let (ms, mut probes) = (Duration::from_millis, Probes::default());
         for port in 1..=3 {

@@ -57,7 +57,7 @@ impl LinkState {
     /// Has these pairs traced from now on.
     pub(crate) fn want_traced(&mut self, ctx: &Ctx<'_>, pairs: impl Iterator<Item = Pair>) {
         for pair in pairs.filter(|pair| pair.0 != pair.1) {
-            if ctx.can_trace(pair.0) || ctx.can_trace(pair.1) {
+            if ctx.can_trace(pair.0, pair.1) || ctx.can_trace(pair.1, pair.0) {
                 self.traces.add(pair, ctx.now);
             }
         }
@@ -124,7 +124,7 @@ impl LinkState {
             let (pair, back) = direction;
             let to = if back { pair.0 } else { pair.1 };
             let target = ctx.hosts.get(&to).and_then(|session| ctx.sessions.get(session));
-            let asked = ctx.hosts.get(&host).filter(|_| ctx.can_trace(host)).copied();
+            let asked = ctx.hosts.get(&host).filter(|_| ctx.can_trace(host, to)).copied();
             let (Some(of), Some(target)) = (asked, target.map(|session| session.listen)) else {
                 self.traces.put(direction, When::At(ctx.now + RETRY.1));
                 continue;

@@ -94,6 +94,7 @@ impl LinkState {
         let periods = self.periods(ctx, pair);
         // Operators want the routes of both directions, though none of them is of use to plans.
         let uncharted = self.is_uncharted(ctx, pair);
+        let queue_pairs = ctx.links_by_queue_pairs(pair);
         let mut chosen = TraceChoice { next: ctx.now.saturating_add(periods[2]), ..TraceChoice::default() };
         if wanted.withheld {
             chosen.next = chosen.next.min(ctx.now.saturating_add(WITHHELD));
@@ -101,9 +102,11 @@ impl LinkState {
         let mut needs: Vec<(Need, Option<Duration>, u16)> = Vec::new();
         for (number, port) in self.ports.pool_of(pair) {
             let look = port.sample(back);
+            // An agent that was started again may link otherwise.
+            let other = look.queue_pairs != queue_pairs;
             let need = match port.leg(back) {
                 Some(path) if wanted.is_closed(path) => continue,
-                Some(_) if anew.is_some_and(|anew| look.at < Some(anew)) => {
+                Some(_) if other || anew.is_some_and(|anew| look.at < Some(anew)) => {
                     if port.is_used() {
                         Need::AnewUsed
                     } else {
@@ -178,7 +181,7 @@ impl LinkState {
             self.ports.pool_of(pair).filter(|(_, port)| same(port)).count()
         };
         // A way is of use if it is known both there and back.
-        let both = ctx.can_trace(pair.0) && ctx.can_trace(pair.1);
+        let both = ctx.can_trace(pair.0, pair.1) && ctx.can_trace(pair.1, pair.0);
         let lacks = |path: &&Path| both && !crosses(path, &closed) && free(path) < enough;
         let lacking = paths.iter().filter(lacks).cloned().collect();
         let withheld = !closed.is_empty() && usable;
