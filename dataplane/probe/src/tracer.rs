@@ -30,7 +30,10 @@ impl Tracer {
     pub fn open(source: Ipv4Addr) -> io::Result<Self> {
         let sender = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::from(RAW)))?;
         let icmp = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
-        icmp.bind(&SockAddr::from(SocketAddrV4::new(source, 0)))?;
+        // The sender too: the kernel chooses a route by the address that a socket has, not by that in the packet.
+        let source = SockAddr::from(SocketAddrV4::new(source, 0));
+        sender.bind(&source)?;
+        icmp.bind(&source)?;
         Ok(Self { sender, icmp })
     }
 
