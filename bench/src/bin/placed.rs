@@ -54,7 +54,7 @@ fn main() -> Result<()> {
         compute: Duration::from_millis(compute_ms),
         gradients: client.tensor(Dtype::U64, elements as u64)?,
         values: vec![0; elements],
-        word: client.tensor(Dtype::U64, 1)?,
+        scalar: client.tensor(Dtype::U64, 1)?,
         latest: Latest::follow(place),
         stop,
         steps: 0,
@@ -81,7 +81,7 @@ struct Worker {
     compute: Duration,
     gradients: Tensor,
     values: Vec<u64>,
-    word: Tensor,
+    scalar: Tensor,
     latest: Latest,
     stop: Arc<AtomicBool>,
     /// Steps that all workers have done, and the sum of their micro-batches' numbers.
@@ -146,10 +146,10 @@ impl Worker {
 
     /// What all workers have, as one.
     fn reduced(&self, communicator: &Communicator, own: u64, by: ReduceOp) -> Result<u64> {
-        self.word.write(0, &[own])?;
-        communicator.all_reduce_in_place(&self.word, by)?.wait(HANG)?;
+        self.scalar.write(0, &[own])?;
+        communicator.all_reduce_in_place(&self.scalar, by)?.wait(HANG)?;
         let mut all = [0];
-        self.word.read(0, &mut all)?;
+        self.scalar.read(0, &mut all)?;
         let [all] = all;
         Ok(all)
     }

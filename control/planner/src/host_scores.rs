@@ -54,12 +54,12 @@ pub struct HostScores<'a> {
 }
 
 /// Ways over links that are open. Where there are none, over those to avoid too. They are the ways of connections.
-struct Ways<'a> {
+struct OpenPaths<'a> {
     open: PathFinder<'a>,
     whole: PathFinder<'a>,
 }
 
-impl<'a> Ways<'a> {
+impl<'a> OpenPaths<'a> {
     fn new(Beside { topology, conditions, .. }: Beside<'a>) -> Self {
         let open = PathFinder::excluding(topology, move |link| conditions.usable(link) != LinkUse::Open);
         let whole = PathFinder::excluding(topology, move |link| conditions.usable(link) == LinkUse::Failed);
@@ -122,13 +122,13 @@ impl<'a> HostScores<'a> {
         let mut pool: Vec<(Reverse<u64>, HostId)> =
             pool.into_iter().map(|host| (Reverse(self.free(host)), host)).collect();
         pool.retain(|(free, _)| free.0 > 0);
-        let mut ways = Ways::new(self.beside);
+        let mut routes = OpenPaths::new(self.beside);
         let times: Vec<Timed<'a>> = kinds
             .into_iter()
             .map(|((place, ..), hosts)| {
                 let first = hosts.first().copied();
                 let late = late();
-                let timed = first.filter(|_| !late).and_then(|host| self.time(&mut ways, &pool, host));
+                let timed = first.filter(|_| !late).and_then(|host| self.time(&mut routes, &pool, host));
                 let (size, seconds) = timed.unwrap_or(((0, 0), f64::INFINITY));
                 let late = late && first.is_some_and(|host| self.free(host) > 0);
                 Timed { place, size, seconds, late, hosts }
@@ -196,14 +196,14 @@ impl<'a> HostScores<'a> {
     /// has left.
     fn time(
         &self,
-        ways: &mut Ways<'_>,
+        routes: &mut OpenPaths<'_>,
         pool: &[(Reverse<u64>, HostId)],
         host: HostId,
     ) -> Option<((usize, usize), f64)> {
         if self.free(host) == 0 {
             return None;
         }
-        let reached = self.placed.iter().copied().filter(|known| ways.crossings(*known, host).is_some());
+        let reached = self.placed.iter().copied().filter(|known| routes.crossings(*known, host).is_some());
         let mut group: Vec<HostId> = reached.take(MAX_GROUP - 1).collect();
         if group.is_empty() && !self.placed.is_empty() {
             return None;
@@ -218,12 +218,12 @@ impl<'a> HostScores<'a> {
         let mut nearby: Vec<(u64, Reverse<u64>, HostId)> = pool
             .iter()
             .filter(|(_, other)| !group.contains(other))
-            .filter_map(|(free, other)| Some((ways.crossings(first, *other)?, *free, *other)))
+            .filter_map(|(free, other)| Some((routes.crossings(first, *other)?, *free, *other)))
             .collect();
         nearby.sort_unstable();
         let lacking = size.saturating_sub(group.len());
         group.extend(nearby.into_iter().take(lacking).map(|(_, _, other)| other));
-        Some(((reached, group.len()), self.beside.predict(ways, &group)))
+        Some(((reached, group.len()), self.beside.predict(routes, &group)))
     }
 }
 
@@ -234,20 +234,20 @@ impl Beside<'_> {
         if !(2..=MAX_PREDICTED_HOSTS).contains(&hosts.len()) {
             return None;
         }
-        let mut ways = Ways::new(*self);
+        let mut routes = OpenPaths::new(*self);
         let first = *hosts.first()?;
-        let reached = hosts.iter().all(|host| ways.crossings(first, *host).is_some());
-        let seconds = Some(self.predict(&mut ways, hosts)).filter(|_| reached)?;
+        let reached = hosts.iter().all(|host| routes.crossings(first, *host).is_some());
+        let seconds = Some(self.predict(&mut routes, hosts)).filter(|_| reached)?;
         Duration::try_from_secs_f64(seconds).ok()
     }
 
     /// The least predicted time of an AllReduce in a group, in seconds.
-    fn predict(&self, ways: &mut Ways<'_>, group: &[HostId]) -> f64 {
+    fn predict(&self, routes: &mut OpenPaths<'_>, group: &[HostId]) -> f64 {
         let Self { topology, conditions, others, .. } = *self;
         let ring: Vec<HostId> =
             order(topology, group).into_iter().filter_map(|at| group.get(at)).copied().collect();
         let hops = ring.iter().zip(ring.iter().cycle().skip(1)).map(|(from, to)| (*from, *to));
-        let mut paths = |from, to| ways.between(from, to);
+        let mut paths = |from, to| routes.between(from, to);
         let along = usage_by(hops.filter(|(from, to)| from != to), 1.0, &mut paths);
         let among = exchange_usage_by(group, &mut paths);
         let (delay, hop_delay) = delays_by(topology, &ring, &mut paths);

@@ -404,7 +404,7 @@ impl State {
     fn fail(&mut self, error: &EndError) {
         // Its last word, if it had one, says why.
         let heard = self.receive_answers();
-        if heard.is_err() || !self.end.is_held() {
+        if heard.is_err() || !self.end.is_paused() {
             self.lose(Lost::Agent(error.to_string()));
         }
     }

@@ -34,7 +34,7 @@ impl<'a> ErrorFeedback<'a> {
         passes: &mut Passes<'_>,
         own: View<'_>,
     ) -> Result<Option<View<'a>>, CodecError> {
-        let added = self.add_owed(passes, own, self.residual_out)?;
+        let added = self.add_residual(passes, own, self.residual_out)?;
         Ok(added.map(|()| self.residual_out.as_view()))
     }
 
@@ -56,7 +56,7 @@ impl<'a> ErrorFeedback<'a> {
     /// # Errors
     /// If the views do not fit.
     pub fn begin(&self, passes: &mut Passes<'_>, sum: ViewMut<'_>) -> Result<Option<()>, CodecError> {
-        self.add_owed(passes, sum.as_view(), sum)
+        self.add_residual(passes, sum.as_view(), sum)
     }
 
     /// Takes note of the complete sum, before it is divided.
@@ -85,7 +85,7 @@ impl<'a> ErrorFeedback<'a> {
         self.update_residual(passes, coded, chunk, average_of.unwrap_or(1))
     }
 
-    fn add_owed(
+    fn add_residual(
         &self,
         passes: &mut Passes<'_>,
         from: View<'_>,

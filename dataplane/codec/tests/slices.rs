@@ -50,10 +50,10 @@ impl Turns {
 /// What a participant and an owner make of a tensor.
 struct Outcome {
     chunks: [Vec<u8>; 2],
-    owed: [Vec<u32>; 2],
+    residuals: [Vec<u32>; 2],
     values: Vec<u32>,
     /// What is told of it, with each number's digits. One that is none is not equal to itself.
-    told: String,
+    summary: String,
 }
 
 struct Case {
@@ -61,7 +61,7 @@ struct Case {
     average: bool,
     own: [Vec<f32>; 2],
     /// What both owe before; none: they have no feedback.
-    owed: Option<[Vec<f32>; 2]>,
+    residuals: Option<[Vec<f32>; 2]>,
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -97,9 +97,9 @@ impl Case {
         let terms = Terms { codec, finer, max_error, participants: 2 };
         let own = [0; 2].map(|_| tensor(random, elements));
         let feedback = random.random_bool(0.6);
-        let owed =
+        let residuals =
             feedback.then(|| [0; 2].map(|_| tensor(random, elements).iter().map(|v| v / 64.0).collect()));
-        Self { terms, average: random.random_bool(0.5), own, owed }
+        Self { terms, average: random.random_bool(0.5), own, residuals }
     }
 
     fn elements(&self) -> usize {
@@ -110,12 +110,12 @@ impl Case {
     fn contribution<'a>(
         &'a self,
         chunk: ViewMut<'a>,
-        left_out: &'a mut [f32],
+        remainder: &'a mut [f32],
     ) -> impl FnMut(&mut Passes<'_>) -> Result<Option<Coded>, CodecError> + 'a {
         let own = View::from(&self.own[1][..]);
-        let account = self.owed.as_ref().map(|owed| ErrorFeedback {
-            residual_in: View::from(&owed[1][..]),
-            residual_out: ViewMut::from(left_out),
+        let account = self.residuals.as_ref().map(|residuals| ErrorFeedback {
+            residual_in: View::from(&residuals[1][..]),
+            residual_out: ViewMut::from(remainder),
         });
         move |passes: &mut Passes<'_>| {
             let Some(account) = account else { return self.terms.contribute(passes, 1, 7, own, chunk) };
@@ -129,15 +129,15 @@ impl Case {
     fn run(&self, mut turns: Turns) -> (Outcome, usize) {
         let (mut count, room) = (0, 4 * self.elements() + 128);
         let mut chunks = [0; 2].map(|_| vec![0xa5_u8; room]);
-        let mut left_out = [0; 2].map(|_| vec![7.0_f32; self.elements()]);
+        let mut remainder = [0; 2].map(|_| vec![7.0_f32; self.elements()]);
         let [first, second] = &mut chunks;
-        let [owners, others] = &mut left_out;
+        let [owners, others] = &mut remainder;
         let chunk = ViewMut::from(&mut first[..]);
         let contributed = turns.drive(&mut count, self.contribution(chunk, &mut others[..]));
         let mut sum = self.own[0].clone();
         let to = ViewMut::from(&mut sum[..]);
-        let account = self.owed.as_ref().map(|owed| ErrorFeedback {
-            residual_in: View::from(&owed[0][..]),
+        let account = self.residuals.as_ref().map(|residuals| ErrorFeedback {
+            residual_in: View::from(&residuals[0][..]),
             residual_out: ViewMut::from(&mut owners[..]),
         });
         let from = chunk.as_view();
@@ -164,8 +164,8 @@ impl Case {
         });
         let taken = turns.drive(&mut count, |passes| self.terms.take(passes, chunk.as_view(), to));
         let coded = [contributed, added, concluded, taken];
-        let owed = left_out.map(|owed| bits(&owed));
-        (Outcome { chunks, owed, values: bits(&sum), told: format!("{sums:?} {coded:?}") }, count)
+        let residuals = remainder.map(|residuals| bits(&residuals));
+        (Outcome { chunks, residuals, values: bits(&sum), summary: format!("{sums:?} {coded:?}") }, count)
     }
 }
 
@@ -187,9 +187,9 @@ fn steps_in_slices_give_the_bits_of_whole_ones() {
             assert_eq!(steps, 4, "{what}");
             most = most.max(turns);
             assert!(whole.chunks == sliced.chunks, "{what}: other chunks");
-            assert!(whole.owed == sliced.owed, "{what}: other debts");
+            assert!(whole.residuals == sliced.residuals, "{what}: other debts");
             assert!(whole.values == sliced.values, "{what}: other values");
-            assert_eq!(whole.told, sliced.told, "{what}");
+            assert_eq!(whole.summary, sliced.summary, "{what}");
         }
         assert!(most > 10, "seed {seed}: {most} turns at most");
     }
@@ -203,13 +203,14 @@ fn a_step_that_is_left_for_good_owes_what_was_owed() {
             let mut random = ChaCha8Rng::seed_from_u64(seed << 8 | index as u64);
             let elements = random.random_range(PART + 1..3 * PART);
             let own = [0; 2].map(|_| tensor(&mut random, elements));
-            let owed = Some([0; 2].map(|_| tensor(&mut random, elements)));
+            let residuals = Some([0; 2].map(|_| tensor(&mut random, elements)));
             let terms = Terms { codec: *codec, finer: None, max_error: None, participants: 2 };
-            let case = Case { terms, average: false, own, owed };
-            let (before, what) = (case.owed.clone(), format!("seed {seed}: {name} of {elements} elements"));
+            let case = Case { terms, average: false, own, residuals };
+            let (before, what) =
+                (case.residuals.clone(), format!("seed {seed}: {name} of {elements} elements"));
             let (whole, _) = case.run(Turns::Never);
             let mut chunk = vec![0_u8; 4 * elements + 128];
-            let mut left_out = vec![7.0_f32; elements];
+            let mut remainder = vec![7.0_f32; elements];
             let mut left = 0;
             loop {
                 // The step is left after so many parts of all its passes, and one.
@@ -218,15 +219,15 @@ fn a_step_that_is_left_for_good_owes_what_was_owed() {
                     parts += 1;
                     parts > left + 1
                 };
-                let mut step = case.contribution(ViewMut::from(&mut chunk[..]), &mut left_out);
+                let mut step = case.contribution(ViewMut::from(&mut chunk[..]), &mut remainder);
                 let mut passes = Passes::resume(Cursor::default(), &mut ends);
                 let over = step(&mut passes).unwrap().is_none();
                 // Whatever it came to, it is done once more from its beginning.
                 Turns::Never.drive(&mut 0, step);
                 let used = HEADER_BYTES + header(View::from(&chunk[..])).unwrap().payload as usize;
                 assert!(chunk[..used] == whole.chunks[0][..used], "{what}: left after {left} parts");
-                assert!(bits(&left_out) == whole.owed[1], "{what}: left after {left} parts");
-                let kept = case.owed.iter().flatten().zip(before.iter().flatten());
+                assert!(bits(&remainder) == whole.residuals[1], "{what}: left after {left} parts");
+                let kept = case.residuals.iter().flatten().zip(before.iter().flatten());
                 assert!(kept.clone().all(|(now, then)| bits(now) == bits(then)), "{what}: it was written");
                 left += 1;
                 if !over {

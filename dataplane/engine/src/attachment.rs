@@ -27,7 +27,7 @@ pub(crate) struct Attachment {
     in_flight: u32,
     unflushed: bool,
     /// Whether no descriptor is taken: it is about to be handed over.
-    pub(crate) held: bool,
+    pub(crate) frozen: bool,
     /// Since when its other side is gone.
     pub(crate) closed: Option<Nanos>,
     /// Transfers that this end had no room for yet, in order.
@@ -78,7 +78,7 @@ impl Attachment {
             joined: Vec::new(),
             in_flight: 0,
             unflushed: false,
-            held: false,
+            frozen: false,
             closed: None,
             waiting: VecDeque::with_capacity(64),
             counted: None,
@@ -225,7 +225,7 @@ impl Attachment {
 
     /// The next descriptor. More than the rings' entries in flight is the tenant's breach.
     pub(crate) fn submission(&mut self) -> Result<Option<Submission>, EndError> {
-        if self.counted.is_some() || self.held {
+        if self.counted.is_some() || self.frozen {
             return Ok(None);
         }
         let submission = self.end.submission()?;

@@ -217,7 +217,7 @@ impl Engine {
 
     /// Descriptors are taken again.
     fn take_descriptors(&mut self) {
-        self.attachments.iter_mut().for_each(|attachment| attachment.held = false);
+        self.attachments.iter_mut().for_each(|attachment| attachment.frozen = false);
     }
 
     /// Has fetches and stores of memory that is not mapped end, with what follows from them. Descriptors are taken no more.
@@ -225,7 +225,7 @@ impl Engine {
         if self.attachments.iter().all(|attachment| attachment.end.memory().is_some()) {
             return Ok(());
         }
-        self.attachments.iter_mut().for_each(|attachment| attachment.held = true);
+        self.attachments.iter_mut().for_each(|attachment| attachment.frozen = true);
         let deadline = Instant::now() + TRANSFERS_TIMEOUT;
         loop {
             let now = self.now();

@@ -165,7 +165,7 @@ pub trait TenantEnd: Send + std::fmt::Debug {
     }
 
     /// Whether errors of this end mean nothing: the agent is about to have a successor.
-    fn is_held(&self) -> bool {
+    fn is_paused(&self) -> bool {
         false
     }
 

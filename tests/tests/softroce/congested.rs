@@ -5,7 +5,7 @@ use crate::alone;
 use crate::flaps::{End, Job, job};
 use crate::host::PATIENCE;
 use crate::provider::{HOSTS, Provider, program};
-use crate::ways::{Others, RATE, Ways, topology};
+use crate::spines::{Others, RATE, Spines, topology};
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::clock::realtime_ns;
 use harmonaize_testkit::plans::{Plan, decisions_in, plans_in};
@@ -62,7 +62,7 @@ fn other(spine: &str) -> &'static str {
 }
 
 struct Scene<'a> {
-    ways: &'a Ways,
+    spines: &'a Spines,
     provider: &'a Provider,
     job: &'a Job,
 }
@@ -82,7 +82,7 @@ impl Scene<'_> {
             }))
         })?;
         for (from, to, port, spine) in up(&found.0) {
-            let truth = self.ways.spine_of(from, to, port)?;
+            let truth = self.spines.spine_of(from, to, port)?;
             ensure!(
                 truth == spine,
                 "control says that port {port} of {from} to {to} takes {spine}, not {truth}"
@@ -96,7 +96,7 @@ impl Scene<'_> {
         let mut seen = Vec::new();
         let moved = until(&format!("queue pairs send over {spine}"), || {
             let read = || -> Result<[u64; 2]> {
-                Ok([self.ways.roce_bytes(spine)?, self.ways.roce_bytes(other(spine))?])
+                Ok([self.spines.roce_bytes(spine)?, self.spines.roce_bytes(other(spine))?])
             };
             let before = read()?;
             self.job.wait_for_progress();
@@ -146,7 +146,7 @@ impl Scene<'_> {
             &["topology"],
             &["flows", "-o", "wide"],
         ];
-        asked.map(shown).concat() + &self.ways.state()
+        asked.map(shown).concat() + &self.spines.state()
     }
 }
 
@@ -155,11 +155,11 @@ impl Scene<'_> {
 #[test]
 fn queue_pairs_leave_a_congested_way() {
     let _alone = alone();
-    let Some(ways) = Ways::build() else { return };
+    let Some(spines) = Spines::build() else { return };
     let agent = |_| program("harmonaize-agent");
     let Some(provider) = Provider::start_on(&topology(), CONTROL, telemetry, agent) else { return };
     let ends = job(&provider, "congested", |job| {
-        let scene = Scene { ways: &ways, provider: &provider, job };
+        let scene = Scene { spines: &spines, provider: &provider, job };
         if let Err(error) = scene.play() {
             panic!("{error:#}\n{}", scene.account());
         }

@@ -9,9 +9,9 @@ mod flaps;
 mod host;
 mod links;
 mod provider;
+mod spines;
 mod training;
 mod upgrade;
-mod ways;
 
 use anyhow::Result;
 use harmonaize_abi::session::{

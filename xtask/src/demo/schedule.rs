@@ -8,7 +8,7 @@ use maud::{Markup, html};
 
 /// The picture's width, where its scale begins and ends, and the heights of its rows, in its own units.
 const WIDTH: f64 = 760.0;
-const LEFT: f64 = 48.0;
+const MARGIN: f64 = 48.0;
 const RIGHT: f64 = 750.0;
 const TOP: f64 = 24.0;
 const ROW: f64 = 30.0;
@@ -90,7 +90,7 @@ fn what(change: &Change) -> String {
 /// Where a time is drawn.
 fn x(trade: &Trade, seconds: f64) -> f64 {
     let share = seconds / trade.seconds.max(1e-9);
-    LEFT + share.clamp(0.0, 1.0) * (RIGHT - LEFT)
+    MARGIN + share.clamp(0.0, 1.0) * (RIGHT - MARGIN)
 }
 
 /// Who ran on which host: a row for each host, a bar for each time in which a job had it. Upright lines stand where the price changed.

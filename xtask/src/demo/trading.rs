@@ -264,7 +264,7 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
                     let (name, tail) = (runner.name(), runner.log_tail(2048));
                     bail!("{name} has not ended within {UNTIL_ENDED:?}; its last lines:\n{tail}");
                 }
-                self.look()?;
+                self.sample()?;
                 std::thread::sleep(POLL);
             }
         }
@@ -295,7 +295,7 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
             (self.go_on)()?;
             self.stage.deployment.check()?;
             self.runners.values_mut().try_for_each(Runners::check)?;
-            self.look()?;
+            self.sample()?;
             if let Some(sample) = self.record.samples.last()
                 && done(sample)?
             {
@@ -309,7 +309,7 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
     }
 
     /// Notes what control says of jobs.
-    fn look(&mut self) -> Result<()> {
+    fn sample(&mut self) -> Result<()> {
         let jobs = plans::jobs(self.stage.deployment)?;
         self.record.samples.push(Sample { at_ns: realtime_ns()?, jobs });
         Ok(())

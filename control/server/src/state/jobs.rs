@@ -88,7 +88,7 @@ impl Jobs {
     /// Has what has changed of jobs stored.
     pub(crate) fn store(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
         let jobs = &self.jobs;
-        self.stored.store(ctx.operator, effects, |key| jobs.get(key).map(Job::kept));
+        self.stored.store(ctx.operator, effects, |key| jobs.get(key).map(Job::persisted));
     }
 
     /// Some of this could not be stored.
@@ -309,7 +309,7 @@ impl Jobs {
     }
 
     /// Control has learned who runs. Communicators that are in use since before it began have formed, though it may not have been stored.
-    fn settle(&mut self, ctx: &Ctx<'_>) {
+    fn recovered(&mut self, ctx: &Ctx<'_>) {
         self.settled = true;
         for known in ctx.communicators.values().filter(|known| !known.is_forming()) {
             self.formed(&known.tenant, &known.name);
@@ -353,7 +353,7 @@ impl Jobs {
         }
         if self.round.is_some_and(|at| at <= ctx.now) {
             if !self.settled {
-                self.settle(ctx);
+                self.recovered(ctx);
             }
             self.lost_round = None;
             self.decide(ctx, &Links::new(view), effects, allocator, Scope::All);
@@ -404,7 +404,7 @@ impl Jobs {
         self.stranded.remove(key);
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
-            let kept = job.kept();
+            let kept = job.persisted();
             let mut step = job.advance(ctx.now, allocator.notice, settled);
             if let Some(at) = job.wakes(ctx.now) {
                 note(&mut self.due, at);
@@ -415,7 +415,7 @@ impl Jobs {
             if step.is_none() && settled {
                 step = self.start(ctx, allocator, key);
             }
-            if self.jobs.get(key).map(Job::kept) != Some(kept) {
+            if self.jobs.get(key).map(Job::persisted) != Some(kept) {
                 self.stored.changed(key.clone());
             }
             let (Some(step), Some(job)) = (step, self.jobs.get(key)) else { break };

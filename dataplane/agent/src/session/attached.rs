@@ -139,7 +139,7 @@ pub(super) struct AttachedSession {
     /// Over RDMA, until the process has said that it can come to a successor.
     bound: Option<Bound>,
     /// Whether the process was told that a hand-over begins.
-    told: bool,
+    announced: bool,
     /// Over RDMA, until the process has come to this agent, a successor.
     rejoining: Option<Rejoining>,
 }
@@ -168,7 +168,7 @@ impl AttachedSession {
             unsent,
             unread,
             bound,
-            told: false,
+            announced: false,
             rejoining: None,
         }
     }
@@ -256,14 +256,14 @@ impl AttachedSession {
 
     /// What the process is to know of a hand-over that is `held` for, or not any more.
     fn succession(&mut self, held: bool) -> Option<Succession> {
-        if self.memory.access() != Access::Rdma || self.bound.is_some() || held == self.told {
+        if self.memory.access() != Access::Rdma || self.bound.is_some() || held == self.announced {
             return None;
         }
         // Until then it would take that it has come to this agent for the end of the hand-over.
         if self.outstanding.contains(&RequestKind::Reconnect) {
             return None;
         }
-        self.told = held;
+        self.announced = held;
         Some(if held { Succession::Begins } else { Succession::CalledOff })
     }
 
@@ -277,7 +277,7 @@ impl AttachedSession {
             Some(Succession::Connect { end: ours.end(), taken: ours.taken()? })
         };
         if let Some(step) = self.rejoining.as_ref().and_then(connect) {
-            say(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
+            send_answer(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
         }
         // A successor's sessions stand still from their beginning. Meanwhile processes come to it; what else they ask is for later.
         let (mut began, mut later) = (!*freeze.borrow(), VecDeque::new());
@@ -285,14 +285,14 @@ impl AttachedSession {
             let held = *freeze.borrow_and_update();
             began |= !held;
             if began && let Some(step) = self.succession(held) {
-                say(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
+                send_answer(&self.unsent, &answers, (Answer::Succession { id: 0, step }, None)).await;
             }
             if began
                 && self.may_ask()
                 && let Some(request) = later.pop_front()
             {
                 if let Some(answer) = self.request(request, None).await? {
-                    say(&self.unsent, &answers, (answer, None)).await;
+                    send_answer(&self.unsent, &answers, (answer, None)).await;
                 }
                 continue;
             }
@@ -328,7 +328,7 @@ impl AttachedSession {
                 },
             };
             if let Some(answer) = answer {
-                say(&self.unsent, &answers, answer).await;
+                send_answer(&self.unsent, &answers, answer).await;
             }
         }
     }
@@ -819,7 +819,7 @@ fn repeatable(request: &Request) -> Option<RequestKind> {
     }
 }
 
-async fn say(unsent: &AtomicUsize, answers: &mpsc::Sender<Reply>, answer: Reply) {
+async fn send_answer(unsent: &AtomicUsize, answers: &mpsc::Sender<Reply>, answer: Reply) {
     unsent.fetch_add(1, Ordering::AcqRel);
     // One that cannot be sent is nobody's any more; what the process asked before it went is done.
     let _ = answers.send(answer).await;

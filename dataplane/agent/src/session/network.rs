@@ -127,15 +127,15 @@ impl NetworkServer {
     pub(super) async fn run(
         self,
         requests: mpsc::Sender<SessionRequest>,
-        (stop, held): (watch::Receiver<bool>, watch::Receiver<bool>),
+        (stop, frozen): (watch::Receiver<bool>, watch::Receiver<bool>),
     ) {
         let Self { listener, gate, .. } = self;
-        let (own_stop, own_held) = (stop.clone(), held.clone());
+        let (own_stop, own_frozen) = (stop.clone(), frozen.clone());
         let admit = |(stream, from): (TcpStream, SocketAddr)| {
-            let (from, watched) = (from.ip().to_canonical(), (own_stop.clone(), own_held.clone()));
+            let (from, watched) = (from.ip().to_canonical(), (own_stop.clone(), own_frozen.clone()));
             Some(visit(gate.admit(from), stream, from, requests.clone(), watched))
         };
-        serve_connections("over TCP", move |cx| listener.poll_accept(cx), admit, (stop, held)).await;
+        serve_connections("over TCP", move |cx| listener.poll_accept(cx), admit, (stop, frozen)).await;
     }
 }
 
@@ -145,14 +145,14 @@ async fn visit(
     stream: TcpStream,
     from: IpAddr,
     requests: mpsc::Sender<SessionRequest>,
-    (mut stop, held): (watch::Receiver<bool>, watch::Receiver<bool>),
+    (mut stop, frozen): (watch::Receiver<bool>, watch::Receiver<bool>),
 ) {
     let stream = match Stream::accepted(stream) {
         Ok(stream) => stream,
         Err(error) => return place.gate.log(|| tracing::warn!(%from, "closed: {error}")),
     };
     let gate = Arc::clone(&place.gate);
-    let mut visitor = UnauthenticatedClient { gate, stream, from, challenge: None, held };
+    let mut visitor = UnauthenticatedClient { gate, stream, from, challenge: None, frozen };
     let proved = tokio::select! {
         proved = visitor.authenticate() => proved,
         _ = stop.wait_for(|stop| *stop) => return,
@@ -248,7 +248,7 @@ struct UnauthenticatedClient {
     /// Once it has been sent.
     challenge: Option<Challenge>,
     /// Whether the agent is about to have a successor, and nobody becomes a connection.
-    held: watch::Receiver<bool>,
+    frozen: watch::Receiver<bool>,
 }
 
 impl UnauthenticatedClient {
@@ -270,7 +270,7 @@ impl UnauthenticatedClient {
         let message = self.stream.read_message(MAX_OFFER).await.map_err(unread)?;
         let response: Response = decode(&message).map_err(bad)?;
         // A hand-over waits for connections, and for nobody who becomes one meanwhile.
-        let _ = self.held.wait_for(|held| !held).await;
+        let _ = self.frozen.wait_for(|frozen| !frozen).await;
         match self.gate.authenticate(self.from, &knock, &challenge, &response) {
             Ok((tenant, proven)) => {
                 let grant = tenant.connection(Instant::now()).map_err(Some)?;
@@ -329,10 +329,10 @@ mod tests {
     }
 
     /// A process that has sent all by which it proves whose it is.
-    async fn proves(gate: &Arc<Gate>, held: watch::Receiver<bool>) -> (UnixStream, JoinHandle<Exchanged>) {
+    async fn proves(gate: &Arc<Gate>, frozen: watch::Receiver<bool>) -> (UnixStream, JoinHandle<Exchanged>) {
         let (mut process, stream) = UnixStream::pair().unwrap();
         let (gate, stream) = (Arc::clone(gate), Stream::Unix(stream));
-        let mut visitor = UnauthenticatedClient { gate, stream, from: HERE, challenge: None, held };
+        let mut visitor = UnauthenticatedClient { gate, stream, from: HERE, challenge: None, frozen };
         let exchange = tokio::spawn(async move { visitor.exchange().await });
         let knock = AuthRequest { tenant: "a".into(), nonce: [7; 32] };
         process.write_all(&encode_first(&knock).unwrap()).await.unwrap();
@@ -367,8 +367,8 @@ mod tests {
             unauthenticated: Mutex::default(),
             log: LogLimit::new(counters),
         });
-        let (hold, held) = watch::channel(true);
-        let (_first, waits) = proves(&gate, held).await;
+        let (hold, frozen) = watch::channel(true);
+        let (_first, waits) = proves(&gate, frozen).await;
         // All that the first has sent was there before the second's challenge was.
         let (_free, free) = watch::channel(false);
         let (_second, proven) = proves(&gate, free).await;

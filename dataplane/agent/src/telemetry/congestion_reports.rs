@@ -129,7 +129,7 @@ impl CongestionReports {
             let due_again = stands && told.is_some_and(|told| told >= STARVED_REPEAT);
             let current = if unshown || due_again { analysis.link(link) } else { None };
             if let Some(current) = current.filter(shows_own)
-                && (unshown && is_held_up(&current)
+                && (unshown && is_impeded(&current)
                     || due_again && current.signals.starved
                     || told.is_some_and(|told| told >= REPEAT) && is_congested(&current))
             {
@@ -203,10 +203,10 @@ impl CongestionReports {
 
 /// Whether own traffic is held up on a path now. A state outlasts what led to it, and a job pauses: what is measured then says nothing.
 fn is_congested(current: &Congestion) -> bool {
-    is_held_up(current) && current.own_rate > current.capacity / MIN_OWN_PART
+    is_impeded(current) && current.own_rate > current.capacity / MIN_OWN_PART
 }
 
-fn is_held_up(current: &Congestion) -> bool {
+fn is_impeded(current: &Congestion) -> bool {
     let Signals { delay, ecn_ce: marks, loss, .. } = current.signals;
     delay || marks || loss
 }

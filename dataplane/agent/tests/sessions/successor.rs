@@ -24,7 +24,7 @@ const SUCCESSOR_DEVICE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 3);
 /// An agent whose engine is this test.
 struct Agent {
     server: SessionServer,
-    asked: mpsc::Receiver<SessionRequest>,
+    inbox: mpsc::Receiver<SessionRequest>,
     standing: mpsc::UnboundedReceiver<FrozenSession>,
     end: Option<Box<dyn AgentEnd>>,
     /// Descriptors taken whose operations have not been completed.
@@ -45,13 +45,13 @@ impl Agent {
             listen: Some("127.0.0.1:0".parse().unwrap()),
             handshake: Duration::from_secs(5),
         };
-        let (requests, asked) = mpsc::channel(64);
+        let (requests, inbox) = mpsc::channel(64);
         let (freeze, standing) = Freeze::new(sockets.is_some());
         let sockets = sockets.unwrap_or_default();
         let mut server =
             SessionServer::bind_frozen(Some(rdma), requests, Counters::default(), freeze, sockets).unwrap();
         server.apply(tenants).unwrap();
-        Self { server, asked, standing, end: None, taken: Vec::new() }
+        Self { server, inbox, standing, end: None, taken: Vec::new() }
     }
 
     /// Takes requests and descriptors until something is so.
@@ -59,7 +59,7 @@ impl Agent {
         let begun = Instant::now();
         while !so(self) {
             assert!(begun.elapsed() < LIMIT, "nothing comes: {self:?}");
-            match self.asked.try_recv() {
+            match self.inbox.try_recv() {
                 Ok(SessionRequest::Attached { end, .. }) => self.end = Some(end),
                 Ok(SessionRequest::Join { name, rank, ranks, reply, .. }) => {
                     let (communicator, before) = (CommunicatorHandle(7), Vec::new());

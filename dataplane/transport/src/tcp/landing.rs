@@ -48,15 +48,15 @@ fn landing(number: usize) -> Landing {
 }
 
 /// An event: its header, its payload, whether that was posted, and what lay there then.
-type Told = (Vec<u8>, Option<(Landing, u32)>, bool, Vec<u8>);
+type Received = (Vec<u8>, Option<(Landing, u32)>, bool, Vec<u8>);
 
-fn expected(frames: &[Frame]) -> Vec<Told> {
-    let told = |(number, frame): (usize, &Frame)| {
+fn expected(frames: &[Frame]) -> Vec<Received> {
+    let received = |(number, frame): (usize, &Frame)| {
         let payload = frame.payload.as_ref().map(|payload| (landing(number), payload.len() as u32));
         let content = frame.payload.clone().unwrap_or_default();
         (frame.header.clone(), payload, frame.post && !content.is_empty(), content)
     };
-    frames.iter().enumerate().map(told).collect()
+    frames.iter().enumerate().map(received).collect()
 }
 
 /// How many frames are whole with so many bytes of the stream.
@@ -151,7 +151,7 @@ struct End {
     rings: Rings,
     slots: Arc<Memory>,
     posts: Arc<Memory>,
-    told: Vec<Told>,
+    received: Vec<Received>,
 }
 
 impl End {
@@ -167,7 +167,15 @@ impl End {
                 assert_eq!(rings.post(landing(number), span), !payload.is_empty());
             }
         }
-        Self { socket, peer, inbox: Inbox::new(2048, Some(opener)), rings, slots, posts, told: Vec::new() }
+        Self {
+            socket,
+            peer,
+            inbox: Inbox::new(2048, Some(opener)),
+            rings,
+            slots,
+            posts,
+            received: Vec::new(),
+        }
     }
 
     /// Takes bytes in, so many at a time.
@@ -183,13 +191,13 @@ impl End {
 
     /// Reads until nothing waits, or the stream has ended.
     fn read(&mut self) -> Result<(), DownReason> {
-        let Self { socket, peer: _, inbox, rings, slots, posts, told } = self;
+        let Self { socket, peer: _, inbox, rings, slots, posts, received } = self;
         let mut sink = |event: Event<'_>| {
             let Event::Received { header, payload, posted } = event else { panic!("{event:?}") };
             let (at, bytes) = payload.map_or((0, 0), |(landing, bytes)| (landing.sequence, bytes));
             let mut content = vec![0; bytes as usize];
             (if posted { &*posts } else { &*slots }).read(u64::from(at) * SLOT as u64, &mut content).unwrap();
-            told.push((header.to_vec(), payload, posted, content));
+            received.push((header.to_vec(), payload, posted, content));
         };
         loop {
             while inbox.next(rings, &mut sink)? {}
@@ -257,8 +265,8 @@ fn whatever_the_records_the_same_lands() {
                 let most = [30, 3000, 50_000][draw.below(3) as usize];
                 let piece = || 1 + draw.below(most) as usize;
                 assert_eq!(end.take(wire, piece), Ok(()), "seed {seed}, {protection}, layout {layout}");
-                let right = end.told == expected(&frames);
-                assert!(right, "seed {seed}, {protection}, layout {layout}: {} events", end.told.len());
+                let right = end.received == expected(&frames);
+                assert!(right, "seed {seed}, {protection}, layout {layout}: {} events", end.received.len());
             }
         }
     }
@@ -271,7 +279,7 @@ fn a_byte_at_a_time_lands_as_well() {
         for wire in [sent(protection, &frames), filled(protection, &frames)] {
             let mut end = end(protection, &frames);
             assert_eq!(end.take(&wire, || 1), Ok(()), "{protection}");
-            assert!(end.told == expected(&frames), "{protection}: {} events", end.told.len());
+            assert!(end.received == expected(&frames), "{protection}: {} events", end.received.len());
         }
     }
 }
@@ -287,9 +295,9 @@ fn a_stream_that_pauses_anywhere_tells_of_whole_records_alone() {
                 assert_eq!(end.take(&wire[..at], || LARGE), Ok(()), "{protection}, {at}");
                 let next = records.iter().rev().find(|(begin, _)| *begin <= at).unwrap();
                 let frames_whole = whole(&frames, next.1);
-                assert!(end.told == expected(&frames)[..frames_whole], "{protection}, {at}");
+                assert!(end.received == expected(&frames)[..frames_whole], "{protection}, {at}");
                 assert_eq!(end.take(&wire[at..], || LARGE), Ok(()), "{protection}, {at}");
-                assert!(end.told == expected(&frames), "{protection}, {at}");
+                assert!(end.received == expected(&frames), "{protection}, {at}");
             }
         }
     }
@@ -320,8 +328,8 @@ fn a_changed_bit_anywhere_ends_the_path_and_tells_nothing_of_its_frame() {
                     _ => false,
                 };
                 assert!(right, "{protection}, {at}: {outcome:?}");
-                let told = &expected(&frames)[..whole(&frames, *plain)];
-                assert!(end.told == told, "{protection}, {at}: {} events", end.told.len());
+                let received = &expected(&frames)[..whole(&frames, *plain)];
+                assert!(end.received == received, "{protection}, {at}: {} events", end.received.len());
             }
         }
     }
@@ -379,6 +387,6 @@ fn a_tenant_that_writes_to_what_is_sent_breaks_no_tag() {
             over.store(true, Ordering::Relaxed);
             assert_eq!(outcome, Ok(()), "{protection}");
         });
-        assert_eq!(end.told.len(), frames.len(), "{protection}");
+        assert_eq!(end.received.len(), frames.len(), "{protection}");
     }
 }

@@ -98,7 +98,7 @@ impl Waiting {
             polled: Vec::with_capacity(POLL),
             finished: 0,
             armed: false,
-            held: false,
+            paused: false,
             corked: false,
             lost: false,
             why: None,
@@ -170,7 +170,7 @@ pub(super) struct Channel {
     finished: usize,
     armed: bool,
     /// Whether the queue pair may fail: the peer is about to have a successor.
-    held: bool,
+    paused: bool,
     /// Whether nothing is posted, for the peer may not have joined its queue pair to this one yet.
     corked: bool,
     lost: bool,
@@ -253,20 +253,20 @@ impl Channel {
 
     /// From now on the queue pair may fail. One that has failed already did so for the same reason.
     pub(super) fn hold(&mut self) {
-        self.held = true;
+        self.paused = true;
         if std::mem::take(&mut self.lost) {
             (self.pair, self.why) = (None, None);
         }
     }
 
     /// Whether the queue pair may fail.
-    pub(super) fn held(&self) -> bool {
-        self.held
+    pub(super) fn paused(&self) -> bool {
+        self.paused
     }
 
     /// The queue pair may fail no longer, and what waits is sent.
     pub(super) fn release(&mut self) {
-        (self.held, self.corked) = (false, false);
+        (self.paused, self.corked) = (false, false);
         self.lost |= self.pair.is_none();
     }
 
@@ -289,7 +289,7 @@ impl Channel {
         (self.lost, self.why) = (false, None);
         let pair = self.create().map_err(failed)?;
         let end = self.end_of(&pair);
-        (self.held, self.corked) = (true, true);
+        (self.paused, self.corked) = (true, true);
         self.resume(connected(pair, peer).map_err(failed)?, peer.mailbox, theirs)?;
         Ok((end, self.arrived))
     }
@@ -320,7 +320,7 @@ impl Channel {
 
     /// Whether the queue pair's failure is one.
     fn fail(&mut self, error: VerbsError) -> Result<(), EndError> {
-        if !self.held {
+        if !self.paused {
             return Err(failed(error));
         }
         self.pair = None;
@@ -394,7 +394,7 @@ impl Channel {
             // What is left of a queue pair that is no more says nothing.
             let Some(pair) = self.pair.as_mut().filter(|pair| pair.owns(&completion)) else { continue };
             if completion.status() != Status::Success {
-                if self.held {
+                if self.paused {
                     self.pair = None;
                     continue;
                 }

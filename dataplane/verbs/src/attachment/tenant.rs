@@ -97,8 +97,8 @@ impl TenantEnd for RdmaTenant {
         Ok(None)
     }
 
-    fn is_held(&self) -> bool {
-        self.channel.held()
+    fn is_paused(&self) -> bool {
+        self.channel.paused()
     }
 
     fn prepare_sleep(&mut self) -> bool {

@@ -90,14 +90,14 @@ impl Failures {
 
 /// What a control that starts anew is to know of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct Persisted {
     /// How often its workers have failed.
     pub failures: Failures,
     /// Whether its workers have started together, and have formed no communicator yet: of an elastic job.
     pub unformed: bool,
 }
 
-impl Kept {
+impl Persisted {
     /// What is stored of it; none where nothing has to be.
     fn record(&self, operator: &Operator, (tenant, name): &Key) -> Option<Stored> {
         let Self { failures, unformed } = *self;
@@ -122,7 +122,7 @@ impl Kept {
 #[derive(Clone, Debug, Default)]
 pub(super) struct StoredJobs {
     /// What an earlier start left, of jobs whose runners have not come back.
-    earlier: BTreeMap<Key, Kept>,
+    earlier: BTreeMap<Key, Persisted>,
     /// Until when they may.
     until: Option<Duration>,
     /// Jobs of which the store has a record, or may have one.
@@ -138,13 +138,13 @@ impl StoredJobs {
     /// Takes up what an earlier start left, of jobs that may come back `until` then.
     pub(super) fn restore(&mut self, operator: &Operator, records: BTreeMap<Key, Stored>, until: Duration) {
         self.stored = records.keys().cloned().collect();
-        let of = |(key, record)| (key, Kept::stored(operator, &record));
+        let of = |(key, record)| (key, Persisted::stored(operator, &record));
         self.earlier = records.into_iter().map(of).collect();
         self.until = (!self.earlier.is_empty()).then_some(until);
     }
 
     /// Returns what is known of a job that comes.
-    pub(super) fn take(&mut self, key: &Key) -> Kept {
+    pub(super) fn take(&mut self, key: &Key) -> Persisted {
         self.earlier.remove(key).unwrap_or_default()
     }
 
@@ -179,7 +179,7 @@ impl StoredJobs {
         &mut self,
         operator: &Operator,
         effects: &mut Effects,
-        of: impl Fn(&Key) -> Option<Kept>,
+        of: impl Fn(&Key) -> Option<Persisted>,
     ) {
         for key in std::mem::take(&mut self.unsaved) {
             let kept = of(&key).or_else(|| self.earlier.get(&key).copied()).unwrap_or_default();

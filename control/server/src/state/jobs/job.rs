@@ -1,6 +1,6 @@
 //! One job: its runners, the workers that it has, and what each runner is to do.
 
-use super::failures::{Failures, Kept};
+use super::failures::{Failures, Persisted};
 use crate::state::output::SessionId;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{ElasticOrder, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
@@ -176,13 +176,13 @@ impl Job {
     }
 
     /// What is stored of it.
-    pub(super) fn kept(&self) -> Kept {
-        Kept { failures: self.failures, unformed: self.unformed }
+    pub(super) fn persisted(&self) -> Persisted {
+        Persisted { failures: self.failures, unformed: self.unformed }
     }
 
     /// Goes on with what was stored of it.
-    pub(super) fn restore(&mut self, kept: Kept) {
-        Kept { failures: self.failures, unformed: self.unformed } = kept;
+    pub(super) fn restore(&mut self, persisted: Persisted) {
+        Persisted { failures: self.failures, unformed: self.unformed } = persisted;
     }
 
     /// What its workers have had by now.

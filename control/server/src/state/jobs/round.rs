@@ -339,7 +339,7 @@ fn any_model(
 /// Hosts that are taken, those that jobs had, and how many jobs may use each.
 struct Places<'a> {
     taken: BTreeSet<HostId>,
-    held: BTreeSet<HostId>,
+    occupied: BTreeSet<HostId>,
     users: BTreeMap<HostId, usize>,
     predictions: Predictions<'a>,
 }
@@ -350,8 +350,8 @@ impl<'a> Places<'a> {
         for host in wishes.iter().flat_map(|wish| &wish.hosts) {
             *users.entry(*host).or_default() += 1;
         }
-        let held = wishes.iter().flat_map(|wish| &wish.current).copied().collect();
-        Self { taken: BTreeSet::new(), held, users, predictions }
+        let occupied = wishes.iter().flat_map(|wish| &wish.current).copied().collect();
+        Self { taken: BTreeSet::new(), occupied, users, predictions }
     }
 
     /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had. Hosts that
@@ -385,7 +385,7 @@ impl<'a> Places<'a> {
                 new.sort_by_cached_key(|host| {
                     let score = scores.get(host).copied();
                     let taste = (Reverse(score), !preferred.contains(host), *host);
-                    (score == Some(0), self.held.contains(host), users(host), taste)
+                    (score == Some(0), self.occupied.contains(host), users(host), taste)
                 });
             };
             rank(&mut new, &all);

@@ -33,12 +33,12 @@ pub enum WhatIfError {
     #[error("the topology has no host `{0}`")]
     Host(String),
     /// The topology has no host of such a kind.
-    #[error("the topology has no host of kind `{kind}`; its kinds are: {known}")]
+    #[error("the topology has no host of kind `{kind}`; its kinds are: {available}")]
     Kind {
         /// The kind.
         kind: String,
         /// Those that it has.
-        known: String,
+        available: String,
     },
     /// A host is to be there, and not.
     #[error("host `{0}` is to serve, and not to serve; name it once")]
@@ -285,15 +285,15 @@ fn hosts(ctx: &Ctx<'_>, names: &[String]) -> Result<BTreeSet<HostId>, WhatIfErro
 }
 
 /// Checks that the topology has each of these kinds.
-fn known_kinds(ctx: &Ctx<'_>, kinds: &[String]) -> Result<BTreeSet<String>, WhatIfError> {
+fn checked_kinds(ctx: &Ctx<'_>, kinds: &[String]) -> Result<BTreeSet<String>, WhatIfError> {
     let topology = &ctx.settings.topology;
     let known: BTreeSet<&str> = topology.hosts_there().filter_map(|(_, host)| host.kind.as_deref()).collect();
     match kinds.iter().find(|kind| !known.contains(kind.as_str())) {
         None => Ok(kinds.iter().cloned().collect()),
         Some(kind) => {
             let known: Vec<&str> = known.into_iter().take(16).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            Err(WhatIfError::Kind { kind: shown(kind), known })
+            let available = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Err(WhatIfError::Kind { kind: shown(kind), available })
         }
     }
 }
@@ -335,7 +335,7 @@ fn assumed_job(
     if hosts.is_empty() {
         return Err(WhatIfError::NoAgent);
     }
-    Ok(AssumedJob { key, workers: range, hosts, kinds: known_kinds(ctx, kinds)? })
+    Ok(AssumedJob { key, workers: range, hosts, kinds: checked_kinds(ctx, kinds)? })
 }
 
 /// Has these facts read as a round reads the state.

@@ -34,7 +34,7 @@ fn world(name: &str, tenant: u32) -> World {
     form(&mut world, 2, OTHER, tenant);
     for rank in 0..2 {
         world.write_floats(rank, 0, &values(rank));
-        world.write_floats(rank, HALVES[0], &owed(rank));
+        world.write_floats(rank, HALVES[0], &residual(rank));
     }
     world
 }
@@ -56,7 +56,7 @@ fn values(rank: usize) -> Vec<f32> {
     (0..COUNT).map(|at| ((at * 7 + rank * 13) % 1009) as f32 - 504.0).collect()
 }
 
-fn owed(rank: usize) -> Vec<f32> {
+fn residual(rank: usize) -> Vec<f32> {
     (0..COUNT).map(|at| ((at * 3 + rank * 5) % 17) as f32 / 8.0).collect()
 }
 
@@ -226,7 +226,10 @@ fn an_abort_between_slices_leaves_what_was_owed() {
         world.run_rounds(200);
         assert!(outcome(&world) == left, "{slices}: written after the end");
         for rank in 0..2 {
-            assert!(world.read_floats(rank, HALVES[0], COUNT) == owed(rank), "{slices}: rank {rank}'s debt");
+            assert!(
+                world.read_floats(rank, HALVES[0], COUNT) == residual(rank),
+                "{slices}: rank {rank}'s debt"
+            );
             assert!(world.read_floats(rank, 0, COUNT) == values(rank), "{slices}: rank {rank}'s input");
         }
         form(&mut world, 3, 9, 3);

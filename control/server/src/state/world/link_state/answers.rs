@@ -93,19 +93,19 @@ impl LinkState {
     fn learn(
         &mut self,
         ctx: &Ctx<'_>,
-        asked: &PendingTrace,
+        question: &PendingTrace,
         number: u16,
         hops: &[Option<IpAddr>],
         learned: &mut Learned,
         died: &mut BTreeMap<DirectedLink, usize>,
     ) {
         let topology = &ctx.settings.topology;
-        let (pair, back) = asked.direction;
+        let (pair, back) = question.direction;
         let (from, to) = if back { (pair.1, pair.0) } else { pair };
         let found = topology.traced_path(from, to, hops).ok();
         let Some(port) = self.ports.traced_mut(pair, number) else { return };
-        let alike = port.sample(back).queue_pairs == asked.queue_pairs;
-        if port.sample(!back).queue_pairs != asked.queue_pairs {
+        let alike = port.sample(back).queue_pairs == question.queue_pairs;
+        if port.sample(!back).queue_pairs != question.queue_pairs {
             port.forget(!back);
         }
         let leg = if back { &mut port.back } else { &mut port.there };
@@ -120,7 +120,7 @@ impl LinkState {
         leg.clone_from(&found);
         if let Some(look) = port.samples.get_mut(usize::from(back)) {
             let silent = if found.is_some() { 0 } else { look.silent.saturating_add(1) };
-            *look = Sample { at: Some(ctx.now), silent, queue_pairs: asked.queue_pairs };
+            *look = Sample { at: Some(ctx.now), silent, queue_pairs: question.queue_pairs };
         }
         learned.moved |= earlier.is_some() && earlier != found;
         learned.first |= earlier.is_none() && found.is_some();

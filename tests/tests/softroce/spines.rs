@@ -105,17 +105,17 @@ fn port_mac(host: usize) -> String {
 }
 
 /// The fabric, until this is dropped.
-pub(crate) struct Ways(());
+pub(crate) struct Spines(());
 
-impl Ways {
+impl Spines {
     /// Builds it. `None`, loudly, where nobody's devices may be taken away.
     pub(crate) fn build() -> Option<Self> {
         if !may_break(HOSTS) {
             return None;
         }
         // From here on a drop puts everything back.
-        let ways = Self(());
-        ways.wire().unwrap();
+        let fabric = Self(());
+        fabric.wire().unwrap();
         reach_each_other();
         Some(ways)
     }
@@ -228,7 +228,7 @@ impl Ways {
 
     /// Bytes of RoCE that have come from the first rack over a spine so far.
     pub(crate) fn roce_bytes(&self, spine: &str) -> Result<u64> {
-        let said = told("tc", &format!("-n {spine} -s filter show dev down0 ingress"))?;
+        let said = output_of("tc", &format!("-n {spine} -s filter show dev down0 ingress"))?;
         let mut words = said.split_whitespace().skip_while(|word| *word != "Sent");
         let bytes = words.nth(1).and_then(|bytes| bytes.parse().ok());
         bytes.with_context(|| format!("{spine} counts nothing: {said}"))
@@ -241,7 +241,7 @@ impl Ways {
         let leaf = format!("leaf{}", from as usize / (HOSTS / RACKS));
         let [source, target] = [from, to].map(|host| Host(host).address());
         let flow = format!("from {source} iif p{from} ipproto udp sport {source_port} dport {ROCE_PORT}");
-        let said = told("ip", &format!("-n {leaf} route get {target} {flow}"))?;
+        let said = output_of("ip", &format!("-n {leaf} route get {target} {flow}"))?;
         let device = said.split_whitespace().skip_while(|word| *word != "dev").nth(1);
         let spine = device.and_then(|device| device.strip_prefix("up"));
         Ok(format!("spine{}", spine.with_context(|| format!("{leaf} sends by no spine: {said}"))?))
@@ -251,8 +251,8 @@ impl Ways {
     pub(crate) fn state(&self) -> String {
         let mut text = String::new();
         for name in SWITCHES {
-            let said =
-                told("tc", &format!("-n {name} -s qdisc show")).unwrap_or_else(|error| format!("{error:#}"));
+            let said = output_of("tc", &format!("-n {name} -s qdisc show"))
+                .unwrap_or_else(|error| format!("{error:#}"));
             text += &format!("{name}:\n{said}");
         }
         for name in ["spine0", "spine1"] {
@@ -262,22 +262,22 @@ impl Ways {
     }
 }
 
-impl Drop for Ways {
+impl Drop for Spines {
     fn drop(&mut self) {
         let back = || {
             // What was never done needs no undoing.
             for host in 0..HOSTS {
                 let _ = moved(leaf(host / (HOSTS / RACKS)).name(), "sw", host);
-                let _ = told("ip", &format!("-n sw link set p{host} master br0 mtu {MTU} up"));
-                let _ = told("tc", &format!("qdisc del dev h{host} root"));
+                let _ = output_of("ip", &format!("-n sw link set p{host} master br0 mtu {MTU} up"));
+                let _ = output_of("tc", &format!("qdisc del dev h{host} root"));
                 for other in (0..HOSTS).filter(|other| *other != host) {
                     let address = Host(other as u32).address();
-                    let _ = told("ip", &format!("neigh del {address} dev h{host}"));
+                    let _ = output_of("ip", &format!("neigh del {address} dev h{host}"));
                 }
             }
             let _ = receive_on(0, &["sw"]);
             for name in SWITCHES {
-                let _ = told("ip", &format!("netns del {name}"));
+                let _ = output_of("ip", &format!("netns del {name}"));
             }
             (0..HOSTS).for_each(|host| Host(host as u32).wait_until_active());
             reach_each_other();
@@ -292,7 +292,7 @@ impl Drop for Ways {
 }
 
 /// What a program printed, which must have ended well.
-fn told(program: &str, words: &str) -> Result<String> {
+fn output_of(program: &str, words: &str) -> Result<String> {
     let mut command = Command::new(program);
     let output = command.args(words.split_whitespace()).stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -302,7 +302,7 @@ fn told(program: &str, words: &str) -> Result<String> {
 
 /// Moves a switch's port to a host from one namespace to another.
 fn moved(from: &str, to: &str, host: usize) -> Result<()> {
-    told("ip", &format!("-n {from} link set p{host} netns {to}")).map(drop)
+    output_of("ip", &format!("-n {from} link set p{host} netns {to}")).map(drop)
 }
 
 /// Sets the processors, as a mask, on which hosts' links and those of switches are received; 0 for any.
@@ -326,7 +326,7 @@ fn reach_each_other() {
         for other in (0..HOSTS).filter(|other| *other != host) {
             let [from, to] = [host, other].map(|host| Host(host as u32).address());
             until(&format!("{from} does not reach {to}"), || {
-                told("ping", &format!("-c 1 -W 1 -I {from} {to}")).is_ok()
+                output_of("ping", &format!("-c 1 -W 1 -I {from} {to}")).is_ok()
             });
         }
     }
