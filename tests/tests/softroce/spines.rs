@@ -117,7 +117,7 @@ impl Spines {
         let fabric = Self(());
         fabric.wire().unwrap();
         reach_each_other();
-        Some(ways)
+        Some(fabric)
     }
 
     fn wire(&self) -> Result<()> {
