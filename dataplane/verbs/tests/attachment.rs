@@ -626,13 +626,13 @@ fn a_queue_pair_may_fail_before_the_tenant_hears_why() {
     let ours = lab.succeed(&mut pair);
     pair.tenant.submit(&submission(2)).unwrap();
     let _ = pair.tenant.progress();
-    assert!(pair.tenant.completion().is_err() && !pair.tenant.is_held());
+    assert!(pair.tenant.completion().is_err() && !pair.tenant.is_paused());
     pair.tenant.succeed(&Succession::Begins).unwrap();
-    assert!(pair.tenant.is_held());
+    assert!(pair.tenant.is_paused());
     assert_eq!(pair.completed(), None);
     pair.tenant.submit(&submission(3)).unwrap();
     pair.rejoin(ours);
-    assert!(!pair.tenant.is_held());
+    assert!(!pair.tenant.is_paused());
     // What waited has gone.
     for cookie in [2, 3] {
         assert_eq!(pair.received().unwrap(), Some(submission(cookie)));
@@ -676,7 +676,7 @@ fn a_succession_that_is_called_off_joins_nothing() {
     pair.tenant.succeed(&Succession::CalledOff).unwrap();
     pair.tenant.submit(&submission(1)).unwrap();
     assert_eq!(pair.completed(), None);
-    assert!(pair.tenant.is_held(), "the agent has not joined its queue pair");
+    assert!(pair.tenant.is_paused(), "the agent has not joined its queue pair");
     ours.join(&offer, arrived).unwrap();
     pair.tenant.succeed(&Succession::Connected).unwrap();
     assert_eq!(pair.received().unwrap(), Some(submission(1)));
