@@ -240,7 +240,7 @@ impl Spines {
         let (from, to) = number(from).zip(number(to)).with_context(|| format!("hosts {from} and {to}"))?;
         let leaf = format!("leaf{}", from as usize / (HOSTS / RACKS));
         let [source, target] = [from, to].map(|host| Host(host).address());
-        let flow = format!("from {source} iif p{from} ipproto udp sport {source_port} dport {ROCE_PORT}");
+        let flow = format!("from {source} iif p{from} ipproto 17 sport {source_port} dport {ROCE_PORT}");
         let said = output_of("ip", &format!("-n {leaf} route get {target} {flow}"))?;
         let device = said.split_whitespace().skip_while(|word| *word != "dev").nth(1);
         let spine = device.and_then(|device| device.strip_prefix("up"));
