@@ -12,9 +12,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 /// Time between two looks at the state, at least.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The pause after a slow sample, as a multiple of its duration. Samples take a tenth of the state's time at
+/// The pause after a slow sample, as a multiple of its duration. Samples take a fifth of the state's time at
 /// most.
-const PAUSE: u32 = 9;
+const PAUSE: u32 = 4;
 
 /// Most who look on at a time.
 const WATCHERS: usize = 64;
