@@ -360,22 +360,25 @@ impl Queries<'_> {
         let named: Option<BTreeSet<(String, WithdrawalKind)>> = only.map(|(targets, kind)| {
             targets.iter().filter_map(|name| Some((find(topology, name)?.1, kind))).collect()
         });
-        let crossings = self.crossings();
+        let (crossings, taking_part) = (self.crossings(), self.taking_part());
         let wanted = |(key, _): &(&(String, WithdrawalKind), &Withdrawal)| {
             named.as_ref().is_none_or(|named| named.contains(*key))
         };
         let records = self.ctx.operator.withdrawals().iter().filter(wanted);
-        records.map(|(_, record)| self.withdrawal_record(record, &crossings)).collect()
+        records.map(|(_, record)| self.withdrawal_record(record, &crossings, &taking_part)).collect()
     }
 
-    fn withdrawal_record(&self, record: &Withdrawal, crossings: &Crossings) -> v1::WithdrawalRecord {
+    fn withdrawal_record(
+        &self,
+        record: &Withdrawal,
+        crossings: &Crossings,
+        taking_part: &BTreeMap<HostId, u32>,
+    ) -> v1::WithdrawalRecord {
         let clock = self.ctx.operator.realtime(self.ctx.now).0;
         let target = find(&self.ctx.settings.topology, &record.target).map(|(target, _)| target);
         let (what, left) = match target {
             None => ("unknown", None),
-            Some(Target::Node(Node::Host(host))) => {
-                ("host", Some(self.taking_part().get(&host).copied().unwrap_or(0)))
-            }
+            Some(Target::Node(Node::Host(host))) => ("host", taking_part.get(&host).copied()),
             Some(Target::Node(Node::Switch(switch))) => ("switch", crossings.switches.get(&switch).copied()),
             Some(Target::Link(link)) => ("link", crossings.either.get(&link).copied()),
         };
