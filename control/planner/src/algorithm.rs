@@ -138,10 +138,7 @@ pub(crate) fn delays_by(
     ring: &[HostId],
     mut paths: impl FnMut(HostId, HostId) -> Vec<Path>,
 ) -> (Nanos, Nanos) {
-    let mut delay = |from: HostId, to: HostId| {
-        let paths = paths(from, to).into_iter();
-        paths.map(|path| topology.path_delay(&path)).max().unwrap_or_default()
-    };
+    let mut delay = |from: HostId, to: HostId| longest_of(topology, paths(from, to));
     let mut farthest = Nanos(0);
     for (at, from) in ring.iter().enumerate() {
         for to in ring.iter().skip(at + 1) {
@@ -154,10 +151,12 @@ pub(crate) fn delays_by(
 /// One way from one to the next along a ring, on average.
 pub fn hop_delay(topology: &Topology, ring: &[HostId]) -> Nanos {
     let mut ways = PathFinder::new(topology);
-    hop_delay_by(ring, |from, to| {
-        let paths = ways.between(from, to).into_iter();
-        paths.map(|path| topology.path_delay(&path)).max().unwrap_or_default()
-    })
+    hop_delay_by(ring, |from, to| longest_of(topology, ways.between(from, to)))
+}
+
+/// The delay of the slowest of these paths, one way.
+fn longest_of(topology: &Topology, paths: impl IntoIterator<Item = Path>) -> Nanos {
+    paths.into_iter().map(|path| topology.path_delay(&path)).max().unwrap_or_default()
 }
 
 fn hop_delay_by(ring: &[HostId], mut delay: impl FnMut(HostId, HostId) -> Nanos) -> Nanos {
@@ -193,8 +192,7 @@ pub fn max_delay(topology: &Topology) -> Nanos {
     let mut ways = PathFinder::new(topology);
     let first = hosts.first().copied().unwrap_or(HostId(0));
     let paths = hosts.iter().flat_map(|host| ways.between(first, *host));
-    let longest = paths.map(|path| topology.path_delay(&path).0).max().unwrap_or_default();
-    Nanos(longest.saturating_mul(2))
+    Nanos(longest_of(topology, paths).0.saturating_mul(2))
 }
 
 impl GroupCosts {
