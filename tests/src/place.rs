@@ -1,6 +1,6 @@
 //! The place of a worker that the provider starts, and the later ones that it reads as its elastic job gets more hosts or fewer.
 
-use harmonaize_client::RegroupOptions;
+use harmonaize_client::{Communicator, Error, ReduceOp, RegroupOptions, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -89,6 +89,25 @@ impl Latest {
 /// the `largest`.
 pub fn is_agreed(now: u64, least: u64, largest: u64) -> bool {
     least == largest && least > now
+}
+
+/// What all ranks have, as one: `tensor` has room for one number, and `limit` is for the AllReduce.
+///
+/// # Errors
+/// As [`Communicator::all_reduce_in_place`] and its wait have them.
+pub fn reduced(
+    communicator: &Communicator,
+    tensor: &Tensor,
+    own: u64,
+    by: ReduceOp,
+    limit: Duration,
+) -> Result<u64, Error> {
+    tensor.write(0, &[own])?;
+    communicator.all_reduce_in_place(tensor, by)?.wait(limit)?;
+    let mut all = [0];
+    tensor.read(0, &mut all)?;
+    let [all] = all;
+    Ok(all)
 }
 
 #[cfg(test)]

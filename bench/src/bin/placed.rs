@@ -9,7 +9,7 @@ use harmonaize_client::{
     AttachOptions, Client, Communicator, Dtype, Error, Rank, ReduceOp, Tensor, job_from_env,
 };
 use harmonaize_testkit::placed::Line;
-use harmonaize_tests::place::{Latest, Place, is_agreed};
+use harmonaize_tests::place::{Latest, Place, is_agreed, reduced};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,11 +146,6 @@ impl Worker {
 
     /// What all workers have, as one.
     fn reduced(&self, communicator: &Communicator, own: u64, by: ReduceOp) -> Result<u64> {
-        self.scalar.write(0, &[own])?;
-        communicator.all_reduce_in_place(&self.scalar, by)?.wait(HANG)?;
-        let mut all = [0];
-        self.scalar.read(0, &mut all)?;
-        let [all] = all;
-        Ok(all)
+        Ok(reduced(communicator, &self.scalar, own, by, HANG)?)
     }
 }

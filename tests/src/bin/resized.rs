@@ -5,7 +5,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use harmonaize_client::{AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor, job_from_env};
-use harmonaize_tests::place::{Latest, Place, is_agreed};
+use harmonaize_tests::place::{Latest, Place, is_agreed, reduced};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -87,10 +87,6 @@ impl Worker {
 
     /// What all ranks have, as one.
     fn reduced(&self, communicator: &Communicator, own: u64, by: ReduceOp) -> Result<u64> {
-        self.tensor.write(0, &[own])?;
-        communicator.all_reduce(&self.tensor, &self.tensor, by)?.wait(HANG)?;
-        let mut all = [0];
-        self.tensor.read(0, &mut all)?;
-        Ok(all[0])
+        Ok(reduced(communicator, &self.tensor, own, by, HANG)?)
     }
 }
