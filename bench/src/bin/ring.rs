@@ -1,5 +1,6 @@
 //! One rank of a ring of bare TCP sockets, as the bound of such a ring. It moves what a collective's ring must move, and reduces
-//! nothing. Rank 0 prints a line of JSON a size, as the peers' programs do.
+//! nothing. With `--service` another thread than the rank's does so, and reduces: the least that any service costs whose work another
+//! than the ranks does. Rank 0 prints a line of JSON a size, as the peers' programs do.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,6 +28,9 @@ struct Arguments {
     /// Where each rank listens, in order
     #[arg(long, value_delimiter = ',', required = true)]
     addresses: Vec<SocketAddr>,
+    /// A thread apart from the rank's goes round, and sums what comes
+    #[arg(long)]
+    service: bool,
     /// all_reduce, which goes round twice, all_gather or reduce_scatter
     collective: String,
     /// Microseconds that a size may take; at least three rounds are timed
@@ -46,10 +50,61 @@ struct Ring {
     written: Receiver<()>,
     open: usize,
     buffer: Vec<u8>,
+    service: Option<Service>,
+}
+
+/// A rank that another thread serves. Each sleeps while it waits for the other.
+struct Service {
+    /// Says that the rank has begun an operation.
+    begun: Receiver<()>,
+    /// Tells the rank that it is done.
+    done: Sender<()>,
+    /// Microseconds of each operation, as the rank has seen it.
+    times_us: Receiver<f64>,
+    own: Vec<u8>,
+    result: Vec<u8>,
+}
+
+impl Service {
+    fn start() -> Self {
+        let ((begin, begun), (done, ended), (tell, times_us)) = (channel(), channel(), channel());
+        std::thread::spawn(move || {
+            // It ends with the thread that serves it.
+            let mut began = Instant::now();
+            while begin.send(()).is_ok() && ended.recv().is_ok() {
+                let took = began.elapsed().as_secs_f64() * 1e6;
+                began = Instant::now();
+                if tell.send(took).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { begun, done, times_us, own: Vec::new(), result: Vec::new() }
+    }
+
+    /// Tensors of so many bytes, all of whose pages are there.
+    fn tensors(&mut self, bytes: usize) {
+        (self.own, self.result) = (vec![1; bytes], vec![2; bytes]);
+    }
+
+    /// Takes in a part of the tensor that came, at this offset. It is summed with what the rank has, or is the sum of all already.
+    fn take(&mut self, part: &mut [u8], at: usize, sums: bool, complete: bool) {
+        let to = at.saturating_add(part.len());
+        let (Some(own), Some(result)) = (self.own.get(at..to), self.result.get_mut(at..to)) else { return };
+        if sums {
+            for (sum, own) in part.chunks_exact_mut(4).zip(own.chunks_exact(4)) {
+                let [one, other] = [&*sum, own].map(|bytes| bytes.try_into().map_or(0.0, f32::from_ne_bytes));
+                sum.copy_from_slice(&(one + other).to_ne_bytes());
+            }
+        }
+        if complete {
+            result.copy_from_slice(part);
+        }
+    }
 }
 
 impl Ring {
-    fn join(rank: usize, addresses: &[SocketAddr]) -> Result<Self> {
+    fn join(rank: usize, addresses: &[SocketAddr], service: Option<Service>) -> Result<Self> {
         let own = addresses.get(rank).context("no such rank")?;
         let neighbour = addresses.get((rank + 1) % addresses.len()).context("no next rank")?;
         let listener = TcpListener::bind(own).with_context(|| format!("cannot listen on {own}"))?;
@@ -86,7 +141,8 @@ impl Ring {
                 }
             }
         });
-        Ok(Self { ranks: addresses.len(), next, previous, permits, written, open: 0, buffer: vec![0; CHUNK] })
+        let (ranks, buffer) = (addresses.len(), vec![0; CHUNK]);
+        Ok(Self { ranks, next, previous, permits, written, open: 0, buffer, service })
     }
 
     fn send(&mut self, bytes: usize, short: bool) -> Result<()> {
@@ -107,7 +163,12 @@ impl Ring {
             let mut left = block;
             while left > 0 {
                 let part = left.min(CHUNK);
-                self.previous.read_exact(self.buffer.get_mut(..part).context("no room")?)?;
+                let came = self.buffer.get_mut(..part).context("no room")?;
+                self.previous.read_exact(came)?;
+                if let Some(service) = &mut self.service {
+                    let at = (steps - step) % self.ranks * block + block - left;
+                    service.take(came, at, step < self.ranks, step + 1 >= self.ranks);
+                }
                 if step < steps {
                     self.send(part, short)?;
                 }
@@ -133,24 +194,35 @@ impl Ring {
 
     /// The greatest of the ranks' medians, in microseconds.
     fn measure(&mut self, block: usize, steps: usize, rounds: usize, budget_us: f64) -> Result<f64> {
-        let time = |this: &mut Self| -> Result<f64> {
-            let began = Instant::now();
-            this.run(block, steps)?;
-            Ok(began.elapsed().as_secs_f64() * 1e6)
-        };
-        time(self)?;
-        let first = time(self)?;
+        if let Some(service) = &mut self.service {
+            service.tensors(block * self.ranks);
+        }
+        self.once(block, steps)?;
+        let first = self.once(block, steps)?;
         let first = self.greatest(first)?;
         let rounds = rounds.min(((budget_us / first) as usize).max(3));
         for _ in 0..rounds / 10 {
-            time(self)?;
+            self.once(block, steps)?;
         }
         self.greatest(0.0)?;
         let mut times = Vec::with_capacity(rounds);
         for _ in 0..rounds {
-            times.push(time(self)?);
+            times.push(self.once(block, steps)?);
         }
         self.greatest(harmonaize_bench::statistics::median(&mut times))
+    }
+
+    /// One operation; the microseconds that it took the rank.
+    fn once(&mut self, block: usize, steps: usize) -> Result<f64> {
+        if let Some(service) = &self.service {
+            service.begun.recv()?;
+        }
+        let began = Instant::now();
+        self.run(block, steps)?;
+        let took = began.elapsed().as_secs_f64() * 1e6;
+        let Some(service) = &self.service else { return Ok(took) };
+        service.done.send(())?;
+        Ok(service.times_us.recv()?)
     }
 }
 
@@ -163,7 +235,7 @@ fn main() -> Result<()> {
         "all_gather" | "reduce_scatter" => 1,
         other => bail!("{other} is not done by a ring"),
     };
-    let mut ring = Ring::join(arguments.rank, &arguments.addresses)?;
+    let mut ring = Ring::join(arguments.rank, &arguments.addresses, arguments.service.then(Service::start))?;
     for Effort { bytes, rounds } in arguments.sizes {
         let steps = rounds_of_the_ring * (ranks - 1);
         let p50_us = ring.measure(bytes.div_ceil(ranks), steps, rounds, arguments.budget_us)?;

@@ -42,7 +42,7 @@ pub struct Request {
     /// These parts alone; the other suites have none. Suite service: added, threads, calls. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner, page.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
-    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, unprotected, recorded, senders. Suite sharing: host, links, classes, link-classes, engine-weights, link-weights, hostile, idle.
+    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, unprotected, racks, by-racks, recorded, senders. Suite sharing: host, links, classes, link-classes, engine-weights, link-weights, hostile, idle.
     /// Suite trust: cut, tenants, protection, tls, sessions, streams. Suite torch: host, links, start, calls. Suite allocation: gavel, sia, queues, fairness, adapting, market, time, own
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,

@@ -1,5 +1,5 @@
 //! Suite sweep: sizes swept over each collective, ours beside every peer that installs by name. It runs on one host and over four
-//! network namespaces, a round of each contestant in turn. [The method](../../../docs/performance/sweep.md).
+//! network namespaces and more, a round of each contestant in turn. [The method](../../../docs/performance/sweep.md).
 
 use crate::lab::Lab;
 use crate::part::Outcome;
@@ -8,6 +8,7 @@ use crate::row::{Case, Row, median};
 use crate::runs::interleave;
 use crate::suite::Request;
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::topology::{self, Topology};
 use harmonaize_testkit::workspace::{self, Binaries};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,8 +28,13 @@ use nodes::Nodes;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// Hosts of the two fabrics, a rank each.
+/// Hosts of the fabrics without racks, a rank each.
 const APART: usize = 4;
+/// Racks of part racks, and hosts of each. What a rack sends out is the narrowest by far.
+const RACKS: usize = 2;
+const OF_RACK: usize = 3;
+/// What control's operator says in part by-racks.
+const BY_RACKS: &str = "[[algorithm]]\ncollective = \"allreduce\"\nalgorithm = \"hierarchical\"\n";
 /// Numbers of ranks on one host.
 const RANKS: [usize; 4] = [2, 3, 4, 8];
 /// The share of the links' and the sockets' bounds that ours must reach.
@@ -95,16 +101,22 @@ enum Site {
     Unshaped,
     /// The same, and our links unprotected, as the peers' are.
     Unprotected,
+    /// Racks under one spine, whose links have half of a host's rate.
+    Racks,
+    /// The same, where control's operator has AllReduces go by racks.
+    ByRacks,
     /// Hosts by their names, which run agents already.
     Hosts,
 }
 
 /// The parts of the suite.
-const SITES: [(&str, Site); 4] = [
+const SITES: [(&str, Site); 6] = [
     ("host", Site::Host),
     ("shaped", Site::Shaped),
     ("unshaped", Site::Unshaped),
     ("unprotected", Site::Unprotected),
+    ("racks", Site::Racks),
+    ("by-racks", Site::ByRacks),
 ];
 
 /// The parts' names.
@@ -119,7 +131,18 @@ impl Site {
             Self::Shaped => "four namespaces, 1 Gbit/s",
             Self::Unshaped => "four namespaces, unshaped",
             Self::Unprotected => "four namespaces, unshaped, links unprotected",
+            Self::Racks => "two racks of three, 1 Gbit/s, their uplinks 500 Mbit/s",
+            Self::ByRacks => "two racks of three, 1 Gbit/s, their uplinks 500 Mbit/s, ours by racks",
             Self::Hosts => "hosts of a testbed",
+        }
+    }
+
+    /// The numbers of ranks of its settings.
+    fn ranks(self, budget: &Budget) -> &[usize] {
+        match self {
+            Self::Host => &budget.ranks,
+            Self::Racks | Self::ByRacks => &[RACKS * OF_RACK],
+            Self::Shaped | Self::Unshaped | Self::Unprotected | Self::Hosts => &[APART],
         }
     }
 
@@ -137,6 +160,15 @@ impl Site {
                 })?;
                 lab.fabric().hosts().iter().try_for_each(|host| lab.fabric().set_rate(&host.name, None))?;
                 Ok(lab)
+            }
+            Self::Racks | Self::ByRacks => {
+                let text = topology::racks_with_uplinks(RACKS, OF_RACK, 1, "1Gbit/s", "500Mbit/s");
+                Lab::on(Topology::parse(&text)?, binaries, stop, |mut setup| {
+                    if self == Self::ByRacks {
+                        setup.control += BY_RACKS;
+                    }
+                    setup
+                })
             }
             Self::Hosts => bail!("hosts of a testbed are no lab"),
         }
@@ -179,6 +211,8 @@ enum Role {
     Peer,
     /// A ring of bare sockets.
     Ring,
+    /// The same by another thread than the rank's, which sums.
+    ServedRing,
     /// Another thread than the ranks' that waits for them, sums, and tells them.
     Relay,
     /// What one TCP stream takes for the bytes on the bus.
@@ -289,8 +323,9 @@ impl Setting {
             });
             for limit in &self.entries {
                 let asked = self.site.share(self.collective.name, *bytes, limit);
-                let stated =
-                    matches!(limit.role, Role::Relay | Role::Memcpy).then(|| case(*bytes, 1.0).stated());
+                let always = matches!(limit.role, Role::Relay | Role::Memcpy | Role::ServedRing)
+                    || matches!((self.site, limit.role), (Site::Racks | Site::ByRacks, Role::Ring));
+                let stated = always.then(|| case(*bytes, 1.0).stated());
                 if let Some(case) = asked.map(|share| case(*bytes, share)).or(stated) {
                     rows.push(case.compare(&ours(*bytes), &limit.times(*bytes), &limit.name));
                 }
@@ -449,8 +484,7 @@ impl Sweep<'_> {
     fn site(&mut self, site: Site, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Result<()> {
         let mut lab = site.lab(binaries.clone(), Arc::clone(stop))?;
         let nodes = Nodes::prepare(lab.fabric())?;
-        let of_site: &[usize] = if site == Site::Host { &self.budget.ranks } else { &[APART] };
-        for ranks in of_site {
+        for ranks in site.ranks(self.budget) {
             for collective in &self.budget.collectives {
                 let setting = self.setting(site, *ranks, collective, &mut lab, &nodes)?;
                 self.settings.push(setting);

@@ -30,6 +30,11 @@ pub fn star_with_aggregator(hosts: usize, rate: u64, delay: &str) -> String {
 /// Racks of `hosts` hosts each on leaves, as control's topology file. Every leaf is linked to every spine, all links of one
 /// rate.
 pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
+    racks_with_uplinks(racks, hosts, spines, rate, rate)
+}
+
+/// The same with links of another rate between leaves and spines.
+pub fn racks_with_uplinks(racks: usize, hosts: usize, spines: usize, rate: &str, uplink: &str) -> String {
     let mut text = String::new();
     for rack in 0..racks {
         text += &format!("[[switch]]\nname = \"leaf{rack}\"\n");
@@ -40,7 +45,7 @@ pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
     }
     for spine in 0..spines {
         text += &format!("[[switch]]\nname = \"spine{spine}\"\nkind = \"spine\"\n");
-        (0..racks).for_each(|rack| text += &link(&format!("leaf{rack}"), &format!("spine{spine}"), rate));
+        (0..racks).for_each(|rack| text += &link(&format!("leaf{rack}"), &format!("spine{spine}"), uplink));
     }
     text
 }

@@ -30,7 +30,8 @@ pub(super) enum Contestant {
     Ours,
     Mpi(Mpi, bool),
     Gloo(Gloo),
-    Ring,
+    /// Of bare sockets, or served by a thread apart.
+    Ring(bool),
     Relay,
     Stream,
     Memcpy,
@@ -78,13 +79,17 @@ impl Peers {
             Site::Shaped => {
                 all.push((Ok(Contestant::Stream), alone("goodput of one TCP stream", Role::Stream)))
             }
-            Site::Unshaped | Site::Unprotected | Site::Hosts => {}
+            Site::Unshaped | Site::Unprotected | Site::Racks | Site::ByRacks | Site::Hosts => {}
         }
         if site == Site::Host && collective.name == "all_reduce" {
             all.push((Ok(Contestant::Relay), alone("relay by a third thread", Role::Relay)));
         }
         if site != Site::Host && collective.rounds.is_some() {
-            all.push((Ok(Contestant::Ring), alone("ring of bare sockets", Role::Ring)));
+            all.push((Ok(Contestant::Ring(false)), alone("ring of bare sockets", Role::Ring)));
+        }
+        if !matches!(site, Site::Host | Site::Shaped) && collective.name == "all_reduce" {
+            let served = alone("ring by a second thread, summed", Role::ServedRing);
+            all.push((Ok(Contestant::Ring(true)), served));
         }
         all
     }
@@ -129,7 +134,7 @@ impl Contestant {
                 command.args(["--ranks", &hosts.len().to_string()]).args(run.arguments());
                 finish(lab, vec![start(lab, nodes, 0, "relay", &command)?], sizes.len())
             }
-            Self::Ring => ring(&run, hosts, lab, nodes),
+            Self::Ring(served) => ring(&run, *served, hosts, lab, nodes),
             Self::Stream => {
                 let goodput = lab.stream(STREAM)?;
                 let time = |bytes| collective.on_the_bus(bytes, hosts.len()) / goodput * 1e6;
@@ -157,7 +162,13 @@ fn ours(run: &PeerRun<'_>, hosts: &[usize], lab: &mut Lab) -> Result<BTreeMap<u6
     Ok(times)
 }
 
-fn ring(run: &PeerRun<'_>, hosts: &[usize], lab: &mut Lab, nodes: &Nodes) -> Result<BTreeMap<u64, f64>> {
+fn ring(
+    run: &PeerRun<'_>,
+    served: bool,
+    hosts: &[usize],
+    lab: &mut Lab,
+    nodes: &Nodes,
+) -> Result<BTreeMap<u64, f64>> {
     let address = |host: &usize| {
         let own = nodes.host(*host)?.addresses.first().context("a host without address")?;
         Ok(format!("{own}:{RING_PORT}"))
@@ -166,7 +177,8 @@ fn ring(run: &PeerRun<'_>, hosts: &[usize], lab: &mut Lab, nodes: &Nodes) -> Res
     let program = lab.program("ring");
     let rank = |(rank, host): (usize, &usize)| {
         let mut command = Command::new(&program);
-        command.args(["--rank", &rank.to_string(), "--addresses", &addresses]).args(run.arguments());
+        command.args(["--rank", &rank.to_string(), "--addresses", &addresses]);
+        command.args(served.then_some("--service")).args(run.arguments());
         start(lab, nodes, *host, &format!("ring-{rank}"), &command)
     };
     let ranks = hosts.iter().enumerate().map(rank).collect::<Result<_>>()?;
@@ -263,7 +275,7 @@ mod tests {
     fn a_peer_that_is_not_there_is_among_the_contestants() {
         let mpi = MPI_PEERS.map(|peer| (peer.name, Err("no package".to_owned())));
         let peers = Peers { mpi: mpi.into(), gloo: Err("no package".into()) };
-        for (site, limits) in [(Site::Host, 2), (Site::Shaped, 2), (Site::Unshaped, 1)] {
+        for (site, limits) in [(Site::Host, 2), (Site::Shaped, 2), (Site::Unshaped, 2)] {
             let all = peers.contestants(site, &COLLECTIVES[0]);
             assert_eq!(all.iter().filter(|(contestant, _)| contestant.is_err()).count(), MPI_PEERS.len() + 1);
             assert_eq!(all.len(), 1 + MPI_PEERS.len() + 1 + limits);
