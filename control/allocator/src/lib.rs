@@ -30,7 +30,8 @@ pub use goodput::{
 pub use inventory::{Inventory, InventoryError, Kind, KindId};
 pub use job::{Job, RangeError, Ranges};
 pub use market::{
-    Bid, BidId, Cleared, Exchange, Market, MarketError, MarketEvent, OperatorCost, Traded, highest_price,
+    Bid, BidId, Cleared, ClearedJobs, Demand, Exchange, Market, MarketError, MarketEvent, OperatorCost,
+    Traded, Won, clear_jobs, highest_price, last_moment,
 };
 pub use model::{Epoch, Facts, Model, ModelError};
 pub use policy::{
