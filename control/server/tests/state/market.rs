@@ -258,7 +258,8 @@ fn random_markets_with_faults_keep_their_word() {
                     let before = standing(&play);
                     play.restart();
                     for (key, bid) in standing(&play) {
-                        assert_eq!(before.get(&key), Some(&bid), "{key:?} after a restart");
+                        // One whose agents were away may be new to control.
+                        assert!(before.get(&key).is_none_or(|before| *before == bid), "{key:?} after a restart");
                     }
                 }
                 _ => {}
