@@ -259,7 +259,10 @@ fn random_markets_with_faults_keep_their_word() {
                     play.restart();
                     for (key, bid) in standing(&play) {
                         // One whose agents were away may be new to control.
-                        assert!(before.get(&key).is_none_or(|before| *before == bid), "{key:?} after a restart");
+                        assert!(
+                            before.get(&key).is_none_or(|before| *before == bid),
+                            "{key:?} after a restart"
+                        );
                     }
                 }
                 _ => {}

@@ -28,7 +28,8 @@ impl Price {
     /// # Errors
     /// A value that is no number, negative, infinite, or above [`MAX_PRICE`].
     pub fn new(an_hour: f64) -> Result<Self, BidError> {
-        if !an_hour.is_finite() || an_hour < 0.0 || an_hour > MAX_PRICE.an_hour() {
+        // What is no number is in no range.
+        if !(0.0..=MAX_PRICE.an_hour()).contains(&an_hour) {
             return Err(BidError::Value);
         }
         // The half rounds. A finite value in this range fits.
