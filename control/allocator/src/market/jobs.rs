@@ -55,8 +55,9 @@ pub fn clear_jobs(traded: &[Traded], demands: &[Demand]) -> Result<ClearedJobs, 
     // Whoever bids most chooses first; of equal ones the first that came.
     let first = |job: &usize| demands.get(*job).and_then(|demand| demand.highest).map_or(0.0, |it| it.0);
     order.sort_by(|one, other| first(other).total_cmp(&first(one)));
-    let without = order.iter().filter(|job| book.kinds.get(**job).is_some_and(Option::is_none)).copied();
-    book.choose(&without.collect::<Vec<_>>());
+    let without = |job: &&usize| book.kinds.get(**job).is_some_and(Option::is_none);
+    let without: Vec<usize> = order.iter().filter(without).copied().collect();
+    book.choose(&without);
     let cleared = book.clear()?;
     let lost = |job: &&usize| cleared.won.get(**job).is_some_and(Option::is_none);
     let lost: Vec<usize> = order.iter().filter(lost).copied().collect();
