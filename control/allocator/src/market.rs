@@ -5,9 +5,7 @@
 //! or the base price. No tenant with one bid can gain by another price than its own. Who has several bids can, by withholding some.
 
 mod clearing;
-mod jobs;
-
-pub use jobs::{ClearedJobs, Demand, Won, clear_jobs};
+pub(crate) mod jobs;
 
 use crate::inventory::KindId;
 use clearing::{Buyer, Clearing};

@@ -1,6 +1,6 @@
 //! What a tenant bids for a job's workers where the provider's hosts have prices, and what it is told of them.
 
-use super::ElasticOrder;
+use super::runner::ElasticOrder;
 use alloc::string::String;
 use serde::{Deserialize, Serialize};
 

@@ -576,7 +576,8 @@ impl AttachedSession {
             }
             Request::Bid { id, job, bid } => {
                 let checked = bid.check().map_err(|error| error.to_string().into());
-                let named = if is_name(&job) { Ok(()) } else { Err(NO_JOB.into()) };
+                let is_job = is_name(&job) && !job.contains(['/', '#']);
+                let named = if is_job { Ok(()) } else { Err(NO_JOB.into()) };
                 self.ask(
                     id,
                     RequestKind::Bid,
