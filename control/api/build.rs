@@ -46,6 +46,7 @@ const JSON_MESSAGES: &[&str] = &[
     "FlowOwner",
     "FlowsReply",
     "HostTelemetry",
+    "JobBid",
     "JobForecast",
     "JobStatus",
     "JobsReply",

@@ -67,6 +67,19 @@ impl Scene {
         self.start(host, tenant, job, &[&command[..], &[self.folder.path().as_os_str()]].concat())
     }
 
+    /// The same of a job that bids for its hosts.
+    fn bidder(&self, host: usize, (tenant, job): (&str, &str), workers: &str, bid: &str) -> Process {
+        let command = [workers, "--bid", bid, "--", "sh", "-c", WORKER].map(OsStr::new);
+        self.start(host, tenant, job, &[&command[..], &[self.folder.path().as_os_str()]].concat())
+    }
+
+    /// Changes what tenant A's job `bert` bids.
+    fn bid(&self, price: &str) -> Result<String, String> {
+        let socket = socket(&self.deployment.hosts()[0], "a");
+        let arguments = ["tenant", "bid", "bert", price, "--socket", socket.to_str().unwrap()];
+        self.deployment.harmonaize(&arguments).map_err(|error| error.to_string())
+    }
+
     /// The same of an elastic job, whose workers add up.
     fn elastic(&self, host: usize) -> Process {
         let command = ["2..3", "--elastic", "--", env!("CARGO_BIN_EXE_resized")].map(OsStr::new);
@@ -244,6 +257,42 @@ fn jobs_share_hosts_and_end() {
         (this.json(&["jobs"])["jobs"] == Value::Array(Vec::new())).then_some(())
     });
     scene.until("no process is left", |this| (!runs(this.folder.path())).then_some(()));
+}
+
+#[test]
+fn whoever_bids_more_has_the_hosts() {
+    const MARKET: &str = "[[allocator.kind]]\nname = \"\"\nhire = 0.5\n";
+    let allocates = |setup: &mut Setup| {
+        setup.control += &ALLOCATOR.replace("fifo", "market");
+        setup.control += MARKET;
+    };
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), allocates) else { return };
+    let mut scene = Scene { folder: tempfile::tempdir().unwrap(), deployment };
+    let mut bert: Vec<Process> = (0..3).map(|host| scene.bidder(host, ("a", "bert"), "2", "0.60")).collect();
+    scene.runs_with("bert", 2);
+    let mut gpt: Vec<Process> = (0..3).map(|host| scene.bidder(host, ("b", "gpt"), "3", "0.70")).collect();
+    scene.runs_with("gpt", 3);
+    scene.until("bert is outbid", |this| {
+        let why = this.json(&["why", "a/bert"]);
+        (why["reason"] == "outbid" && why["price_millionths"] == 600_000).then_some(())
+    });
+    let queue = scene.deployment.harmonaize(&["queue"]).unwrap();
+    assert!(queue.contains("0.60") && queue.contains("at least 0.50"), "{queue}");
+
+    // What makes no sense changes nothing, and a higher bid wins.
+    for wrong in ["nan", "much", "1e9"] {
+        let refused = scene.bid(wrong).unwrap_err();
+        assert!(refused.contains("a price is a number"), "{refused}");
+    }
+    assert_eq!(scene.job("bert").unwrap()["bid"]["least_millionths"], 600_000);
+    assert_eq!(scene.bid("0.80").unwrap(), "bert: bids 0.80 an hour of a worker\n");
+    scene.runs_with("bert", 2);
+    assert_eq!(scene.job("bert").unwrap()["price_millionths"], 500_000);
+    let log = fs::read_to_string(scene.deployment.hosts()[0].folder.join("runner-bert")).unwrap();
+    assert!(log.contains("the price is 0.50 an hour of a worker"), "{log}");
+    scene.finish("bert", &mut bert);
+    scene.runs_with("gpt", 3);
+    scene.finish("gpt", &mut gpt);
 }
 
 #[test]

@@ -29,8 +29,10 @@ pub use goodput::{
 };
 pub use inventory::{Inventory, InventoryError, Kind, KindId};
 pub use job::{Job, RangeError, Ranges};
+pub use market::jobs::{ClearedJobs, Demand, Won, clear_jobs};
 pub use market::{
     Bid, BidId, Cleared, Exchange, Market, MarketError, MarketEvent, OperatorCost, Traded, highest_price,
+    last_moment,
 };
 pub use model::{Epoch, Facts, Model, ModelError};
 pub use policy::{

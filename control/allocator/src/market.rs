@@ -5,6 +5,7 @@
 //! or the base price. No tenant with one bid can gain by another price than its own. Who has several bids can, by withholding some.
 
 mod clearing;
+pub(crate) mod jobs;
 
 use crate::inventory::KindId;
 use clearing::{Buyer, Clearing};
@@ -336,8 +337,9 @@ pub fn highest_price(cost_elsewhere: f64, hours_here: f64) -> Result<f64, Market
     Err(MarketError::Value { what: "hours", value: hours_here })
 }
 
-/// The first moment from now on that is cheap for a tenant that has had its unit since some time.
-fn last_moment(now: f64, since: f64, checkpoint: f64) -> f64 {
+/// The first moment from now on that is cheap for a tenant that has had its unit since some time, all in seconds. It is now where
+/// checkpoints are 0 s apart.
+pub fn last_moment(now: f64, since: f64, checkpoint: f64) -> f64 {
     let ahead = since + ((now - since) / checkpoint).ceil() * checkpoint;
     if ahead.is_finite() { ahead.max(now) } else { now }
 }

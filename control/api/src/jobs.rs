@@ -3,7 +3,8 @@
 use crate::v1::{self, WorkerPhase, runner_order::Order};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    ElasticOrder, RecallReason, Refusal, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
+    ElasticOrder, HostPrice, JobBid, Price, PricedOrder, RecallReason, Refusal, RunnerOrder, RunnerReport,
+    WorkerPlace, WorkerState,
 };
 use std::time::Duration;
 
@@ -18,6 +19,36 @@ impl From<v1::WorkerPlace> for WorkerPlace {
     fn from(place: v1::WorkerPlace) -> Self {
         let v1::WorkerPlace { generation, rank, workers } = place;
         Self { generation, rank: Rank(rank), workers }
+    }
+}
+
+impl From<JobBid> for v1::JobBid {
+    fn from(bid: JobBid) -> Self {
+        let JobBid { least: Price(least_millionths), further: Price(further_millionths), checkpoint_ns } =
+            bid;
+        Self { least_millionths, further_millionths, checkpoint_ns }
+    }
+}
+
+impl From<v1::JobBid> for JobBid {
+    fn from(bid: v1::JobBid) -> Self {
+        let v1::JobBid { least_millionths, further_millionths, checkpoint_ns } = bid;
+        Self { least: Price(least_millionths), further: Price(further_millionths), checkpoint_ns }
+    }
+}
+
+impl v1::BidSet {
+    /// The answer to a question.
+    pub fn answer(request: u64, outcome: Result<(), String>) -> Self {
+        Self { request, refused: outcome.err().unwrap_or_default() }
+    }
+
+    /// What it says.
+    ///
+    /// # Errors
+    /// Why the bid does not stand.
+    pub fn outcome(self) -> Result<(), Refusal> {
+        if self.refused.is_empty() { Ok(()) } else { Err(self.refused.into()) }
     }
 }
 
@@ -43,6 +74,7 @@ impl v1::AwaitOrder {
             place: place.map(Into::into),
             wait_ns: u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX),
             elastic,
+            bid: None,
         }
     }
 
@@ -64,9 +96,28 @@ impl v1::RunnerOrder {
     /// The answer to a question.
     pub fn answer(request: u64, order: Result<ElasticOrder, String>) -> Self {
         match order {
-            Ok(order) => Self { request, refused: String::new(), order: encode(order) },
-            Err(refused) => Self { request, refused, order: None },
+            Ok(order) => Self { request, refused: String::new(), order: encode(order), price: None },
+            Err(refused) => Self { request, refused, order: None, price: None },
         }
+    }
+
+    /// The same answer, with the price of what it is about.
+    pub fn priced(self, price: Option<HostPrice>) -> Self {
+        let price = price.filter(|_| self.order.is_some());
+        let of =
+            |HostPrice { kind, price: Price(price_millionths) }| v1::HostPrice { kind, price_millionths };
+        Self { price: price.map(of), ..self }
+    }
+
+    /// What it says, and at which price.
+    ///
+    /// # Errors
+    /// As of [`Self::outcome`].
+    pub fn priced_outcome(mut self) -> Result<PricedOrder, Refusal> {
+        let price = self.price.take();
+        let of =
+            |v1::HostPrice { kind, price_millionths }| HostPrice { kind, price: Price(price_millionths) };
+        Ok(PricedOrder { order: self.outcome()?, price: price.map(of) })
     }
 
     /// What it says, as tenants are told it.
@@ -185,5 +236,20 @@ mod tests {
         }
         let refused = v1::RunnerOrder::answer(5, Err("no".to_owned()));
         assert_eq!(refused.outcome(), Err(Refusal::from("no")));
+    }
+
+    #[test]
+    fn bids_and_prices_come_back_as_they_went() {
+        let bid = JobBid { least: Price(650_000), further: Price(300_000), checkpoint_ns: 7 };
+        assert_eq!(JobBid::from(v1::JobBid::from(bid)), bid);
+        let price = Some(HostPrice { kind: "a100".to_owned(), price: Price(650_000) });
+        let order = ElasticOrder::from(RunnerOrder::Over { succeeded: true });
+        let answer = v1::RunnerOrder::answer(5, Ok(order.clone())).priced(price.clone());
+        assert_eq!(answer.priced_outcome(), Ok(PricedOrder { order, price: price.clone() }));
+        // Nothing to do has no price.
+        let waits = v1::RunnerOrder::answer(5, Ok(RunnerOrder::Wait.into())).priced(price);
+        assert_eq!(waits.priced_outcome().unwrap().price, None);
+        assert_eq!(v1::BidSet::answer(5, Ok(())).outcome(), Ok(()));
+        assert_eq!(v1::BidSet::answer(5, Err("no".to_owned())).outcome(), Err(Refusal::from("no")));
     }
 }

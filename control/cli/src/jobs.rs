@@ -3,7 +3,8 @@
 use crate::Failure;
 use crate::table::{row, table};
 use crate::text::{clean, duration, number_of};
-use harmonaize_api::v1::{JobPhase, JobStatus, JobsReply};
+use harmonaize_api::v1::{JobPhase, JobStatus, JobsReply, KindOfHosts};
+use harmonaize_client::Price;
 use std::str::FromStr;
 
 /// Examples of `jobs`.
@@ -12,6 +13,9 @@ Examples:
   harmonaize jobs                             what each job has, where, and why
   harmonaize jobs -o json | jq '.jobs[] | {job, phase, hosts}'
   harmonaize jobs --watch=5s";
+
+/// The policy under which hosts have prices.
+const MARKET: &str = "market";
 
 /// Examples of `queue`.
 pub(crate) const QUEUE_HELP: &str = "\
@@ -58,8 +62,7 @@ fn name(job: &JobStatus) -> String {
 /// What allocates, and over how many hosts.
 fn head(reply: &JobsReply) -> String {
     let hosts = number_of(reply.hosts, "host", "hosts");
-    let kinds: Vec<String> =
-        reply.kinds.iter().map(|one| format!("{} {}", one.hosts, kind(&one.kind))).collect();
+    let kinds: Vec<String> = reply.kinds.iter().map(kind_of_hosts).collect();
     let kinds = if kinds.is_empty() { String::new() } else { format!(" ({})", kinds.join(", ")) };
     match reply.policy.as_str() {
         "" => "control allocates no hosts: its configuration has no [allocator]\n".to_owned(),
@@ -69,6 +72,32 @@ fn head(reply: &JobsReply) -> String {
             clean(policy)
         ),
     }
+}
+
+/// Hosts of a kind, and what they cost where they have a price.
+fn kind_of_hosts(one: &KindOfHosts) -> String {
+    let hosts = format!("{} {}", one.hosts, kind(&one.kind));
+    match (Price(one.price_millionths), Price(one.base_price_millionths)) {
+        (Price(0), _) => hosts,
+        (price, base_price) => format!("{hosts} at {price}, at least {base_price}"),
+    }
+}
+
+/// What a job bids, for its fewest workers and for further ones, and the price of what it has or bid for; nothing where none has one.
+fn bid_and_price(job: &JobStatus) -> (String, String) {
+    let bid = job.bid.map(|bid| (Price(bid.least_millionths), Price(bid.further_millionths)));
+    let bid = match bid {
+        None => "-".to_owned(),
+        Some((least, further)) if least == further => least.to_string(),
+        Some((least, further)) => format!("{least}, {further}"),
+    };
+    let price = Some(Price(job.price_millionths)).filter(|price| *price > Price(0));
+    (bid, price.map_or_else(|| "-".to_owned(), |price| price.to_string()))
+}
+
+/// Whether hosts have prices.
+fn has_prices(reply: &JobsReply) -> bool {
+    reply.policy == MARKET
 }
 
 /// A kind of hosts.
@@ -91,9 +120,13 @@ pub(crate) fn jobs(reply: &JobsReply) -> String {
         "kind",
         "hosts",
     ])];
+    let priced = has_prices(reply);
+    for head in rows.iter_mut().filter(|_| priced) {
+        head.splice(8..8, ["bid".to_owned(), "price".to_owned()]);
+    }
     rows.extend(reply.jobs.iter().map(|job| {
         let hosts: Vec<String> = job.hosts.iter().map(|host| clean(host)).collect();
-        row([
+        let mut cells = row([
             &name(job),
             &job.phase().text(),
             &job.hosts.len().to_string(),
@@ -105,7 +138,12 @@ pub(crate) fn jobs(reply: &JobsReply) -> String {
             &job.reason().text(),
             &kind(&job.kind),
             &hosts.join(","),
-        ])
+        ]);
+        if priced {
+            let (bid, price) = bid_and_price(job);
+            cells.splice(8..8, [bid, price]);
+        }
+        cells
     }));
     page(reply, &rows)
 }
@@ -119,8 +157,12 @@ pub(crate) fn waiting(mut reply: JobsReply) -> JobsReply {
 /// Those that wait.
 pub(crate) fn queue(reply: &JobsReply) -> String {
     let mut rows = vec![row(["place", "job", "range", "runners", "age", "host time", "why"])];
+    let priced = has_prices(reply);
+    for head in rows.iter_mut().filter(|_| priced) {
+        head.splice(6..6, ["bid".to_owned(), "price".to_owned()]);
+    }
     rows.extend((1..).zip(&reply.jobs).map(|(place, job): (u32, _)| {
-        row([
+        let mut cells = row([
             &place.to_string(),
             &name(job),
             &range(job.workers_min, job.workers_max),
@@ -128,7 +170,12 @@ pub(crate) fn queue(reply: &JobsReply) -> String {
             &duration(job.age_ns),
             &duration(job.attained_ns),
             &job.reason().text(),
-        ])
+        ]);
+        if priced {
+            let (bid, price) = bid_and_price(job);
+            cells.splice(6..6, [bid, price]);
+        }
+        cells
     }));
     page(reply, &rows)
 }
@@ -167,6 +214,10 @@ pub(crate) fn why(job: &JobStatus) -> String {
         if job.elastic { ", elastic" } else { "" }
     );
     text += &format!("  {}: {}\n", job.reason().text(), clean(&job.reason_text));
+    if job.bid.is_some() || job.price_millionths > 0 {
+        let (bid, price) = bid_and_price(job);
+        text += &format!("  bid {bid}, price {price}\n");
+    }
     if job.failures > 0 {
         text += &format!(
             "  {} ended because a worker failed\n",
@@ -179,7 +230,7 @@ pub(crate) fn why(job: &JobStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_api::v1::{AllocationReason, KindOfHosts};
+    use harmonaize_api::v1::{AllocationReason, JobBid};
 
     fn job(tenant: &str, job: &str, phase: JobPhase, attained_ns: u64) -> JobStatus {
         JobStatus {
@@ -202,6 +253,8 @@ mod tests {
             reason_text: "policy least-attained gives the hosts to 1 other jobs".to_owned(),
             elastic: tenant == "a",
             kind: if phase == JobPhase::Running { "a100".to_owned() } else { String::new() },
+            bid: None,
+            price_millionths: 0,
         }
     }
 
@@ -247,7 +300,11 @@ mod tests {
 
     #[test]
     fn kinds_of_hosts_stand_above_and_beside_jobs() {
-        let kinds = [("", 1), ("a100", 3)].map(|(kind, hosts)| KindOfHosts { kind: kind.to_owned(), hosts });
+        let kinds = [("", 1), ("a100", 3)].map(|(kind, hosts)| KindOfHosts {
+            kind: kind.to_owned(),
+            hosts,
+            ..KindOfHosts::default()
+        });
         let reply = JobsReply { kinds: kinds.to_vec(), ..reply() };
         let head = "3 jobs on 4 hosts with runners (1 -, 3 a100), policy least-attained\n";
         let text = jobs(&reply);
@@ -255,6 +312,35 @@ mod tests {
         let line = text.lines().find(|line| line.trim_start().starts_with("a/bert")).unwrap();
         assert!(line.ends_with("  a100  h0,h1"), "{text}");
         assert!(queue(&waiting(reply)).contains("(1 -, 3 a100)"));
+    }
+
+    #[test]
+    fn prices_and_bids_stand_beside_jobs_that_bid() {
+        let (price_millionths, base_price_millionths) = (650_000, 500_000);
+        let kind = "a100".to_owned();
+        let kinds = vec![KindOfHosts { kind, hosts: 4, price_millionths, base_price_millionths }];
+        let mut reply = JobsReply { policy: "market".to_owned(), kinds, ..reply() };
+        for job in &mut reply.jobs {
+            job.price_millionths = price_millionths;
+        }
+        let bid = JobBid { least_millionths: 600_000, further_millionths: 300_000, checkpoint_ns: 0 };
+        reply.jobs[0].bid = Some(bid);
+        let text = jobs(&reply);
+        assert!(
+            text.starts_with(
+                "3 jobs on 4 hosts with runners (4 a100 at 0.65, at least 0.50), policy market\n"
+            )
+        );
+        let line = |text: &str, job: &str| {
+            let line = text.lines().find(|line| line.contains(job)).unwrap();
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert!(line(&text, "age").contains("host time bid price why"), "{text}");
+        assert!(line(&text, "b/gpt").contains("9.0s 0.60, 0.30 0.65 no_room"), "{text}");
+        assert!(line(&text, "a/bert").contains("- 0.65 no_room a100"), "{text}");
+        let waiting = waiting(reply);
+        assert!(line(&queue(&waiting), "b/gpt").contains("0.60, 0.30 0.65 no_room"));
+        assert!(why(&waiting.jobs[0]).contains("  bid 0.60, 0.30, price 0.65\n"));
     }
 
     #[test]

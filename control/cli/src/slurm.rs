@@ -137,7 +137,7 @@ impl Nodes {
         let Workers(workers_min, workers_max) = self.workers;
         let (tenant, job) = (self.tenant.clone().unwrap_or_default(), job_name(SystemTime::now()));
         let (hosts, kinds) = (candidates.to_vec(), self.kind.clone());
-        let job = AssumedJob { tenant, job, workers_min, workers_max, hosts, kinds };
+        let job = AssumedJob { tenant, job, workers_min, workers_max, hosts, kinds, bid: None };
         WhatIfRequest { job: Some(job), ..WhatIfRequest::default() }
     }
 }

@@ -1,6 +1,7 @@
 //! What a tenant's people ask of the provider through the agent's socket for tenants. They are constraints and agreements, hints,
 //! events, and how agreements were kept; and runners, which start its jobs' workers.
 
+mod bid;
 mod chrome;
 mod run;
 mod show;
@@ -11,7 +12,7 @@ use crate::Failure;
 use clap::{Args, Subcommand, ValueEnum};
 use harmonaize_client::{
     Access, AttachOptions, Budget, Client, Collective, Constraints, Error, EventCursor, Expected, Hints,
-    Negotiated, OnFailure, Priority,
+    Negotiated, OnFailure, Price, Priority,
 };
 use harmonaize_planner::{Bytes, Nanos};
 use std::io::Write;
@@ -36,6 +37,7 @@ Examples:
   harmonaize tenant receipts job                           how the agreement was kept
   harmonaize tenant trace job-*.jsonl --out job.json       operations that processes wrote down, as a Chrome trace
   harmonaize tenant run --job bert --workers 2..8 -- ./train.py    a worker here when the provider gives this host to the job
+  harmonaize tenant bid bert 0.65                          what each of the job's workers is worth an hour
 
 The socket is that through which this tenant's processes attach: --socket, or HARMONAIZE_SOCKET. A proposal that is refused
 is answered with what could be had; --take takes that. Hints promise nothing; each takes the place of what was said before.
@@ -149,6 +151,16 @@ enum Action {
     /// Starts a worker of a job here when the provider says so, and ends it likewise.
     #[command(after_help = run::HELP)]
     Run(run::Run),
+    /// Changes what a job bids, where the provider's hosts have prices.
+    #[command(after_help = bid::HELP)]
+    Bid {
+        /// The job's name.
+        job: String,
+        /// The highest price of each of its fewest workers, an hour.
+        price: Price,
+        #[command(flatten)]
+        terms: bid::BidTerms,
+    },
     /// Becomes a worker's command; for `run` alone.
     #[command(hide = true)]
     Become(run::Become),
@@ -389,6 +401,10 @@ impl Tenant {
                 })
             }
             Action::Run(asked) => runtime.block_on(asked.run(socket)),
+            Action::Bid { job, price, terms } => match terms.bid(Some(price))? {
+                Some(bid) => bid::set(&client()?, &job, bid),
+                None => Ok(String::new()),
+            },
             Action::Become(asked) => asked.run(),
             Action::Trace { files, torch, out } => chrome::write(&files, torch.as_deref(), &out),
         }

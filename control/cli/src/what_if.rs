@@ -6,6 +6,7 @@ use crate::output::PageArguments;
 use crate::table::{row, table};
 use crate::text::{clean, duration, number_of, visible};
 use harmonaize_api::v1::{AssumedJob, JobChange, JobForecast, WhatIfReply, WhatIfRequest};
+use harmonaize_client::{JobBid, Price};
 
 /// Examples of `what-if`.
 pub(crate) const HELP: &str = "\
@@ -36,6 +37,9 @@ pub(crate) struct WhatIf {
     /// Kinds of hosts that the job may have, of which it gets one; any where none is named.
     #[arg(long, value_delimiter = ',', value_name = "KIND,...", requires = "job")]
     kind: Vec<String>,
+    /// What the job would bid for each worker, an hour; the base price where nothing is said.
+    #[arg(long, value_name = "PRICE", requires = "job")]
+    bid: Option<Price>,
     /// As if these hosts were drained.
     #[arg(long, value_delimiter = ',', value_name = "HOST,...")]
     without: Vec<String>,
@@ -43,7 +47,7 @@ pub(crate) struct WhatIf {
     #[arg(long, value_delimiter = ',', value_name = "HOST,...")]
     with: Vec<String>,
     /// As if this policy allocated.
-    #[arg(long, value_parser = ["fifo", "least-attained"])]
+    #[arg(long, value_parser = ["fifo", "least-attained", "market"])]
     policy: Option<String>,
     #[command(flatten)]
     pub(crate) print: PageArguments,
@@ -64,6 +68,7 @@ impl WhatIf {
                 workers_max: most,
                 hosts: self.host.clone(),
                 kinds: self.kind.clone(),
+                bid: self.bid.map(|price| JobBid::of(price).into()),
             }
         });
         if job.is_none() && self.without.is_empty() && self.with.is_empty() && self.policy.is_none() {
@@ -109,6 +114,15 @@ pub(crate) fn text(reply: &WhatIfReply) -> String {
             &hosts.join(","),
         ])
     }));
+    if reply.jobs.iter().any(|job| job.price_millionths > 0) {
+        let prices = reply.jobs.iter().map(|job| match job.price_millionths {
+            0 => "-".to_owned(),
+            price => Price(price).to_string(),
+        });
+        for (cells, price) in rows.iter_mut().zip(std::iter::once("price".to_owned()).chain(prices)) {
+            cells.insert(7, price);
+        }
+    }
     page += &format!("\n{}", table(&rows));
     let waiting: Vec<&JobForecast> = reply.jobs.iter().filter(|job| job.hosts.is_empty()).collect();
     if !waiting.is_empty() {
@@ -212,6 +226,11 @@ mod tests {
 + new: policy fifo gives hosts that it could use to other jobs; the nearest range that would get hosts is 3..8
 "
         );
+        let mut priced = reply();
+        priced.jobs[0].price_millionths = 650_000;
+        let page = text(&priced);
+        assert!(page.contains("  why      price  allreduce  hosts"), "{page}");
+        assert!(page.contains("  least    0.65   8.6ms"), "{page}");
         let mut nothing = reply();
         nothing.jobs.retain(|job| job.assumed);
         nothing.jobs[0].nearest_min = 0;
@@ -237,11 +256,12 @@ mod tests {
 
     #[test]
     fn what_is_assumed_can_be_combined() {
-        let line = "--job b/gpt --workers 2..8 --host h0,h1 --kind a100,h100 --without h3 --with h4,h5 --policy fifo";
+        let line = "--job b/gpt --workers 2..8 --bid 0.65 --host h0,h1 --kind a100,h100 --without h3 --with h4,h5 --policy fifo";
         let request = parsed(&line.split(' ').collect::<Vec<_>>()).unwrap().request().unwrap();
         let job = AssumedJob {
             hosts: hosts(&["h0", "h1"]),
             kinds: hosts(&["a100", "h100"]),
+            bid: Some(JobBid::of(Price(650_000)).into()),
             ..AssumedJob::default()
         };
         let job = AssumedJob { tenant: "b".to_owned(), job: "gpt".to_owned(), workers_min: 2, ..job };
@@ -267,6 +287,7 @@ mod tests {
             ["--workers", "2..8"],
             ["--host", "h0"],
             ["--kind", "a100"],
+            ["--bid", "0.65"],
             ["--policy", "sia"],
         ] {
             assert!(parsed(&wrong).is_err(), "{wrong:?}");

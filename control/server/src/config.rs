@@ -1,9 +1,12 @@
 //! Control's configuration file, and the topology that it names.
 
 use crate::access::{Access, Role};
-use crate::state::{AllocatorSettings, LivePolicy, Settings, TenantAlgorithm, TenantCongestion, Terms};
-use harmonaize_abi::session::MAX_WEIGHT;
+use crate::state::{
+    AllocatorSettings, LivePolicy, MarketSettings, Settings, TenantAlgorithm, TenantCongestion, Terms,
+};
+use harmonaize_abi::session::{MAX_WEIGHT, Price};
 use harmonaize_abi::{Collective, CongestionControlError};
+use harmonaize_allocator::OperatorCost;
 use harmonaize_api::is_tenant_name;
 use harmonaize_identity::Protection;
 use harmonaize_plan::Algorithm;
@@ -191,6 +194,27 @@ struct FileAllocator {
     round: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<10>")]
     notice: toml::Spanned<Nanos>,
+    #[serde(default = "time::<600>")]
+    longest_wait: Nanos,
+    #[serde(default)]
+    kind: Vec<FileKind>,
+}
+
+/// What an hour of a host of a kind costs its operator.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileKind {
+    name: toml::Spanned<String>,
+    #[serde(default)]
+    hire: f64,
+    #[serde(default)]
+    kilowatts: f64,
+    #[serde(default)]
+    energy: f64,
+    #[serde(default)]
+    carbon: f64,
+    #[serde(default)]
+    carbon_price: f64,
 }
 
 #[derive(Deserialize)]
@@ -451,6 +475,10 @@ impl File {
             terms,
             most_weight,
             longest_regroup: self.longest_regroup.into(),
+            market: self
+                .allocator
+                .as_ref()
+                .map_or_else(|| Ok(MarketSettings::default()), |it| it.market(text))?,
             allocator: self.allocator.map(|allocator| allocator.settings(text)).transpose()?,
         };
         Ok(Config {
@@ -479,6 +507,35 @@ impl FileAllocator {
         };
         let (round, notice) = (time("round", &self.round)?, time("notice", &self.notice)?);
         Ok(AllocatorSettings { policy, round, notice })
+    }
+
+    fn market(&self, text: &str) -> Result<MarketSettings, TextError> {
+        let mut base_prices = BTreeMap::new();
+        for kind in &self.kind {
+            let name = kind.name.get_ref();
+            let wrong =
+                |message: String| TextError { at: Position::of(text, kind.name.span().start), message };
+            let FileKind { hire, kilowatts, energy, carbon, carbon_price, .. } = *kind;
+            let costs = [
+                ("hire", hire),
+                ("kilowatts", kilowatts),
+                ("energy", energy),
+                ("carbon", carbon),
+                ("carbon_price", carbon_price),
+            ];
+            if let Some((what, value)) = costs.iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
+                let message = format!("{what} of kind `{name}` is {value}; it must be a number, 0 or more");
+                return Err(wrong(message));
+            }
+            let cost = OperatorCost { hire, kilowatts, energy, carbon, carbon_price };
+            let base_price = Price::new(cost.base_price()).map_err(|error| {
+                wrong(format!("an hour of kind `{name}` costs {}: {error}", cost.base_price()))
+            })?;
+            if base_prices.insert(name.clone(), base_price).is_some() {
+                return Err(wrong(format!("kind `{name}` has two prices; name it once")));
+            }
+        }
+        Ok(MarketSettings { base_prices, longest_wait: self.longest_wait.into() })
     }
 }
 
@@ -675,11 +732,39 @@ name = "a"
         let expected = AllocatorSettings { policy, round, notice: Duration::from_secs(2) };
         assert_eq!(allocator("policy = \"least-attained\"\nnotice = \"2s\""), Ok(Some(expected)));
         for (section, error) in [
-            ("policy = \"sia\"", "line 9, column 10: `sia` is no policy of live jobs: fifo, least-attained"),
+            (
+                "policy = \"sia\"",
+                "line 9, column 10: `sia` is no policy of live jobs: fifo, least-attained, market",
+            ),
             ("policy = \"fifo\"\nround = \"0s\"", "line 10, column 9: round must be longer than nothing"),
             ("", "missing field `policy`"),
         ] {
             let refused = allocator(section).unwrap_err();
+            assert!(refused.contains(error), "{refused}");
+        }
+    }
+
+    #[test]
+    fn base_prices_have_power_and_carbon() {
+        let market = |section: &str| {
+            load(&format!("{GOOD}[allocator]\npolicy = \"market\"\n{section}\n"))
+                .map(|config| config.settings.market)
+        };
+        let known = market(
+            "longest_wait = \"2min\"\n[[allocator.kind]]\nname = \"a100\"\nhire = 0.5\nkilowatts = 0.5\n\
+             energy = 0.2\ncarbon = 0.4\ncarbon_price = 0.1\n[[allocator.kind]]\nname = \"\"\nhire = 1",
+        );
+        let base_prices =
+            BTreeMap::from([("a100".to_owned(), Price(620_000)), (String::new(), Price(1_000_000))]);
+        assert_eq!(known, Ok(MarketSettings { base_prices, longest_wait: Duration::from_secs(120) }));
+        for (kind, error) in [
+            ("hire = -1", "hire of kind `a` is -1; it must be a number, 0 or more"),
+            ("carbon = nan", "carbon of kind `a` is NaN"),
+            ("kilowatts = inf", "kilowatts of kind `a` is inf"),
+            ("hire = 1e7", "a price is a number from 0 to 1000000.00 an hour"),
+            ("[[allocator.kind]]\nname = \"a\"", "kind `a` has two prices; name it once"),
+        ] {
+            let refused = market(&format!("[[allocator.kind]]\nname = \"a\"\n{kind}")).unwrap_err();
             assert!(refused.contains(error), "{refused}");
         }
     }

@@ -163,6 +163,7 @@ fn unanswered(error: &WhatIfError) -> Status {
         | Error::Policy(_)
         | Error::Contradiction(_)
         | Error::Job(_)
+        | Error::Bid(_)
         | Error::Workers { .. } => Status::invalid_argument(text),
         Error::Host(_) | Error::Kind { .. } | Error::Tenant(_) => Status::not_found(text),
         Error::JobThere(_) => Status::already_exists(text),

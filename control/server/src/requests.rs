@@ -125,6 +125,7 @@ fn tenant_of(message: &from_agent::Message) -> Option<&str> {
         Message::BeginIteration(asked) => Some(&asked.tenant),
         Message::Hint(asked) => Some(&asked.tenant),
         Message::AwaitOrder(asked) => Some(&asked.tenant),
+        Message::SetBid(asked) => Some(&asked.tenant),
         _ => None,
     }
 }
@@ -153,6 +154,9 @@ fn refusal(message: from_agent::Message, refused: String) -> Option<to_agent::Me
         }
         Message::AwaitOrder(v1::AwaitOrder { request, .. }) => {
             to_agent::Message::RunnerOrder(v1::RunnerOrder::answer(request, Err(refused)))
+        }
+        Message::SetBid(v1::SetBid { request, .. }) => {
+            to_agent::Message::BidSet(v1::BidSet::answer(request, Err(refused)))
         }
         _ => return None,
     })

@@ -33,7 +33,8 @@ pub use output::{Fact, Output, SessionId};
 pub use queries::{Candidates, DryRun, LastOperation, NextWorker, Queries, RankTime, Unfit};
 pub use reason::{RateChange, Reason, TurnsEnd};
 pub use settings::{
-    AllocatorSettings, LivePolicy, Settings, TenantAlgorithm, TenantCongestion, Terms, UnknownPolicy,
+    AllocatorSettings, LivePolicy, MarketSettings, Settings, TenantAlgorithm, TenantCongestion, Terms,
+    UnknownPolicy,
 };
 pub(crate) use tenants::elsewhere::for_a_tenant;
 pub use world::operator::Instruction;

@@ -161,6 +161,7 @@ async fn an_agent_asks_nothing_for_tenants_of_other_hosts() {
                 batch: None,
             }),
             Message::AwaitOrder(v1::AwaitOrder { request, tenant: tenant.clone(), ..Default::default() }),
+            Message::SetBid(v1::SetBid { request, tenant: tenant.clone(), ..Default::default() }),
             Message::Hint(v1::Hint { request, tenant, communicator, hints: None }),
         ]
     };
@@ -169,6 +170,7 @@ async fn an_agent_asks_nothing_for_tenants_of_other_hosts() {
         | to_agent::Message::Negotiated(v1::Negotiated { request, refused, .. })
         | to_agent::Message::IterationChoice(v1::IterationChoice { request, refused, .. })
         | to_agent::Message::Hinted(v1::Hinted { request, refused, .. })
+        | to_agent::Message::BidSet(v1::BidSet { request, refused })
         | to_agent::Message::RunnerOrder(v1::RunnerOrder { request, refused, .. }) => (request, refused),
         other => panic!("{other:?}"),
     };

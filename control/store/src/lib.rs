@@ -18,7 +18,7 @@ pub use damage::Damage;
 pub use embedded::Embedded;
 pub use memory::Memory;
 pub use record::{
-    Agreement, Connection, Epoch, Fabric, Job, Link, Loss, Past, PastRank, Plan, Tenant, Withdrawal,
+    Agreement, Connection, Epoch, Fabric, Job, JobBid, Link, Loss, Past, PastRank, Plan, Tenant, Withdrawal,
     WithdrawalKind,
 };
 // For tests that break what lies under a store.

@@ -240,6 +240,23 @@ pub struct Job {
     /// Whether its workers have started together, and have formed no communicator yet: of an elastic job.
     #[prost(bool, tag = "6")]
     pub unformed: bool,
+    /// What it bids; absent where its tenant has said nothing.
+    #[prost(message, optional, tag = "7")]
+    pub bid: Option<JobBid>,
+}
+
+/// What a job bids for a worker an hour, in millionths of the operator's currency.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct JobBid {
+    /// For each of its fewest workers.
+    #[prost(uint64, tag = "1")]
+    pub least_millionths: u64,
+    /// For each further one.
+    #[prost(uint64, tag = "2")]
+    pub further_millionths: u64,
+    /// The time between moments at which its workers can leave cheaply, in nanoseconds; 0 if they always can.
+    #[prost(uint64, tag = "3")]
+    pub checkpoint_ns: u64,
 }
 
 /// A rank of a communicator that failed.

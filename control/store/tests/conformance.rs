@@ -5,8 +5,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Protection, Use};
 use harmonaize_store::etcd::{Election, Members, Role, Term};
 use harmonaize_store::{
-    Agreement, Change, Connection, Damage, Embedded, Epoch, Fabric, Job, Link, Loss, Memory, Past, PastRank,
-    Plan, Store, StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
+    Agreement, Change, Connection, Damage, Embedded, Epoch, Fabric, Job, JobBid, Link, Loss, Memory, Past,
+    PastRank, Plan, Store, StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
 };
 use harmonaize_testkit::etcd::Member;
 use harmonaize_testkit::process::Process;
@@ -71,6 +71,7 @@ fn changes() -> Vec<Change> {
         failures,
         last_failure_ns: 9,
         unformed: true,
+        bid: Some(JobBid { least_millionths: 650_000, further_millionths: 300_000, checkpoint_ns: 7 }),
     };
     vec![
         Change::Boot(41),

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 mod auth;
+mod bid;
 mod budget;
 mod constraints;
 mod event;
@@ -26,6 +27,7 @@ mod runner;
 mod succession;
 
 pub use auth::{AuthConfirmation, AuthRequest, Challenge, MIN_SECRET, Response, Secret};
+pub use bid::{BIDS, BidError, HostPrice, JobBid, MAX_CHECKPOINT_NS, MAX_PRICE, Price, PricedOrder};
 pub use budget::{Budget, MAX_CODECS};
 pub use constraints::{
     Agreement, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
@@ -220,8 +222,8 @@ pub enum Request {
     },
     /// Ask why the communicator ended.
     Detail {
-        /// Comes back. With [`RUNNERS`] the answer may be [`Answer::TakesRunners`]. With [`SUCCESSORS`] the process reads
-        /// [`Answer::Succession`].
+        /// Comes back. With [`RUNNERS`] the answer may be [`Answer::TakesRunners`], with [`BIDS`] [`Answer::TakesBids`]. With
+        /// [`SUCCESSORS`] the process reads [`Answer::Succession`].
         id: u64,
         /// Handle from [`Answer::Joined`].
         communicator: u32,
@@ -336,6 +338,28 @@ pub enum Request {
         offer: Offer,
         /// How many completions have arrived here since the attachment began.
         arrived: u64,
+    },
+    /// What a job of the tenant's bids from now on; only to an agent that has answered [`Answer::TakesBids`].
+    Bid {
+        /// Comes back.
+        id: u64,
+        /// The job's name.
+        job: String,
+        /// What stands from now on.
+        bid: JobBid,
+    },
+    /// As [`Request::Runner`] or, of an elastic job, [`Request::Elastic`], with prices; to such an agent.
+    Bidding {
+        /// Comes back.
+        id: u64,
+        /// What it says of itself.
+        report: RunnerReport,
+        /// Whether the job's workers run on when it gets more hosts or fewer.
+        elastic: bool,
+        /// What the job bids, where no bid of it stands.
+        bid: Option<JobBid>,
+        /// How long to wait, in nanoseconds.
+        wait_ns: u64,
     },
 }
 
@@ -511,6 +535,25 @@ pub enum Answer {
         /// What becomes of the queue pair.
         step: Succession,
     },
+    /// The agent reads [`Request::Bid`] and [`Request::Bidding`].
+    TakesBids {
+        /// Of the request, with [`BIDS`].
+        id: u64,
+    },
+    /// The bid stands, or why not.
+    Bid {
+        /// Of the request.
+        id: u64,
+        /// Or so.
+        refused: Option<RequestError>,
+    },
+    /// What the runner is to do, and at which price.
+    Bidding {
+        /// Of the request.
+        id: u64,
+        /// Or so.
+        order: Result<PricedOrder, RequestError>,
+    },
 }
 
 impl Answer {
@@ -538,7 +581,10 @@ impl Answer {
             | Self::TakesRunners { id }
             | Self::Runner { id, .. }
             | Self::Elastic { id, .. }
-            | Self::Succession { id, .. } => *id,
+            | Self::Succession { id, .. }
+            | Self::TakesBids { id }
+            | Self::Bid { id, .. }
+            | Self::Bidding { id, .. } => *id,
         }
     }
 }

@@ -157,6 +157,8 @@ pub enum ControlAnswer {
     Hinted(v1::Hinted),
     /// To `AwaitOrder`.
     Runner(v1::RunnerOrder),
+    /// To `SetBid`.
+    Bid(v1::BidSet),
 }
 
 /// The agent's end of the session. Dropping `to_control` ends it after what is queued.

@@ -6,7 +6,7 @@ mod pending;
 use crate::control::ControlAnswer;
 use crate::session::Question;
 use events::{batch, read_events};
-use harmonaize_abi::session::{BatchChoice, Choice, ElasticOrder, EventBatch, Negotiated};
+use harmonaize_abi::session::{BatchChoice, Choice, EventBatch, Negotiated, PricedOrder};
 use harmonaize_api::v1::{self, from_agent};
 use pending::PendingRequests;
 
@@ -17,13 +17,15 @@ pub(crate) struct Questions {
     negotiations: PendingRequests<Negotiated>,
     iterations: PendingRequests<(Choice, Option<BatchChoice>)>,
     hints: PendingRequests<()>,
-    runners: PendingRequests<ElasticOrder>,
+    runners: PendingRequests<PricedOrder>,
+    bids: PendingRequests<()>,
     /// Whether control takes `CancelRead`.
     cancels: bool,
 }
 
 impl Questions {
-    /// A session with control has begun, or has ended. `cancels`: whether this control takes `CancelRead`; `allocates`: `AwaitOrder`.
+    /// A session with control has begun, or has ended. `cancels`: whether this control takes `CancelRead`; `allocates`: `AwaitOrder`
+    /// and `SetBid`.
     pub(crate) fn session(&mut self, open: bool, cancels: bool, allocates: bool) {
         self.cancels = cancels;
         self.readers.reset(open);
@@ -31,6 +33,7 @@ impl Questions {
         self.iterations.reset(open);
         self.hints.reset(open);
         self.runners.reset(open && allocates);
+        self.bids.reset(open && allocates);
     }
 
     /// What to say to control for a tenant's question; none where it cannot be asked.
@@ -55,9 +58,15 @@ impl Questions {
                 let (tenant, hints) = (tenant.to_owned(), Some((&hints).into()));
                 from_agent::Message::Hint(v1::Hint { request, tenant, communicator, hints })
             }
-            Question::Runner { report, elastic, wait, reply } => {
+            Question::Runner { report, elastic, bid, wait, reply } => {
                 let request = self.runners.ask(reply)?;
-                from_agent::Message::AwaitOrder(v1::AwaitOrder::of(request, tenant, (report, elastic), wait))
+                let asked = v1::AwaitOrder::of(request, tenant, (report, elastic), wait);
+                from_agent::Message::AwaitOrder(v1::AwaitOrder { bid: bid.map(Into::into), ..asked })
+            }
+            Question::Bid { job, bid, reply } => {
+                let request = self.bids.ask(reply)?;
+                let (tenant, bid) = (tenant.to_owned(), Some(bid.into()));
+                from_agent::Message::SetBid(v1::SetBid { request, tenant, job, bid })
             }
         })
     }
@@ -80,7 +89,8 @@ impl Questions {
             ControlAnswer::Negotiated(answer) => self.negotiations.answer(answer.request, answer.outcome()),
             ControlAnswer::Iteration(answer) => self.iterations.answer(answer.request, answer.choice()),
             ControlAnswer::Hinted(answer) => self.hints.answer(answer.request, answer.outcome()),
-            ControlAnswer::Runner(answer) => self.runners.answer(answer.request, answer.outcome()),
+            ControlAnswer::Runner(answer) => self.runners.answer(answer.request, answer.priced_outcome()),
+            ControlAnswer::Bid(answer) => self.bids.answer(answer.request, answer.outcome()),
         }
     }
 }

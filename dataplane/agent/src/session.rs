@@ -23,8 +23,8 @@ pub(crate) use tenant::{ATTACHMENT_DESCRIPTORS, ProcessUsage};
 pub use tenant::{LinkGrant, LinkNeeds, NoRoom, TenantLimits};
 
 use harmonaize_abi::session::{
-    BatchChoice, BatchKnobs, Budget, Choice, Constraints, ElasticOrder, EventBatch, EventCursor,
-    FailureDetail, Hints, JoinRefused, Knobs, Negotiated, Refusal, Regrouping, RunnerReport, Secret,
+    BatchChoice, BatchKnobs, Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints,
+    JobBid, JoinRefused, Knobs, Negotiated, PricedOrder, Refusal, Regrouping, RunnerReport, Secret,
 };
 use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_shm::{AgentEnd, Memory};
@@ -378,9 +378,20 @@ pub enum Question {
         report: RunnerReport,
         /// Whether the job's workers run on when it gets more hosts or fewer.
         elastic: bool,
+        /// What the job bids, where no bid of it stands.
+        bid: Option<JobBid>,
         /// How long it waits for something to do.
         wait: Duration,
         /// What it is to do.
-        reply: oneshot::Sender<Result<ElasticOrder, Refusal>>,
+        reply: oneshot::Sender<Result<PricedOrder, Refusal>>,
+    },
+    /// What a job bids from now on.
+    Bid {
+        /// The job's name.
+        job: String,
+        /// What stands from now on.
+        bid: JobBid,
+        /// Once it does.
+        reply: oneshot::Sender<Result<(), Refusal>>,
     },
 }

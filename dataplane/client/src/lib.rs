@@ -70,10 +70,11 @@ pub use events::Events;
 pub use feedback::Feedback;
 pub use group::Group;
 pub use harmonaize_abi::session::{
-    Access, Agreement, BatchChoice, BatchKnobs, Budget, Checkpoint, Choice, ChoiceReason, Clause,
+    Access, Agreement, BatchChoice, BatchKnobs, BidError, Budget, Checkpoint, Choice, ChoiceReason, Clause,
     Constraints, ElasticOrder, Event, EventBatch, EventCursor, EventKind, Expected, FailureDetail, Hints,
-    JoinRefusal, Knobs, LearningRate, Negotiated, OnFailure, Priority, Reason, RecallReason, Record,
-    RefusalKind, RegionRefused, RunnerOrder, RunnerReport, Secret, Target, WorkerPlace, WorkerState,
+    HostPrice, JobBid, JoinRefusal, Knobs, LearningRate, Negotiated, OnFailure, Price, PricedOrder, Priority,
+    Reason, RecallReason, Record, RefusalKind, RegionRefused, RunnerOrder, RunnerReport, Secret, Target,
+    WorkerPlace, WorkerState,
 };
 pub use harmonaize_abi::{
     BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,

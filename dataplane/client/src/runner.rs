@@ -3,7 +3,9 @@
 use crate::Error;
 use crate::attach::Client;
 use crate::shared::Shared;
-use harmonaize_abi::session::{Answer, ElasticOrder, RUNNERS, Request, RunnerOrder, RunnerReport};
+use harmonaize_abi::session::{
+    Answer, BIDS, ElasticOrder, JobBid, PricedOrder, RUNNERS, Request, RunnerOrder, RunnerReport,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,6 +57,55 @@ impl Runner {
             Answer::Elastic { order, .. } => {
                 order.map_err(|why| Error::from_request_error(why, Error::Runner))
             }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Whether jobs can bid.
+    ///
+    /// # Errors
+    /// [`Error::Runner`] where the agent is of a release that knows no bids.
+    pub fn check_bids(&self) -> Result<(), Error> {
+        match self.answered(|id| Request::Detail { id: id | BIDS, communicator: 0 }, Duration::ZERO)? {
+            Answer::TakesBids { .. } => Ok(()),
+            _ => Err(Error::Runner("the agent is of a release that knows no bids".into())),
+        }
+    }
+
+    /// The same as [`Self::order`] or, of an `elastic` job, [`Self::elastic_order`], with the price of what the job has. The bid is the
+    /// job's where none of it stands; [`Self::bid`] changes one. Only after [`Self::check_bids`].
+    ///
+    /// # Errors
+    /// As of [`Self::order`]; and [`Error::Runner`] of a bid that makes no sense.
+    pub fn priced_order(
+        &self,
+        (report, elastic): (&RunnerReport, bool),
+        bid: Option<JobBid>,
+        wait: Duration,
+    ) -> Result<PricedOrder, Error> {
+        if let Some(bid) = &bid {
+            bid.check().map_err(|error| Error::Runner(error.to_string()))?;
+        }
+        let request = |id, report, wait_ns| Request::Bidding { id, report, elastic, bid, wait_ns };
+        match self.asked(report, wait, request)? {
+            Answer::Bidding { order, .. } => {
+                order.map_err(|why| Error::from_request_error(why, Error::Runner))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Changes what a job of the tenant's bids. It counts from the next round on. Only after [`Self::check_bids`].
+    ///
+    /// # Errors
+    /// [`Error::Runner`] where the bid makes no sense, there is no such job, hosts have no prices, or the provider cannot be asked now:
+    /// the text says which, and the bid before stands. [`Error::TooOften`] where the tenant has asked the provider too much.
+    pub fn bid(&self, job: &str, bid: JobBid) -> Result<(), Error> {
+        bid.check().map_err(|error| Error::Runner(error.to_string()))?;
+        let job = job.to_owned();
+        match self.answered(|id| Request::Bid { id, job, bid }, Duration::ZERO)? {
+            Answer::Bid { refused: None, .. } => Ok(()),
+            Answer::Bid { refused: Some(why), .. } => Err(Error::from_request_error(why, Error::Runner)),
             _ => Err(unexpected()),
         }
     }

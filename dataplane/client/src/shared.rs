@@ -8,7 +8,7 @@ use crate::in_flight::{Buffers, InFlight};
 use crate::journal::{Journal, JournalGuard};
 use crate::session::Session;
 use harmonaize_abi::session::{
-    ALL_EVENTS, AddedRegion, Answer, BATCHES, RUNNERS, Refused, Request, SUCCESSORS, Succession,
+    ALL_EVENTS, AddedRegion, Answer, BATCHES, BIDS, RUNNERS, Refused, Request, SUCCESSORS, Succession,
     TYPED_REFUSALS, Welcome,
 };
 use harmonaize_abi::{ABI_VERSION, CommunicatorHandle, Completion, Cookie, Submission};
@@ -468,7 +468,7 @@ impl State {
         let received = self.session.flush().map_err(|error| error.to_string());
         let received = received.and_then(|()| self.session.receive(&mut answers));
         for (answer, descriptor) in answers {
-            let id = answer.id() & !(ALL_EVENTS | TYPED_REFUSALS | BATCHES | RUNNERS | SUCCESSORS);
+            let id = answer.id() & !(ALL_EVENTS | TYPED_REFUSALS | BATCHES | RUNNERS | SUCCESSORS | BIDS);
             match (self.answers.get_mut(&id), answer) {
                 (_, Answer::Detached { refused, .. }) => {
                     // What ended before counts.

@@ -1,12 +1,14 @@
 //! `harmonaize tenant run`: a runner on a host. It starts a worker of a job when the provider has it do so, and ends it likewise.
 
 use super::attached;
+use super::bid::BidTerms;
 use crate::Failure;
 use crate::jobs::Workers;
 use crate::operate::Moment;
 use crate::text::visible;
 use harmonaize_client::{
-    ElasticOrder, Error, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
+    ElasticOrder, Error, HostPrice, JobBid, Price, PricedOrder, RecallReason, Runner, RunnerOrder,
+    RunnerReport, WorkerPlace, WorkerState,
 };
 use rustix::process::{
     Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal, test_kill_process_group,
@@ -30,13 +32,16 @@ Examples:
   harmonaize tenant run --job bert --workers 2..8 -- ./train.py      on each host that may have a worker
   harmonaize tenant run --job bert --workers 4 --until +8h -- ./train.py
   harmonaize tenant run --job bert --workers 2..8 --elastic -- ./train.py
+  harmonaize tenant run --job bert --workers 2..8 --bid 0.65 --further 0.30 -- ./train.py
 
 COMMAND finds its place in RANK, WORLD_SIZE, LOCAL_RANK, HARMONAIZE_JOB, HARMONAIZE_GENERATION and HARMONAIZE_SOCKET. When
 the job gets more hosts or fewer, all its workers get SIGTERM, and SIGKILL after the notice; then they start again with other
 places, from the checkpoint that COMMAND wrote. The job is over when all its workers have ended with status 0.
 
 With --elastic workers run on where the job keeps their hosts. Each finds a line in its standard input, RESIZED GENERATION
-RANK WORLD_SIZE, and regroups its communicators. A worker that starts beside such ones has HARMONAIZE_ENTER=1, and enters.";
+RANK WORLD_SIZE, and regroups its communicators. A worker that starts beside such ones has HARMONAIZE_ENTER=1, and enters.
+
+Where hosts have prices, the job gets them while its bid wins. The first runner's bid is the job's; `tenant bid` changes it.";
 
 /// How long the provider is asked at a time: so soon it learns that a worker has ended.
 const POLL: Duration = Duration::from_secs(1);
@@ -68,6 +73,11 @@ pub(super) struct Run {
     /// When this runner ends, and its worker with it: a time (UTC), or so long from now.
     #[arg(long, value_name = "TIME|+DURATION")]
     until: Option<Moment>,
+    /// The highest price of each of the fewest workers, an hour; the base price where nothing is said.
+    #[arg(long, value_name = "PRICE")]
+    bid: Option<Price>,
+    #[command(flatten)]
+    terms: BidTerms,
     /// What a worker runs.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -197,8 +207,10 @@ impl Run {
     pub(super) async fn run(self, socket: Option<PathBuf>) -> Result<String, Failure> {
         let runner = RandomState::new().hash_one(std::process::id());
         self.report(runner, WorkerState::None).check().map_err(|error| Failure::Usage(error.to_string()))?;
+        let bid = self.terms.bid(self.bid)?;
         let client = attached(socket.clone())?;
-        client.runner().map_err(|error| Failure::Refused(error.to_string()))?;
+        let known = client.runner().and_then(|runner| bid.map_or(Ok(()), |_| runner.check_bids()));
+        known.map_err(|error| Failure::Refused(error.to_string()))?;
         drop(client);
         let Some(socket) = socket else { return Ok(String::new()) };
         let (state, (orders, ordered)) = (State(Arc::new(Mutex::new(WorkerState::None))), mpsc::channel(1));
@@ -206,7 +218,7 @@ impl Run {
             let (socket, state) = (socket.clone(), state.clone());
             let report = self.report(runner, WorkerState::None);
             let elastic = self.elastic;
-            move || ask(&socket, (&report, elastic), &state, &orders)
+            move || ask(&socket, (&report, elastic, bid), &state, &orders)
         };
         let thread = std::thread::Builder::new().name("orders".to_owned()).spawn(ask);
         thread.map_err(|error| Failure::Refused(error.to_string()))?;
@@ -386,10 +398,11 @@ fn text(reason: RecallReason) -> &'static str {
 /// Asks the provider again and again, and hands its orders on. Attaches again where the agent went away.
 fn ask(
     socket: &Path,
-    (report, elastic): (&RunnerReport, bool),
+    (report, elastic, bid): (&RunnerReport, bool, Option<JobBid>),
     state: &State,
     orders: &mpsc::Sender<Ordered>,
 ) {
+    let mut told = None;
     let hand = |order| {
         let (done, carried_out) = oneshot::channel();
         orders.blocking_send((order, done)).is_ok() && carried_out.blocking_recv().is_ok()
@@ -402,11 +415,7 @@ fn ask(
         let why = match &runner {
             Ok((_client, runner)) => loop {
                 let report = RunnerReport { state: state.get(), ..report.clone() };
-                let order = match elastic {
-                    true => runner.elastic_order(&report, POLL),
-                    false => runner.order(&report, POLL).map(ElasticOrder::from),
-                };
-                match order {
+                match order(runner, (&report, elastic, bid), &mut told) {
                     Ok(order) => {
                         if !hand(Ok(order)) {
                             return;
@@ -430,6 +439,30 @@ fn ask(
         }
         std::thread::sleep(AGAIN);
     }
+}
+
+/// Asks once; of a job that bids with the price, which is shown where it is another than was `told`.
+fn order(
+    runner: &Runner,
+    (report, elastic, bid): (&RunnerReport, bool, Option<JobBid>),
+    told: &mut Option<HostPrice>,
+) -> Result<ElasticOrder, Error> {
+    let Some(bid) = bid else {
+        return match elastic {
+            true => runner.elastic_order(report, POLL),
+            false => runner.order(report, POLL).map(ElasticOrder::from),
+        };
+    };
+    let PricedOrder { order, price } = runner.priced_order((report, elastic), Some(bid), POLL)?;
+    if price.is_some() && *told != price {
+        if let Some(HostPrice { kind, price }) = &price {
+            let kind: String = kind.chars().map(visible).collect();
+            let of = if kind.is_empty() { kind } else { format!(" of kind {kind}") };
+            eprintln!("{}: the price{of} is {price} an hour of a worker, or a little less", report.job);
+        }
+        *told = price;
+    }
+    Ok(order)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! A runner says all of itself with each question. So a control that has just started learns who runs where, and decides nothing before
 //! its first round.
 
+mod bids;
 mod failures;
 mod job;
 pub(crate) mod links;
@@ -18,14 +19,17 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
+use bids::{BidRefusal, leaves_at, told};
 use failures::StoredJobs;
-use harmonaize_abi::session::{ElasticOrder, RunnerError, RunnerOrder, RunnerReport, WorkerState};
+use harmonaize_abi::session::{
+    ElasticOrder, JobBid, Price, RunnerError, RunnerOrder, RunnerReport, WorkerState,
+};
 use harmonaize_api::v1::{self, JobPhase, to_agent};
 use harmonaize_planner::HostId;
 use harmonaize_store::{Change, Job as Stored};
 use job::{GATHER, IGNORED, Job, Question, Runner, RunnerKey, Step};
 use links::{Links, Predictions};
-use round::Wish;
+use round::{Quote, Rules, Wish};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -65,6 +69,8 @@ pub(crate) struct Jobs {
     stranded: BTreeSet<JobKey>,
     /// What is stored of them.
     stored: StoredJobs,
+    /// Prices by kind, by the last round about all jobs.
+    prices: BTreeMap<String, Price>,
     /// Nothing is due before.
     due: Option<Duration>,
 }
@@ -142,11 +148,17 @@ impl Jobs {
         }
         let report = message.report();
         check(ctx, &message.tenant, &report)?;
+        let bid = message.bid.map(JobBid::from);
+        bid.map_or(Ok(()), |bid| bid.check()).map_err(|error| Refused::Text(error.to_string()))?;
         let key = (message.tenant.clone(), report.job.clone());
         let runner = (host, report.runner);
         self.admit(ctx.now, allocator, (&key, runner), (&report, message.elastic))?;
         let adopts = !self.settled && !self.taken_hosts(&key).contains(&host);
         let Some(job) = self.jobs.get_mut(&key) else { return Err(text("the job is gone")) };
+        if job.bid.is_none() && bid.is_some() {
+            job.bid = bid;
+            self.stored.changed(key.clone());
+        }
         let known = job.runners.entry(runner).or_insert_with(|| Runner::new(ctx.now));
         let occupied = known.occupies(ctx.now, allocator.notice);
         known.state = report.state;
@@ -175,6 +187,36 @@ impl Jobs {
         match frees {
             true => self.advance_all(ctx, effects, allocator),
             false => self.advance(ctx, effects, allocator, &key),
+        }
+        Ok(())
+    }
+
+    /// A tenant changes what its job bids. It counts from the next round on.
+    pub(crate) fn set_bid(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        message: &v1::SetBid,
+    ) {
+        let outcome = self.take_bid(ctx, message).map_err(|refusal| refusal.to_string());
+        effects.send(from, to_agent::Message::BidSet(v1::BidSet::answer(message.request, outcome)));
+    }
+
+    fn take_bid(&mut self, ctx: &Ctx<'_>, message: &v1::SetBid) -> Result<(), BidRefusal> {
+        let market = ctx.settings.allocator.filter(|allocator| allocator.policy == LivePolicy::Market);
+        let allocator = market.ok_or(BidRefusal::NoMarket)?;
+        if !ctx.settings.tenants.contains(&message.tenant) {
+            return Err(BidRefusal::Tenant);
+        }
+        let bid = JobBid::from(message.bid.ok_or(BidRefusal::Missing)?);
+        bid.check()?;
+        let key = (message.tenant.clone(), message.job.clone());
+        let job = self.jobs.get_mut(&key).filter(|job| job.over.is_none()).ok_or(BidRefusal::NoJob)?;
+        if job.bid != Some(bid) {
+            job.bid = Some(bid);
+            self.stored.changed(key);
+            self.schedule(ctx.now, allocator);
         }
         Ok(())
     }
@@ -358,7 +400,10 @@ impl Jobs {
             self.lost_round = None;
             self.decide(ctx, &Links::new(view), effects, allocator, Scope::All);
             self.extra_round = None;
-            self.round = Some(ctx.now.saturating_add(allocator.round));
+            // Whoever is outbid leaves when that is cheap for it.
+            let leaves = self.jobs.values().filter_map(|job| job.leaves).filter(|at| *at > ctx.now).min();
+            let next = ctx.now.saturating_add(allocator.round);
+            self.round = Some(leaves.map_or(next, |at| at.min(next)));
         } else {
             let extra = self.extra_round.take_if(|at| *at <= ctx.now).is_some();
             let lost = self.lost_round.take_if(|at| *at <= ctx.now).is_some();
@@ -468,6 +513,8 @@ impl Jobs {
         let settled = self.settled;
         let Some(job) = self.jobs.get_mut(key) else { return };
         let ranks = job.rank_of_each();
+        let kind = job.hosts().next().map(|host| ctx.settings.topology.kind(host));
+        let price = kind.and_then(|kind| told(job.quote.as_ref(), kind, job.bid));
         let due: Vec<(RunnerKey, Question, ElasticOrder)> = job
             .runners
             .iter()
@@ -496,7 +543,8 @@ impl Jobs {
                 }
             }
             note(&mut self.due, ctx.now.saturating_add(SILENCE));
-            send(effects, question.session, question.request, Ok(order));
+            let answer = v1::RunnerOrder::answer(question.request, Ok(order)).priced(price.clone());
+            effects.send(question.session, to_agent::Message::RunnerOrder(answer));
         }
         if job.runners.is_empty() {
             self.jobs.remove(key);
@@ -549,7 +597,7 @@ impl Jobs {
         let usable: Vec<BTreeMap<HostId, RunnerKey>> =
             jobs.iter().map(|(key, job)| usable(ctx, allocator, &key.0, job)).collect();
         let topology = &ctx.settings.topology;
-        let wishes: Vec<Wish> = jobs
+        let mut wishes: Vec<Wish> = jobs
             .iter()
             .zip(&usable)
             .map(|((key, job), usable)| Wish {
@@ -562,19 +610,49 @@ impl Jobs {
                 hosts: usable.keys().copied().filter(|host| is_free(*host, job)).collect(),
                 most_hosts: round::most_of_one_kind(topology, usable.keys().copied()),
                 current: job.hosts().filter(|host| usable.contains_key(host)).collect(),
+                bid: job.bid,
+                stays: false,
             })
             .collect();
-        let predictions = Predictions::new(topology, links);
-        let shares = round::share(allocator.policy, ctx.now, &wishes, predictions)?;
-        for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shares) {
+        let market = &ctx.settings.market;
+        let rules = Rules { policy: allocator.policy, base_prices: &market.base_prices };
+        let decide =
+            |wishes: &[Wish]| round::share(rules, ctx.now, wishes, Predictions::new(topology, links));
+        let mut shared = decide(&wishes)?;
+        if scope == Scope::All {
+            for (((_, job), wish), share) in jobs.iter_mut().zip(&mut wishes).zip(&shared.shares) {
+                let has = wish.current.len();
+                let may_stay = rules.policy == LivePolicy::Market
+                    && job.recall.is_none()
+                    && (wish.workers.0 as usize..=wish.workers.1 as usize).contains(&has);
+                let loses = wish.current.iter().any(|host| !share.hosts.contains(host));
+                let at = leaves_at(ctx.now, job.began, job.bid, market.longest_wait);
+                job.leaves = (may_stay && loses).then(|| job.leaves.unwrap_or(at));
+                wish.stays = job.leaves.is_some_and(|at| at > ctx.now);
+            }
+            if wishes.iter().any(|wish| wish.stays) {
+                shared = decide(&wishes)?;
+            }
+        }
+        for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shared.shares) {
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
             // Between rounds about all nobody loses what it can go on with.
+            // Such a round asks nobody who has hosts, and has no price for a job that finds none.
+            let says = scope == Scope::All
+                || !share.hosts.is_empty()
+                || share.quote.is_some()
+                || job.quote.is_none();
             let keeps = scope != Scope::All && has >= job.workers.0 as usize && share.hosts.len() < has;
             if !keeps {
                 job.target = share.hosts.iter().filter_map(|host| usable.get(host).copied()).collect();
-                job.reason = (share.reason, share.text);
+                if says {
+                    (job.reason, job.quote) = ((share.reason, share.text), share.quote);
+                }
             }
             job.decided(scope == Scope::All);
+        }
+        if scope == Scope::All {
+            self.prices = shared.prices;
         }
         Ok(())
     }
@@ -597,12 +675,19 @@ impl Jobs {
         let topology = &ctx.settings.topology;
         let mut kinds: BTreeMap<&str, u32> = BTreeMap::new();
         hosts.iter().for_each(|host| *kinds.entry(topology.kind(*host)).or_default() += 1);
-        let named = kinds.keys().any(|kind| !kind.is_empty());
-        let kinds = kinds.into_iter().filter(|_| named);
-        let kinds = kinds.map(|(kind, hosts)| v1::KindOfHosts { kind: kind.to_owned(), hosts });
-        let mut jobs: Vec<(&JobKey, &Job)> = self.jobs.iter().collect();
         let policy = ctx.settings.allocator.map_or(LivePolicy::Fifo, |it| it.policy);
-        jobs.sort_by_key(|(_, job)| round::precedence(policy, job.attained(ctx.now), job.number));
+        let market = Some(&ctx.settings.market).filter(|_| policy == LivePolicy::Market);
+        let named = market.is_some() || kinds.keys().any(|kind| !kind.is_empty());
+        let kinds = kinds.into_iter().filter(|_| named);
+        let kinds = kinds.map(|(kind, hosts)| {
+            let base_price =
+                market.and_then(|market| market.base_prices.get(kind)).copied().unwrap_or_default();
+            let price = self.prices.get(kind).copied().unwrap_or(base_price);
+            let (price_millionths, base_price_millionths) = (price.0, base_price.0);
+            v1::KindOfHosts { kind: kind.to_owned(), hosts, price_millionths, base_price_millionths }
+        });
+        let mut jobs: Vec<(&JobKey, &Job)> = self.jobs.iter().collect();
+        jobs.sort_by_key(|(_, job)| round::precedence(policy, (job.attained(ctx.now), job.bid), job.number));
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let status = |((tenant, name), job): (&JobKey, &Job)| {
@@ -628,6 +713,8 @@ impl Jobs {
                 reason_text: job.reason_text(ctx.now),
                 elastic: job.elastic,
                 kind: job.hosts().next().map_or("", |host| topology.kind(host)).to_owned(),
+                bid: job.bid.map(Into::into),
+                price_millionths: millionths(job.quote.as_ref()),
             }
         };
         v1::JobsReply {
@@ -762,6 +849,11 @@ fn fact(ctx: &Ctx<'_>, effects: &mut Effects, (tenant, name): &JobKey, job: &Job
 
 fn send(effects: &mut Effects, to: SessionId, request: u64, order: Result<ElasticOrder, String>) {
     effects.send(to, to_agent::Message::RunnerOrder(v1::RunnerOrder::answer(request, order)));
+}
+
+/// A quoted price for operators; 0 where nothing has one.
+fn millionths(quote: Option<&Quote>) -> u64 {
+    quote.map_or(0, |quote| quote.price.0)
 }
 
 fn note(due: &mut Option<Duration>, at: Duration) {

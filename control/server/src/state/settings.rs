@@ -1,5 +1,6 @@
 //! What the operator decided before control started.
 
+use harmonaize_abi::session::Price;
 use harmonaize_planner::{AlgorithmOverride, CongestionOverride, HostId, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -48,6 +49,8 @@ pub struct Settings {
     pub longest_regroup: Duration,
     /// How hosts are given to jobs; none: they are not.
     pub allocator: Option<AllocatorSettings>,
+    /// What hosts cost, by policy `market`.
+    pub market: MarketSettings,
 }
 
 /// How long a control that begins to lead waits at most for agents of the one before.
@@ -71,6 +74,15 @@ pub struct AllocatorSettings {
     pub notice: Duration,
 }
 
+/// What the operator decided about prices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MarketSettings {
+    /// What an hour of a host costs at least, by kind; nothing for kinds that are not named.
+    pub base_prices: BTreeMap<String, Price>,
+    /// How long a job that is outbid waits at most for a moment that is cheap for it.
+    pub longest_wait: Duration,
+}
+
 /// The allocator's policies that need no measured speeds, which live jobs do not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LivePolicy {
@@ -78,6 +90,8 @@ pub enum LivePolicy {
     Fifo,
     /// Whoever has had the least goes first.
     LeastAttained,
+    /// Whoever bids most goes first, at one price for all hosts of a kind.
+    Market,
 }
 
 /// A name that no policy of live jobs has.
@@ -87,13 +101,14 @@ pub struct UnknownPolicy(String);
 
 impl LivePolicy {
     /// All.
-    pub const ALL: [Self; 2] = [Self::Fifo, Self::LeastAttained];
+    pub const ALL: [Self; 3] = [Self::Fifo, Self::LeastAttained, Self::Market];
 
     /// The name in the configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fifo => "fifo",
             Self::LeastAttained => "least-attained",
+            Self::Market => "market",
         }
     }
 

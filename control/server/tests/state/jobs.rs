@@ -2,7 +2,8 @@
 
 use super::world::{SECOND, World, hello, join_of, settings};
 use harmonaize_abi::session::{
-    ElasticOrder, RecallReason, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
+    ElasticOrder, HostPrice, JobBid, PricedOrder, RecallReason, RunnerOrder, RunnerReport, WorkerPlace,
+    WorkerState,
 };
 use harmonaize_abi::{Nanos, Rank};
 use harmonaize_api::v1::{self, AllocationReason, JobPhase, JoinRefusedKind, from_agent};
@@ -26,6 +27,10 @@ pub(super) struct Runner {
     pub tenant: String,
     pub report: RunnerReport,
     pub elastic: bool,
+    /// What it says that its job bids.
+    pub bid: Option<JobBid>,
+    /// The price that it was told last.
+    pub price: Option<HostPrice>,
     /// How many workers it has started.
     pub started: u32,
     /// The number of its open question.
@@ -33,8 +38,8 @@ pub(super) struct Runner {
     /// It ends no worker that it is told to.
     stubborn: bool,
     /// What it was told, but to wait, to start one beside others, or that its worker runs on.
-    orders: Vec<RunnerOrder>,
-    refused: String,
+    pub orders: Vec<RunnerOrder>,
+    pub refused: String,
     over: Option<bool>,
 }
 
@@ -51,6 +56,10 @@ pub(super) struct Play {
     turned_away: Vec<v1::JoinRefused>,
     /// Faults were over long ago.
     calm: bool,
+    /// What runners that come say that their jobs bid, by job.
+    pub bids: BTreeMap<String, JobBid>,
+    /// What bids were answered.
+    pub bid_answers: Vec<v1::BidSet>,
 }
 
 /// A generation of a job: the job's tenant, its name, when it came, and the generation.
@@ -100,8 +109,20 @@ impl Play {
         let (agents, runners) = (BTreeMap::new(), BTreeMap::new());
         let numbering = Numbering::default();
         let (clock, turned_away, calm) = (Duration::ZERO, Vec::new(), false);
-        let mut play =
-            Self { world, settings, agents, runners, requests: 0, numbering, clock, turned_away, calm };
+        let (bids, bid_answers) = (BTreeMap::new(), Vec::new());
+        let mut play = Self {
+            world,
+            settings,
+            agents,
+            runners,
+            requests: 0,
+            numbering,
+            clock,
+            turned_away,
+            calm,
+            bids,
+            bid_answers,
+        };
         play.connect_all();
         play
     }
@@ -134,6 +155,8 @@ impl Play {
             tenant: tenant.to_owned(),
             report,
             elastic,
+            bid: self.bids.get(job).copied(),
+            price: None,
             started: 0,
             open: None,
             stubborn: false,
@@ -166,6 +189,7 @@ impl Play {
         runner.open = Some(self.requests);
         let report = (runner.report.clone(), runner.elastic);
         let asked = v1::AwaitOrder::of(self.requests, &runner.tenant, report, SECOND);
+        let asked = v1::AwaitOrder { bid: runner.bid.map(Into::into), ..asked };
         self.world.send(session, from_agent::Message::AwaitOrder(asked));
         self.listen();
     }
@@ -175,10 +199,17 @@ impl Play {
         for session in self.agents.values().copied().collect::<Vec<_>>() {
             let received = self.world.received(session);
             self.turned_away.extend(every!(received.clone(), JoinRefused));
+            self.bid_answers.extend(every!(received.clone(), BidSet));
             for answer in every!(received, RunnerOrder) {
                 let of = |(_, runner): &(&u64, &Runner)| runner.open == Some(answer.request);
                 let Some((number, _)) = self.runners.iter().find(of) else { continue };
                 let number = *number;
+                let priced = answer.clone().priced_outcome();
+                if let (Ok(PricedOrder { price: Some(price), .. }), Some(runner)) =
+                    (priced, self.runners.get_mut(&number))
+                {
+                    runner.price = Some(price);
+                }
                 match answer.outcome() {
                     Err(refused) => {
                         let runner = self.runners.get_mut(&number).unwrap();
@@ -234,6 +265,18 @@ impl Play {
             }
             _ => {}
         }
+    }
+
+    /// A tenant changes what its job bids, through any agent. Returns why not, or nothing.
+    pub(super) fn set_bid(&mut self, tenant: &str, job: &str, bid: Option<v1::JobBid>) -> String {
+        let Some(session) = self.agents.values().next().copied() else { return "no agent".to_owned() };
+        self.requests += 1;
+        let (request, tenant, job) = (self.requests, tenant.to_owned(), job.to_owned());
+        self.world.send(session, from_agent::Message::SetBid(v1::SetBid { request, tenant, job, bid }));
+        self.listen();
+        let answer = self.bid_answers.pop().unwrap();
+        assert_eq!(answer.request, request);
+        answer.refused
     }
 
     /// Time goes by; whoever may asks again.
@@ -297,7 +340,7 @@ impl Play {
         }
     }
 
-    fn place(&self, number: u64) -> Option<WorkerPlace> {
+    pub(super) fn place(&self, number: u64) -> Option<WorkerPlace> {
         match self.runners.get(&number)?.report.state {
             WorkerState::Running { place, .. } => Some(place),
             _ => None,
@@ -316,7 +359,7 @@ impl Play {
     }
 
     /// No host has two workers, and no two workers are of one rank.
-    fn check(&self) {
+    pub(super) fn check(&self) {
         let occupied = self.occupied();
         let hosts: BTreeSet<usize> = occupied.iter().copied().collect();
         assert_eq!(hosts.len(), occupied.len(), "two workers on a host: {:#?}", self.runners);
@@ -1184,7 +1227,7 @@ fn runners_of_a_job_are_elastic_all_or_none() {
 
 impl Play {
     /// Control starts anew, and knows what is stored alone; agents come back at once.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.numbering = Numbering::default();
         for runner in self.runners.values() {
             if let WorkerState::Running { place, .. } = runner.report.state {
@@ -1204,7 +1247,7 @@ impl Play {
         self.ask_all();
     }
 
-    fn step(&mut self, rng: &mut ChaCha8Rng, elastic: [bool; 5]) {
+    pub(super) fn step(&mut self, rng: &mut ChaCha8Rng, elastic: [bool; 5]) {
         const JOBS: [(&str, &str, (u32, u32)); 5] = [
             ("a", "j0", (1, 4)),
             ("a", "j1", (2, 2)),
@@ -1258,7 +1301,7 @@ impl Play {
     }
 }
 
-fn seeds() -> Vec<u64> {
+pub(super) fn seeds() -> Vec<u64> {
     match std::env::var("HARMONAIZE_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],
         Err(_) => (0..20).collect(),
@@ -1270,13 +1313,20 @@ fn no_host_has_two_workers_whatever_happens() {
     for seed in seeds() {
         println!("seed {seed}");
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let policy = LivePolicy::ALL[rng.random_range(0..2)];
+        let policy = LivePolicy::ALL[rng.random_range(0..LivePolicy::ALL.len())];
         let elastic = std::array::from_fn(|_| rng.random_range(0..2) == 0);
         let mut play = Play::new(policy);
         for _ in 0..500 {
             play.step(&mut rng, elastic);
         }
-        // All faults are over: whatever can run does, and ends.
+        play.calm_down();
+    }
+}
+
+impl Play {
+    /// All faults are over: whatever can run does, and ends.
+    pub(super) fn calm_down(&mut self) {
+        let play = self;
         play.connect_all();
         let stubborn: Vec<u64> =
             play.runners.iter().filter(|(_, runner)| runner.stubborn).map(|(number, _)| *number).collect();

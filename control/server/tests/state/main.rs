@@ -41,6 +41,7 @@ mod hints;
 mod jobs;
 mod kept;
 mod leases;
+mod market;
 mod noise;
 mod operator;
 mod paths;

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 fn job(tenant: &str, job: &str, (workers_min, workers_max): (u32, u32)) -> v1::AssumedJob {
     let (tenant, job) = (tenant.to_owned(), job.to_owned());
-    v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: Vec::new(), kinds: Vec::new() }
+    v1::AssumedJob { tenant, job, workers_min, workers_max, ..Default::default() }
 }
 
 fn of_job(job: v1::AssumedJob) -> v1::WhatIfRequest {

@@ -606,7 +606,7 @@ mod tests {
             let report = RunnerReport { runner: 1, job: "job".to_owned(), workers: (1, 1), state };
             let (reply, answer) = oneshot::channel();
             let wait = Duration::from_secs(1);
-            let question = Question::Runner { report, elastic: false, wait, reply };
+            let question = Question::Runner { report, elastic: false, bid: None, wait, reply };
             agent.handle_request(SessionRequest::Ask { attachment: AttachmentId(1), question });
             assert!(matches!(messages.try_recv(), Ok(from_agent::Message::AwaitOrder(_))));
             if stops {

@@ -343,6 +343,7 @@ impl Ledger {
             | Message::TenantsServed(_)
             | Message::CancelRead(_)
             | Message::AwaitOrder(_)
+            | Message::SetBid(_)
             | Message::CancelOrder(_)
             | Message::LinksOverTcp(_) => {}
         }
@@ -417,6 +418,7 @@ impl Ledger {
             Message::IterationChoice(answer) => Some(Event::Answered(ControlAnswer::Iteration(answer))),
             Message::Hinted(answer) => Some(Event::Answered(ControlAnswer::Hinted(answer))),
             Message::RunnerOrder(answer) => Some(Event::Answered(ControlAnswer::Runner(answer))),
+            Message::BidSet(answer) => Some(Event::Answered(ControlAnswer::Bid(answer))),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 let grant = GrantId(communicator);

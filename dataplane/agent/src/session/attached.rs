@@ -9,10 +9,11 @@ use super::{AttachmentId, Joined, Question, SessionRequest};
 use crate::counters::Counted;
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::session::{
-    ALL_EVENTS, Access, AddedRegion, Answer, BATCHES, Bounded, Budget, Clause, Constraints, ElasticOrder,
-    FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Offer, PairEnd,
-    RUNNERS, Reason, Refusal, RefusalKind, Refused, RegionRefused, Regrouping, Request, RequestError,
-    RunnerReport, SUCCESSORS, Succession, TYPED_REFUSALS, decode, encode, full_name, is_name, length,
+    ALL_EVENTS, Access, AddedRegion, Answer, BATCHES, BIDS, Bounded, Budget, Clause, Constraints,
+    ElasticOrder, FailureDetail, JobBid, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError,
+    Negotiated, Offer, PairEnd, PricedOrder, RUNNERS, Reason, Refusal, RefusalKind, Refused, RegionRefused,
+    Regrouping, Request, RequestError, RunnerReport, SUCCESSORS, Succession, TYPED_REFUSALS, decode, encode,
+    full_name, is_name, length,
 };
 use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_shm::Memory;
@@ -45,6 +46,9 @@ const AWAY: &str = "the provider cannot be asked now; ask again later";
 /// For a runner where control cannot be asked.
 const NO_JOBS: &str = "the provider cannot be asked now, or allocates no hosts to jobs; ask again later";
 
+/// For who bids for a job of a name that none has.
+const NO_JOB: &str = "no job can have this name: 1 to 128 visible bytes, no `/` and no `#`";
+
 /// For who names a handle that it has not joined.
 const UNKNOWN: &str = "no such communicator on this attachment";
 
@@ -58,6 +62,7 @@ enum RequestKind {
     Iteration,
     Hint,
     Runner,
+    Bid,
     /// At this offset.
     AddRegion(u64),
     RemoveRegion(u64),
@@ -73,9 +78,12 @@ impl RequestKind {
             Self::Iteration => "this process waits for a choice already",
             Self::Hint => "this process waits for an answer to hints already",
             Self::Runner => "this process waits for something to do already; one worker a process",
-            Self::Join | Self::Detail | Self::AddRegion(_) | Self::RemoveRegion(_) | Self::Reconnect => {
-                "this process waits for an answer already"
-            }
+            Self::Join
+            | Self::Detail
+            | Self::Bid
+            | Self::AddRegion(_)
+            | Self::RemoveRegion(_)
+            | Self::Reconnect => "this process waits for an answer already",
         }
     }
 }
@@ -447,6 +455,7 @@ impl AttachedSession {
             }
             Request::Abort { id, .. } => Handled::Answered(Answer::Aborted { id }),
             Request::Detail { id, .. } if id & RUNNERS != 0 => Handled::Answered(Answer::TakesRunners { id }),
+            Request::Detail { id, .. } if id & BIDS != 0 => Handled::Answered(Answer::TakesBids { id }),
             Request::Detail { id, .. } if id & SUCCESSORS != 0 => {
                 self.bound = None;
                 Handled::Answered(Answer::Detail { id, detail: None })
@@ -545,13 +554,38 @@ impl AttachedSession {
                 )
             }
             Request::Runner { id, report, wait_ns } => {
-                self.ask_runner(id, (report, false), wait_ns, move |order| Answer::Runner {
+                self.ask_runner(id, (report, false), None, wait_ns, move |order| Answer::Runner {
                     id,
-                    order: order.map(ElasticOrder::of_any_job),
+                    order: order.map(|priced| ElasticOrder::of_any_job(priced.order)),
                 })
             }
             Request::Elastic { id, report, wait_ns } => {
-                self.ask_runner(id, (report, true), wait_ns, move |order| Answer::Elastic { id, order })
+                self.ask_runner(id, (report, true), None, wait_ns, move |order| Answer::Elastic {
+                    id,
+                    order: order.map(|priced| priced.order),
+                })
+            }
+            Request::Bidding { id, report, elastic, bid, wait_ns } => {
+                self.ask_runner(id, (report, elastic), bid, wait_ns, move |order| Answer::Bidding {
+                    id,
+                    order: order.map(|PricedOrder { order, price }| PricedOrder {
+                        order: if elastic { order } else { order.of_any_job().into() },
+                        price,
+                    }),
+                })
+            }
+            Request::Bid { id, job, bid } => {
+                let checked = bid.check().map_err(|error| error.to_string().into());
+                let is_job = is_name(&job) && !job.contains(['/', '#']);
+                let named = if is_job { Ok(()) } else { Err(NO_JOB.into()) };
+                self.ask(
+                    id,
+                    RequestKind::Bid,
+                    checked.and(named),
+                    |reply| Question::Bid { job, bid, reply },
+                    || Err(NO_JOBS.into()),
+                    move |outcome| Answer::Bid { id, refused: outcome.err() },
+                )
             }
             Request::Grow { id, bytes } => {
                 let made = self.memory.grow(bytes);
@@ -639,15 +673,17 @@ impl AttachedSession {
         &mut self,
         id: u64,
         (report, elastic): (RunnerReport, bool),
+        bid: Option<JobBid>,
         wait_ns: u64,
-        answer: impl FnOnce(Result<ElasticOrder, RequestError>) -> Answer + Send + 'static,
+        answer: impl FnOnce(Result<PricedOrder, RequestError>) -> Answer + Send + 'static,
     ) -> Handled {
         let wait = Duration::from_nanos(wait_ns);
+        let checked = bid.map_or(Ok(()), |bid| bid.check()).map_err(|error| error.to_string().into());
         self.ask(
             id,
             RequestKind::Runner,
-            report.check().map_err(|error| error.to_string().into()),
-            |reply| Question::Runner { report, elastic, wait, reply },
+            checked.and_then(|()| report.check().map_err(|error| error.to_string().into())),
+            |reply| Question::Runner { report, elastic, bid, wait, reply },
             || Err(NO_JOBS.into()),
             answer,
         )
@@ -814,7 +850,10 @@ fn repeatable(request: &Request) -> Option<RequestKind> {
         Request::Negotiate { .. } => Some(RequestKind::Negotiate),
         Request::Iteration { .. } | Request::Batch { .. } => Some(RequestKind::Iteration),
         Request::Hint { .. } => Some(RequestKind::Hint),
-        Request::Runner { .. } | Request::Elastic { .. } => Some(RequestKind::Runner),
+        Request::Runner { .. } | Request::Elastic { .. } | Request::Bidding { .. } => {
+            Some(RequestKind::Runner)
+        }
+        Request::Bid { .. } => Some(RequestKind::Bid),
         _ => None,
     }
 }

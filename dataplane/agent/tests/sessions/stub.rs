@@ -417,6 +417,7 @@ impl Engine {
             }
             Question::Iteration { reply, .. } => drop(reply),
             Question::Runner { reply, .. } => drop(reply),
+            Question::Bid { reply, .. } => drop(reply),
             Question::Hint { communicator, hints, reply } => {
                 self.knobs.log_line(format!("hints for {communicator}: {hints:?}"));
                 if communicator == "none" {

@@ -41,6 +41,7 @@ pub(super) fn session(bytes: &[u8]) {
         Request::Hint { hints, .. } => drop(hints.check()),
         Request::Batch { batch, .. } => drop(batch.check()),
         Request::Runner { report, .. } | Request::Elastic { report, .. } => drop(report.check()),
+        Request::Bid { bid, .. } => drop(bid.check()),
         _ => {}
     }
 }

@@ -134,6 +134,7 @@ impl Controller {
             Message::AwaitOrder(asked) => {
                 return self.jobs.await_order(ctx, &mut self.outbox, from, &asked);
             }
+            Message::SetBid(asked) => self.jobs.set_bid(ctx, &mut self.outbox, from, &asked),
             Message::CancelOrder(gone) => self.jobs.cancel(ctx, &mut self.outbox, from, gone.request),
             Message::RequestSlot(wanted) => {
                 return self.turns.slot_requested(ctx, &mut self.outbox, from, wanted);

@@ -1,10 +1,11 @@
-//! Failures of jobs' workers, and what is stored of jobs: a control that starts anew goes on with their waits, and knows whose workers
-//! have met.
+//! Failures of jobs' workers, and what is stored of jobs. A control that starts anew goes on with their waits and bids, and knows whose
+//! workers have met.
 
 use crate::state::effects::Effects;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::Nanos;
-use harmonaize_store::{Change, Job as Stored};
+use harmonaize_abi::session::{JobBid, Price};
+use harmonaize_store::{Change, Job as Stored, JobBid as StoredBid};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -95,26 +96,44 @@ pub(super) struct Persisted {
     pub failures: Failures,
     /// Whether its workers have started together, and have formed no communicator yet: of an elastic job.
     pub unformed: bool,
+    /// What it bids, once its tenant has said so.
+    pub bid: Option<JobBid>,
 }
 
 impl Persisted {
     /// What is stored of it; none where nothing has to be.
     fn record(&self, operator: &Operator, (tenant, name): &Key) -> Option<Stored> {
-        let Self { failures, unformed } = *self;
+        let Self { failures, unformed, bid } = *self;
         let before = u64::try_from(failures.before.as_nanos()).unwrap_or(u64::MAX);
-        (unformed || failures.waited_for > 0).then(|| Stored {
+        let of = |bid: JobBid| StoredBid {
+            least_millionths: bid.least.0,
+            further_millionths: bid.further.0,
+            checkpoint_ns: bid.checkpoint_ns,
+        };
+        (unformed || failures.waited_for > 0 || bid.is_some()).then(|| Stored {
             tenant: tenant.clone(),
             name: name.clone(),
             recent_failures: failures.recent,
             failures: failures.waited_for,
             last_failure_ns: operator.realtime(failures.last).0.saturating_sub(before),
             unformed,
+            bid: bid.map(of),
         })
     }
 
     /// That of an earlier start.
     fn stored(operator: &Operator, record: &Stored) -> Self {
-        Self { failures: Failures::stored(operator, record), unformed: record.unformed }
+        let of = |bid: StoredBid| JobBid {
+            least: Price(bid.least_millionths),
+            further: Price(bid.further_millionths),
+            checkpoint_ns: bid.checkpoint_ns,
+        };
+        Self {
+            failures: Failures::stored(operator, record),
+            unformed: record.unformed,
+            // What makes no sense is none of ours.
+            bid: record.bid.map(of).filter(|bid| bid.check().is_ok()),
+        }
     }
 }
 

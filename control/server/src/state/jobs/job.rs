@@ -1,9 +1,10 @@
 //! One job: its runners, the workers that it has, and what each runner is to do.
 
 use super::failures::{Failures, Persisted};
+use super::round::Quote;
 use crate::state::output::SessionId;
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{ElasticOrder, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
+use harmonaize_abi::session::{ElasticOrder, JobBid, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
 use harmonaize_api::v1::AllocationReason;
 use harmonaize_planner::HostId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,6 +132,14 @@ pub(super) struct Job {
     pub over: Option<bool>,
     /// Why it has what it has, by the last round.
     pub reason: (AllocationReason, String),
+    /// What it bids; the base price where its tenant has said nothing.
+    pub bid: Option<JobBid>,
+    /// The price of the kind that it has or bid for, by the last round.
+    pub quote: Option<Quote>,
+    /// When its generation began, or control learned of it.
+    pub began: Duration,
+    /// When it leaves, since it was outbid.
+    pub leaves: Option<Duration>,
 }
 
 /// What a job did by itself.
@@ -172,17 +181,21 @@ impl Job {
             unformed: false,
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
+            bid: None,
+            quote: None,
+            began: arrived,
+            leaves: None,
         }
     }
 
     /// What is stored of it.
     pub(super) fn persisted(&self) -> Persisted {
-        Persisted { failures: self.failures, unformed: self.unformed }
+        Persisted { failures: self.failures, unformed: self.unformed, bid: self.bid }
     }
 
     /// Goes on with what was stored of it.
     pub(super) fn restore(&mut self, persisted: Persisted) {
-        Persisted { failures: self.failures, unformed: self.unformed } = persisted;
+        Persisted { failures: self.failures, unformed: self.unformed, bid: self.bid } = persisted;
     }
 
     /// What its workers have had by now.
@@ -333,6 +346,7 @@ impl Job {
         if place.generation > self.generation {
             self.account(now);
             self.generation = place.generation;
+            self.began = now;
             self.ranks = vec![None; place.workers as usize];
         }
         let fits = place.generation == self.generation && place.workers as usize == self.ranks.len();
@@ -513,6 +527,7 @@ impl Job {
         });
         self.generation = reported.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
         self.ranks = members.iter().copied().map(Some).collect();
+        (self.began, self.leaves) = (now, None);
         self.lost = 0;
         // A runner may say that its worker failed in a generation beyond all: then each start is a failure of its own.
         self.failed_in = 0;

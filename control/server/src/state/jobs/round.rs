@@ -2,10 +2,11 @@
 
 use super::links::Predictions;
 use crate::state::settings::LivePolicy;
+use harmonaize_abi::session::{BidError, JobBid, Price};
 use harmonaize_allocator::{
-    Allocation, AllocationError, Candidate, Epoch, Facts, Fifo, Inventory, InventoryError, Job, Kind, KindId,
-    LeastAttained, Model, ModelError, Noise, Placement, Policy, PolicyError, Profile, ProfileError, Ranges,
-    Round, StepTime,
+    Allocation, AllocationError, Candidate, Demand, Epoch, Facts, Fifo, Inventory, InventoryError, Job, Kind,
+    KindId, LeastAttained, MarketError, Model, ModelError, Noise, Placement, Policy, PolicyError, Profile,
+    ProfileError, Ranges, Round, StepTime, Traded, clear_jobs,
 };
 use harmonaize_api::v1::AllocationReason;
 use harmonaize_planner::{HostId, Topology};
@@ -35,6 +36,37 @@ pub(super) enum ShareError {
     /// The policy gives what is not there.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
+    /// The market does not clear.
+    #[error(transparent)]
+    Market(#[from] MarketError),
+    /// A price is none.
+    #[error(transparent)]
+    Price(#[from] BidError),
+}
+
+/// What a round decides by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    /// The policy.
+    pub policy: LivePolicy,
+    /// What an hour of a host costs at least, by kind.
+    pub base_prices: &'a BTreeMap<String, Price>,
+}
+
+impl Rules<'_> {
+    /// What an hour of a host of a kind costs at least.
+    fn base_price(&self, kind: &str) -> Price {
+        self.base_prices.get(kind).copied().unwrap_or_default()
+    }
+}
+
+/// The price of a kind, for a job that has hosts of it, or has bid for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Quote {
+    /// The kind; empty for hosts of which none is named.
+    pub kind: String,
+    /// The price of a worker, an hour.
+    pub price: Price,
 }
 
 /// A job that a round decides about.
@@ -56,6 +88,10 @@ pub(super) struct Wish {
     pub most_hosts: usize,
     /// Hosts that it has, by rank.
     pub current: Vec<HostId>,
+    /// What it bids; the base price where its tenant has said nothing.
+    pub bid: Option<JobBid>,
+    /// It keeps its hosts: until its next cheap moment.
+    pub stays: bool,
 }
 
 /// What a round decided about a job.
@@ -67,27 +103,38 @@ pub(super) struct Share {
     pub reason: AllocationReason,
     /// The same for people.
     pub text: String,
+    /// The price of the kind that it has or bid for.
+    pub quote: Option<Quote>,
 }
 
 impl Share {
     fn none(reason: AllocationReason, text: String) -> Self {
-        Self { hosts: Vec::new(), reason, text }
+        Self { hosts: Vec::new(), reason, text, quote: None }
     }
+}
+
+/// What a round decided.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shared {
+    /// About each job.
+    pub shares: Vec<Share>,
+    /// The price of each kind for which jobs could bid.
+    pub prices: BTreeMap<String, Price>,
 }
 
 /// What each job has until the next round: the policy gives the fewest workers of a job's range, or nothing. Hosts that are left over go
 /// to those that run, one to each in turn. All hosts of a job are of one kind. Of hosts that nobody else needs more, a job gets those where
-/// its operations are predicted to take least.
+/// its operations are predicted to take least. In a market a job gets as many workers as its bids win, and none is left over for others.
 ///
 /// # Errors
 /// Why the policy cannot decide.
 pub(super) fn share(
-    policy: LivePolicy,
+    rules: Rules<'_>,
     now: Duration,
     wishes: &[Wish],
     predictions: Predictions<'_>,
-) -> Result<Vec<Share>, ShareError> {
-    let (named, topology) = (policy.name(), predictions.topology());
+) -> Result<Shared, ShareError> {
+    let (policy, topology) = (rules.policy, predictions.topology());
     let mut shares: Vec<Share> = wishes
         .iter()
         .map(|wish| {
@@ -113,35 +160,52 @@ pub(super) fn share(
     let pool: BTreeSet<HostId> =
         considered.iter().filter_map(of).flat_map(|wish| wish.hosts.iter().copied()).collect();
     let pools: Vec<(&str, Vec<HostId>)> = by_kind(topology, pool.into_iter()).into_iter().collect();
-    let given = decide(policy, now, &pools, &considered.iter().filter_map(of).collect::<Vec<_>>())?;
+    let bidders: Vec<&Wish> = considered.iter().filter_map(of).collect();
+    let Decided { given, quotes, prices } = match policy {
+        LivePolicy::Market => clear(rules, &pools, &bidders)?,
+        LivePolicy::Fifo | LivePolicy::LeastAttained => decide(policy, now, &pools, &bidders)?,
+    };
 
     let mut places = Places::new(wishes, predictions);
-    // Who has hosts keeps them before others are placed.
-    let has = |at: &usize| of(at).is_some_and(|wish| !wish.current.is_empty());
-    let (keep, new): (Vec<_>, Vec<_>) = considered.iter().zip(given).partition(|(at, _)| has(at));
+    // Who has hosts keeps them before others are placed; first of all who stays for a while.
+    let order =
+        |at: &usize| of(at).map_or(2, |wish| 2 - u8::from(!wish.current.is_empty()) - u8::from(wish.stays));
+    let mut decisions: Vec<(usize, Option<Given>, Option<Quote>)> =
+        considered.iter().zip(given).zip(quotes).map(|((at, given), quote)| (*at, given, quote)).collect();
+    decisions.sort_by_key(|(at, ..)| order(at));
     let (mut running, mut without) = (Vec::new(), Vec::new());
-    for (at, given) in keep.into_iter().chain(new) {
-        let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
-        *share = Share::none(AllocationReason::NoRoom, String::new());
+    for (at, given, quote) in decisions {
+        let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
+        *share = Share { quote, ..Share::none(AllocationReason::NoRoom, String::new()) };
+        if wish.stays {
+            share.hosts = places.keep(&wish.current);
+            continue;
+        }
         let Some(given) = given else { continue };
         let Some((kind, pool)) = pools.get(given.kind.0) else { continue };
-        let preferred = given.accelerators.iter().filter_map(|each| pool.get(*each as usize).copied());
+        let preferred = given.preferred.iter().filter_map(|each| pool.get(*each as usize).copied());
         let preferred: Vec<HostId> = preferred.collect();
         let hosts = places.take((wish, *kind), &[], &preferred, wish.workers.0 as usize);
         if hosts.is_empty() {
-            without.push(*at);
+            without.push((at, given.most));
         } else {
             share.hosts = hosts;
-            running.push((*at, *kind));
+            running.push((at, *kind, given.most));
         }
     }
     // The policy counts hosts, also those where the job has no runner. Another kind may have room where it has some.
-    for at in without {
+    for (at, most) in without {
         let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
         for (kind, _) in &pools {
+            let price = prices.get(*kind).copied();
+            let bid = wish.bid.map_or(rules.base_price(kind), |bid| bid.least);
+            if price.is_some_and(|price| price > bid) {
+                continue;
+            }
             share.hosts = places.take((wish, *kind), &[], &[], wish.workers.0 as usize);
             if !share.hosts.is_empty() {
-                running.push((at, *kind));
+                share.quote = price.map(|price| Quote { kind: (*kind).to_owned(), price });
+                running.push((at, *kind, most));
                 break;
             }
         }
@@ -149,9 +213,9 @@ pub(super) fn share(
     running.sort_unstable();
     loop {
         let mut grew = false;
-        for (at, kind) in &running {
+        for (at, kind, most) in &running {
             let (Some(wish), Some(share)) = (wishes.get(*at), shares.get_mut(*at)) else { continue };
-            if share.hosts.len() < wish.workers.1 as usize {
+            if share.hosts.len() < *most as usize {
                 let more = places.take((wish, *kind), &share.hosts, &[], 1);
                 grew |= !more.is_empty();
                 share.hosts.extend(more);
@@ -163,28 +227,69 @@ pub(super) fn share(
     }
     for (wish, share) in wishes.iter().zip(&mut shares) {
         share.hosts = by_rank(&wish.current, &share.hosts);
-        let (has, (least, most)) = (share.hosts.len(), wish.workers);
-        (share.reason, share.text) = match share.reason {
-            AllocationReason::TooFewRunners => continue,
-            _ if has == 0 => (
+        if share.reason != AllocationReason::TooFewRunners {
+            (share.reason, share.text) = reason(rules, wish, share);
+        }
+    }
+    Ok(Shared { shares, prices })
+}
+
+/// Why a job that could run has what it has.
+fn reason(rules: Rules<'_>, wish: &Wish, share: &Share) -> (AllocationReason, String) {
+    let (named, has, (least, most)) = (rules.policy.name(), share.hosts.len(), wish.workers);
+    let more = has.saturating_sub(least as usize);
+    let Some(Quote { kind, price }) = &share.quote else {
+        return match has {
+            0 => (
                 AllocationReason::NoRoom,
                 format!("policy {named} gives hosts that it could use to other jobs"),
             ),
             _ if has >= most as usize => (AllocationReason::Most, format!("it has all {most} that it may")),
-            _ if has > least as usize => {
-                let more = has - least as usize;
-                (
-                    AllocationReason::Spare,
-                    format!("{more} of {has} are spare, and go once another job needs them"),
-                )
-            }
+            _ if more > 0 => (
+                AllocationReason::Spare,
+                format!("{more} of {has} are spare, and go once another job needs them"),
+            ),
             _ => (
                 AllocationReason::Least,
                 format!("policy {named} gives it its fewest, {least}; no other is spare"),
             ),
         };
+    };
+    let of = if kind.is_empty() { String::new() } else { format!(" of kind {kind}") };
+    let bid = wish.bid.unwrap_or(JobBid::of(rules.base_price(kind)));
+    let (first, further) = (bid.least, bid.further);
+    let outbid = format!("outbid: the price{of} is {price}, its bid {first}");
+    match has {
+        _ if wish.stays => (
+            AllocationReason::Outbid,
+            format!("{outbid}, for further ones {further}; it keeps what it has until its next checkpoint"),
+        ),
+        0 if first < *price => (AllocationReason::Outbid, outbid),
+        0 if first == *price && first > rules.base_price(kind) => (
+            AllocationReason::Outbid,
+            format!("outbid: its bid {first} is the highest that gets no host{of}, and so the price"),
+        ),
+        0 => (
+            AllocationReason::NoRoom,
+            format!(
+                "the price{of} is {price}, its bid {first}; fewer hosts than its {least} are left at that"
+            ),
+        ),
+        _ if has >= most as usize => (
+            AllocationReason::Most,
+            format!("it has all {most} that it may, at {price} each{of}; its bid {first}"),
+        ),
+        _ if more > 0 => (
+            AllocationReason::Spare,
+            format!("{more} of {has} are further ones, at {price} each{of}; its bid for those {further}"),
+        ),
+        _ => (
+            AllocationReason::Least,
+            format!(
+                "it has its fewest, {least}, at {price} each{of}; its bid {first}, for further ones {further}"
+            ),
+        ),
     }
-    Ok(shares)
 }
 
 /// Hosts by kind; under an empty one those of which none is named.
@@ -202,11 +307,73 @@ pub(super) fn most_of_one_kind(topology: &Topology, hosts: impl Iterator<Item = 
 }
 
 /// A job's place in the policy's order: the least goes first.
-pub(super) fn precedence(policy: LivePolicy, attained: Duration, number: usize) -> (Duration, usize) {
+pub(super) fn precedence(
+    policy: LivePolicy,
+    (attained, bid): (Duration, Option<JobBid>),
+    number: usize,
+) -> (u128, usize) {
     match policy {
-        LivePolicy::Fifo => (Duration::ZERO, number),
-        LivePolicy::LeastAttained => (attained, number),
+        LivePolicy::Fifo => (0, number),
+        LivePolicy::LeastAttained => (attained.as_nanos(), number),
+        LivePolicy::Market => (u128::from(u64::MAX - bid.map_or(0, |bid| bid.least.0)), number),
     }
+}
+
+/// What a policy gives to the jobs that a round considers, in their order.
+struct Decided {
+    given: Vec<Option<Given>>,
+    /// The price of the kind for which each has bid.
+    quotes: Vec<Option<Quote>>,
+    /// The price of each kind.
+    prices: BTreeMap<String, Price>,
+}
+
+/// Hosts for a job's fewest workers.
+struct Given {
+    /// Their kind, by its place among the pools.
+    kind: KindId,
+    /// Places of those that the policy prefers in the kind's pool.
+    preferred: Vec<u32>,
+    /// The most workers that it may have.
+    most: u32,
+}
+
+/// Returns what the market gives. Each host of the pools is traded.
+fn clear(rules: Rules<'_>, pools: &[(&str, Vec<HostId>)], wishes: &[&Wish]) -> Result<Decided, ShareError> {
+    let traded = |(name, hosts): &(&str, Vec<HostId>)| -> Result<Traded, ShareError> {
+        let base_price = rules.base_price(name).an_hour();
+        Ok(Traded { name: (*name).to_owned(), units: u32::try_from(hosts.len())?, base_price })
+    };
+    let traded: Vec<Traded> = pools.iter().map(traded).collect::<Result<_, _>>()?;
+    let demand = |wish: &&Wish| -> Result<Demand, ShareError> {
+        let usable = pools
+            .iter()
+            .map(|(_, pool)| u32::try_from(pool.iter().filter(|host| wish.hosts.contains(host)).count()));
+        Ok(Demand {
+            units: wish.workers,
+            usable: usable.collect::<Result<_, _>>()?,
+            highest: wish.bid.map(|bid| (bid.least.an_hour(), bid.further.an_hour())),
+            current: current(wish, pools).0,
+        })
+    };
+    let demands: Vec<Demand> = wishes.iter().map(demand).collect::<Result<_, _>>()?;
+    let cleared = clear_jobs(&traded, &demands)?;
+    let prices: Vec<Price> =
+        cleared.prices.iter().map(|price| Price::new(*price)).collect::<Result<_, _>>()?;
+    let named = |kind: KindId| pools.get(kind.0).map(|(name, _)| (*name).to_owned());
+    let quote = |kind: Option<KindId>| {
+        let kind = kind?;
+        Some(Quote { kind: named(kind)?, price: *prices.get(kind.0)? })
+    };
+    let given = cleared
+        .won
+        .into_iter()
+        .map(|won| won.map(|won| Given { kind: won.kind, preferred: Vec::new(), most: won.units }));
+    Ok(Decided {
+        given: given.collect(),
+        quotes: cleared.bid_for.into_iter().map(quote).collect(),
+        prices: pools.iter().zip(&prices).map(|((name, _), price)| ((*name).to_owned(), *price)).collect(),
+    })
 }
 
 /// Returns what the policy gives of these hosts by kind. How fast live jobs compute on which kind is not known. So it sees kinds as alike,
@@ -216,9 +383,10 @@ fn decide(
     now: Duration,
     pools: &[(&str, Vec<HostId>)],
     wishes: &[&Wish],
-) -> Result<Vec<Option<Allocation>>, ShareError> {
+) -> Result<Decided, ShareError> {
+    let (quotes, prices) = (vec![None; wishes.len()], BTreeMap::new());
     if pools.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Decided { given: Vec::new(), quotes, prices });
     }
     let kind = |(name, hosts): &(&str, Vec<HostId>)| -> Result<Kind, ShareError> {
         let hosts = u32::try_from(hosts.len())?;
@@ -266,11 +434,16 @@ fn decide(
         .collect();
     let round = Round { inventory: &inventory, seconds: 0.0, jobs: &candidates };
     let given = match policy {
-        LivePolicy::Fifo => Fifo.allocate(&round)?,
         LivePolicy::LeastAttained => in_place(&round, LeastAttained.allocate(&round)?)?,
+        // A market clears by bids.
+        LivePolicy::Fifo | LivePolicy::Market => Fifo.allocate(&round)?,
     };
     harmonaize_allocator::check(&inventory, &given)?;
-    Ok(given)
+    let of = |(given, wish): (Option<Allocation>, &&Wish)| {
+        let Allocation { kind, accelerators: preferred } = given?;
+        Some(Given { kind, preferred, most: wish.workers.1 })
+    };
+    Ok(Decided { given: given.into_iter().zip(wishes).map(of).collect(), quotes, prices })
 }
 
 /// The same jobs have hosts, and those that run have theirs as before, where that goes. Else one that comes first by the policy could take
@@ -354,6 +527,11 @@ impl<'a> Places<'a> {
         Self { taken: BTreeSet::new(), occupied, users, predictions }
     }
 
+    /// Takes these, which a job has.
+    fn keep(&mut self, hosts: &[HostId]) -> Vec<HostId> {
+        hosts.iter().copied().filter(|host| self.taken.insert(*host)).collect()
+    }
+
     /// Takes so many hosts of a kind for a job beside those that it `has` in this round, or none. First those that it had. Hosts that
     /// nothing reaches come last. Of the others it gets those that no other job had, then those that fewest others may use. Of them it
     /// gets those with the best predictions, then preferred ones.
@@ -424,8 +602,8 @@ mod tests {
         let arrived = Duration::from_secs(number as u64);
         let attained = Duration::from_secs(10 * current.len() as u64);
         let (on, current, most_hosts) = (hosts(on).into_iter().collect(), hosts(current), on.len());
-        let key = ("a".to_owned(), number.to_string());
-        Wish { key, number, workers, arrived, attained, hosts: on, most_hosts, current }
+        let (key, bid, stays) = (("a".to_owned(), number.to_string()), None, false);
+        Wish { key, number, workers, arrived, attained, hosts: on, most_hosts, current, bid, stays }
     }
 
     fn shared(policy: LivePolicy, wishes: &[Wish]) -> Vec<(Vec<HostId>, AllocationReason)> {
@@ -442,7 +620,8 @@ mod tests {
     ) -> Vec<(Vec<HostId>, AllocationReason)> {
         let links = Links::unused(conditions);
         let predictions = Predictions::new(topology, &links);
-        let shares = share(policy, Duration::from_secs(100), wishes, predictions).unwrap();
+        let rules = Rules { policy, base_prices: &BTreeMap::new() };
+        let shares = share(rules, Duration::from_secs(100), wishes, predictions).unwrap().shares;
         shares.into_iter().map(|share| (share.hosts, share.reason)).collect()
     }
 
@@ -561,7 +740,8 @@ mod tests {
         let links = Links::unused(Conditions::clear(&topology));
         let wishes = [Wish { most_hosts: 2, ..wish(0, (3, 3), &[0, 1, 2, 3], &[]) }];
         let predictions = Predictions::new(&topology, &links);
-        let shares = share(LivePolicy::Fifo, Duration::from_secs(100), &wishes, predictions).unwrap();
+        let rules = Rules { policy: LivePolicy::Fifo, base_prices: &BTreeMap::new() };
+        let shares = share(rules, Duration::from_secs(100), &wishes, predictions).unwrap().shares;
         let text = "its runners are on 2 hosts of one kind that may be used, and it needs 3";
         assert_eq!((shares[0].reason, shares[0].text.as_str()), (AllocationReason::TooFewRunners, text));
     }
@@ -635,5 +815,73 @@ mod tests {
     fn a_job_is_placed_where_its_runners_are() {
         let wishes = [wish(0, (1, 1), &[0, 1, 2], &[]), wish(1, (1, 1), &[0], &[])];
         assert_eq!(shared(LivePolicy::Fifo, &wishes)[1].0, hosts(&[0]));
+    }
+    /// What a market decides about jobs on four hosts at a base price of 0.5: hosts, reasons and texts, and the price.
+    fn traded(wishes: &[Wish]) -> (Vec<(usize, AllocationReason, String)>, Price) {
+        let topology = racks(2, ["a100"; 4]);
+        let links = Links::unused(Conditions::clear(&topology));
+        let base_prices = BTreeMap::from([("a100".to_owned(), Price(500_000))]);
+        let rules = Rules { policy: LivePolicy::Market, base_prices: &base_prices };
+        let predictions = Predictions::new(&topology, &links);
+        let Shared { shares, prices } = share(rules, Duration::from_secs(100), wishes, predictions).unwrap();
+        let of = |share: Share| (share.hosts.len(), share.reason, share.text);
+        (shares.into_iter().map(of).collect(), prices["a100"])
+    }
+
+    fn bidding(wish: Wish, price: u64) -> Wish {
+        Wish { bid: Some(JobBid::of(Price(price))), ..wish }
+    }
+
+    #[test]
+    fn whoever_bids_more_takes_hosts_and_the_other_is_told_the_price() {
+        let all = &[0, 1, 2, 3];
+        let wishes = [
+            bidding(wish(0, (2, 2), all, &[0, 1]), 600_000),
+            bidding(wish(1, (3, 3), all, &[]), 700_000),
+            bidding(wish(2, (1, 1), all, &[]), 650_000),
+            bidding(wish(3, (1, 1), all, &[]), 640_000),
+        ];
+        let (shares, price) = traded(&wishes);
+        assert_eq!(price, Price(640_000));
+        assert_eq!(shares.iter().map(|share| share.0).collect::<Vec<_>>(), [0, 3, 1, 0]);
+        let text = "outbid: the price of kind a100 is 0.64, its bid 0.60";
+        assert_eq!((shares[0].1, shares[0].2.as_str()), (AllocationReason::Outbid, text));
+        assert_eq!(shares[1].2, "it has all 3 that it may, at 0.64 each of kind a100; its bid 0.70");
+    }
+
+    #[test]
+    fn below_the_base_price_nobody_gets_a_host() {
+        let (shares, price) = traded(&[bidding(wish(0, (1, 4), &[0, 1, 2, 3], &[]), 490_000)]);
+        let text = "outbid: the price of kind a100 is 0.50, its bid 0.49";
+        assert_eq!((price, shares), (Price(500_000), vec![(0, AllocationReason::Outbid, text.to_owned())]));
+        // Without a bid it is the base price.
+        let (shares, price) = traded(&[wish(0, (1, 4), &[0, 1, 2, 3], &[])]);
+        assert_eq!((price, shares[0].0, shares[0].1), (Price(500_000), 4, AllocationReason::Most));
+    }
+
+    #[test]
+    fn who_stays_until_a_checkpoint_keeps_its_hosts() {
+        let all = &[0, 1, 2, 3];
+        let loses = bidding(wish(0, (2, 2), all, &[0, 1]), 600_000);
+        let wins = bidding(wish(1, (3, 3), all, &[]), 700_000);
+        let (shares, _) = traded(&[Wish { stays: true, ..loses.clone() }, wins.clone()]);
+        assert_eq!((shares[0].0, shares[0].1, shares[1].0), (2, AllocationReason::Outbid, 0));
+        assert!(shares[0].2.ends_with("it keeps what it has until its next checkpoint"), "{shares:?}");
+        assert!(shares[1].2.ends_with("fewer hosts than its 3 are left at that"), "{shares:?}");
+        let (shares, _) = traded(&[loses, wins]);
+        assert_eq!((shares[0].0, shares[1].0), (0, 3));
+    }
+
+    #[test]
+    fn the_highest_bid_without_a_host_is_the_price() {
+        let all = &[0, 1, 2, 3];
+        let wishes =
+            [bidding(wish(0, (4, 4), all, &[]), 700_000), bidding(wish(1, (1, 1), all, &[]), 600_000)];
+        let (shares, price) = traded(&wishes);
+        let text = "outbid: its bid 0.60 is the highest that gets no host of kind a100, and so the price";
+        assert_eq!(
+            (price, shares[1].1, shares[1].2.as_str()),
+            (Price(600_000), AllocationReason::Outbid, text)
+        );
     }
 }

@@ -3,7 +3,7 @@
 
 use super::job::{Job, Runner};
 use super::links::Links;
-use super::{JobKey, Jobs, MOST_JOBS, Scope, most_workers, over_limit, round};
+use super::{JobKey, Jobs, MOST_JOBS, Scope, millionths, most_workers, over_limit, round};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::SessionId;
@@ -11,7 +11,7 @@ use crate::state::settings::{AllocatorSettings, LivePolicy, Settings, UnknownPol
 use crate::state::view::View;
 use crate::state::world::handovers::HandOvers;
 use crate::state::world::operator::Operator;
-use harmonaize_abi::session::{RunnerError, RunnerReport, WorkerState};
+use harmonaize_abi::session::{BidError, JobBid, RunnerError, RunnerReport, WorkerState};
 use harmonaize_api::v1::{self, JobChange};
 use harmonaize_planner::{Beside, HostId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,6 +52,9 @@ pub enum WhatIfError {
     /// A name that no job can have, or a range without members.
     #[error(transparent)]
     Job(#[from] RunnerError),
+    /// A bid that makes no sense.
+    #[error(transparent)]
+    Bid(#[from] BidError),
     /// More workers than a job of the tenant may have.
     #[error("{}", over_limit(*range, *most))]
     Workers {
@@ -108,6 +111,8 @@ struct AssumedJob {
     hosts: BTreeSet<HostId>,
     /// Kinds of hosts that it may have; any where there are none.
     kinds: BTreeSet<String>,
+    /// What it bids; the base price where there is nothing.
+    bid: Option<JobBid>,
 }
 
 /// Jobs behind the next round about all of them, and when that is.
@@ -192,7 +197,9 @@ impl WhatIf {
         let names = |hosts: &[HostId]| hosts.iter().map(|host| settings.host_name(*host)).collect();
         let mut order: Vec<(&JobKey, &Job)> =
             after.jobs.iter().filter(|(_, job)| job.over.is_none()).collect();
-        order.sort_by_key(|(_, job)| round::precedence(assumed.policy, job.attained(at), job.number));
+        order.sort_by_key(|(_, job)| {
+            round::precedence(assumed.policy, (job.attained(at), job.bid), job.number)
+        });
         let forecast = |(key, job): (&JobKey, &Job)| {
             let has: Vec<HostId> = known.jobs.get(key).into_iter().flat_map(Job::hosts).collect();
             let gets = targets(&after, key);
@@ -217,6 +224,7 @@ impl WhatIf {
                 predicted_ns: predicted.map_or(0, nanos),
                 operation_bytes,
                 kind: gets.first().map_or("", |host| settings.topology.kind(*host)).to_owned(),
+                price_millionths: millionths(job.quote.as_ref()),
             }
         };
         Ok(v1::WhatIfReply {
@@ -257,10 +265,11 @@ impl Assumed {
                 }
             }
         }
-        if let Some(AssumedJob { key, workers: range, hosts, kinds }) = &self.job {
+        if let Some(AssumedJob { key, workers: range, hosts, kinds, bid }) = &self.job {
             jobs.add(ctx.now, allocator, key.clone(), (workers.unwrap_or(*range), false));
             if let Some(job) = jobs.jobs.get_mut(key) {
                 job.kinds = kinds.clone();
+                job.bid = *bid;
                 job.runners = hosts.iter().map(|host| ((*host, 0), Runner::new(ctx.now))).collect();
             }
             come = true;
@@ -310,10 +319,12 @@ fn assumed_job(
     assumed: &v1::AssumedJob,
     with: &BTreeSet<HostId>,
 ) -> Result<AssumedJob, WhatIfError> {
-    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names, kinds } = assumed;
+    let v1::AssumedJob { tenant, job, workers_min, workers_max, hosts: names, kinds, bid } = assumed;
     let range = (*workers_min, *workers_max);
     let report = RunnerReport { runner: 0, job: job.clone(), workers: range, state: WorkerState::None };
     report.check()?;
+    let bid = bid.map(JobBid::from);
+    bid.map_or(Ok(()), |bid| bid.check())?;
     if !tenant.is_empty() && !ctx.settings.tenants.contains(tenant) {
         return Err(WhatIfError::Tenant(shown(tenant)));
     }
@@ -335,7 +346,7 @@ fn assumed_job(
     if hosts.is_empty() {
         return Err(WhatIfError::NoAgent);
     }
-    Ok(AssumedJob { key, workers: range, hosts, kinds: checked_kinds(ctx, kinds)? })
+    Ok(AssumedJob { key, workers: range, hosts, kinds: checked_kinds(ctx, kinds)?, bid })
 }
 
 /// Has these facts read as a round reads the state.

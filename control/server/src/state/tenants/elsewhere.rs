@@ -53,6 +53,10 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
             let answer = v1::RunnerOrder::answer(asked.request, turn_away(asked, text).map(Into::into));
             (&asked.tenant, "run a job", to_agent::Message::RunnerOrder(answer))
         }
+        Message::SetBid(asked) => {
+            let answer = v1::BidSet::answer(asked.request, Err(text));
+            (&asked.tenant, "bid", to_agent::Message::BidSet(answer))
+        }
         Message::Hello(_)
         | Message::Leave(_)
         | Message::Prepared(_)

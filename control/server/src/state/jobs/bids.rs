@@ -1,0 +1,71 @@
+//! What jobs bid: why a bid does not stand, when a job that is outbid leaves, and what its tenant is told of the price.
+
+use super::round::Quote;
+use harmonaize_abi::session::{BidError, HostPrice, JobBid};
+use harmonaize_allocator::last_moment;
+use harmonaize_disclose::coarse_price;
+use std::time::Duration;
+
+/// Why a job's bid is as it was. The text goes to its tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BidRefusal {
+    /// Another policy, or none.
+    #[error("the provider's hosts have no prices, so nothing is bid for")]
+    NoMarket,
+    /// There is no such tenant.
+    #[error("the provider does not know this tenant")]
+    Tenant,
+    /// There is no such job.
+    #[error("the tenant has no job of this name; start its runners first, with `--bid`")]
+    NoJob,
+    /// No bid in the message.
+    #[error("the question names no bid")]
+    Missing,
+    /// It makes no sense.
+    #[error(transparent)]
+    Bid(#[from] BidError),
+}
+
+/// When a job that is outbid leaves: at the next moment that is cheap for it since it `began`, after the longest wait at most.
+pub(super) fn leaves_at(
+    now: Duration,
+    began: Duration,
+    bid: Option<JobBid>,
+    longest_wait: Duration,
+) -> Duration {
+    let checkpoint = Duration::from_nanos(bid.map_or(0, |bid| bid.checkpoint_ns));
+    let at = last_moment(now.as_secs_f64(), began.as_secs_f64(), checkpoint.as_secs_f64());
+    Duration::try_from_secs_f64(at).unwrap_or(now).clamp(now, now.saturating_add(longest_wait))
+}
+
+/// What a tenant is told of a job's price: of the kind that its workers have, and of no other.
+pub(super) fn told(quote: Option<&Quote>, kind: &str, bid: Option<JobBid>) -> Option<HostPrice> {
+    let Quote { price, .. } = quote.filter(|quote| quote.kind == kind)?;
+    Some(HostPrice { kind: kind.to_owned(), price: coarse_price(*price, bid.map(|bid| bid.least)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_abi::session::Price;
+
+    #[test]
+    fn a_job_leaves_at_its_next_checkpoint_or_after_the_longest_wait() {
+        let seconds = Duration::from_secs;
+        let every = |checkpoint_ns| Some(JobBid { checkpoint_ns, ..JobBid::of(Price(1)) });
+        let at = |bid, longest| leaves_at(seconds(100), seconds(30), bid, seconds(longest));
+        assert_eq!(at(None, 600), seconds(100));
+        assert_eq!(at(every(0), 600), seconds(100));
+        assert_eq!(at(every(40_000_000_000), 600), seconds(110));
+        assert_eq!(at(every(40_000_000_000), 5), seconds(105));
+        assert_eq!(at(every(u64::MAX), 600), seconds(700));
+    }
+
+    #[test]
+    fn tenants_hear_the_price_of_their_own_kind_alone() {
+        let quote = Quote { kind: "a100".to_owned(), price: Price(606_000) };
+        let told_of = |kind| told(Some(&quote), kind, None).map(|told| (told.kind, told.price));
+        assert_eq!(told_of("a100"), Some(("a100".to_owned(), Price(650_000))));
+        assert_eq!((told_of("h100"), told(None, "a100", None)), (None, None));
+    }
+}

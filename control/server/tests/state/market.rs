@@ -1,0 +1,310 @@
+//! Policy `market`: bids, prices, recalls of jobs that are outbid, and what holds whatever happens.
+
+use super::jobs::{Play, ROUND, allocating, seeds};
+use super::world::SECOND;
+use harmonaize_abi::session::{HostPrice, JobBid, Price, RecallReason, RunnerOrder};
+use harmonaize_api::v1::{self, AllocationReason, JobPhase};
+use harmonaize_server::state::{LivePolicy, MarketSettings, Settings};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The base price of all hosts.
+const BASE: u64 = 500_000;
+
+fn market() -> Settings {
+    let base_prices = BTreeMap::from([(String::new(), Price(BASE))]);
+    let market = MarketSettings { base_prices, longest_wait: Duration::from_secs(600) };
+    Settings { market, ..allocating(LivePolicy::Market) }
+}
+
+fn play() -> Play {
+    let mut play = Play::with(market());
+    play.world.wait(ROUND);
+    play
+}
+
+fn bids(play: &mut Play, job: &str, price: u64) {
+    play.bids.insert(job.to_owned(), JobBid::of(Price(price)));
+}
+
+fn job(play: &Play, name: &str) -> v1::JobStatus {
+    play.jobs().into_iter().find(|job| job.job == name).unwrap()
+}
+
+fn workers(play: &Play, runners: &[u64]) -> usize {
+    runners.iter().filter(|runner| play.place(**runner).is_some()).count()
+}
+
+fn recalls(play: &Play, runners: &[u64]) -> Vec<(RecallReason, u64)> {
+    let orders = runners.iter().flat_map(|runner| &play.runners[runner].orders);
+    let recall = |order: &RunnerOrder| match order {
+        RunnerOrder::Recall { reason, notice_ns, .. } => Some((*reason, *notice_ns)),
+        _ => None,
+    };
+    orders.filter_map(recall).collect()
+}
+
+/// Two workers at 0.60 run; then four at 0.70 come, and one at 0.65.
+fn outbid(play: &mut Play) -> (Vec<u64>, Vec<u64>) {
+    for (job, price) in [("bert", 600_000), ("gpt", 700_000), ("small", 650_000)] {
+        bids(play, job, price);
+    }
+    let bert = play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    assert_eq!((workers(play, &bert), job(play, "bert").price_millionths), (2, BASE));
+    let gpt = play.add_all("b", "gpt", (4, 4));
+    play.add(0, "b", "small", (1, 1));
+    (bert, gpt)
+}
+
+#[test]
+fn whoever_is_outbid_is_recalled_with_notice_and_told_why() {
+    let mut play = play();
+    let (bert, gpt) = outbid(&mut play);
+    play.wait_seconds(40);
+    play.check();
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4));
+    assert_eq!(recalls(&play, &bert), [(RecallReason::Suspended, 5_000_000_000); 2]);
+    let told = job(&play, "bert");
+    assert_eq!((told.phase(), told.reason()), (JobPhase::Waiting, AllocationReason::Outbid));
+    assert_eq!(told.reason_text, "outbid: the price is 0.65, its bid 0.60");
+    let reply = play.world.state.queries(play.world.now).jobs();
+    let prices: Vec<(u64, u64)> =
+        reply.kinds.iter().map(|kind| (kind.price_millionths, kind.base_price_millionths)).collect();
+    assert_eq!((reply.policy.as_str(), prices), ("market", vec![(650_000, BASE)]));
+    // Whoever bids most is listed first.
+    let order: Vec<&str> = reply.jobs.iter().map(|job| job.job.as_str()).collect();
+    assert_eq!(order, ["gpt", "small", "bert"]);
+    // What its runners hear is the price of their own kind, coarsely.
+    let price = Some(HostPrice { kind: String::new(), price: Price(650_000) });
+    assert!(gpt.iter().all(|runner| play.runners[runner].price == price));
+}
+
+#[test]
+fn a_job_leaves_at_its_checkpoint_and_no_sooner() {
+    let mut play = play();
+    let checkpoint = JobBid { checkpoint_ns: 100_000_000_000, ..JobBid::of(Price(600_000)) };
+    play.bids.insert("bert".to_owned(), checkpoint);
+    bids(&mut play, "gpt", 700_000);
+    let bert = play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    let gpt = play.add_all("b", "gpt", (4, 4));
+    // Its workers have run for three seconds at most.
+    play.wait_seconds(93);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (2, 0), "{:#?}", play.jobs());
+    let told = job(&play, "bert");
+    assert_eq!((told.phase(), told.reason()), (JobPhase::Running, AllocationReason::Outbid));
+    assert!(told.reason_text.ends_with("it keeps what it has until its next checkpoint"), "{told:?}");
+    // The next regular round is later.
+    play.wait_seconds(10);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
+    assert_eq!(recalls(&play, &bert).len(), 2);
+}
+
+#[test]
+fn a_bid_that_is_raised_wins_again() {
+    let mut play = play();
+    let (bert, gpt) = outbid(&mut play);
+    play.wait_seconds(40);
+    assert_eq!(play.set_bid("a", "bert", Some(JobBid::of(Price(720_000)).into())), "");
+    play.wait_seconds(40);
+    play.check();
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (2, 0));
+    let told = job(&play, "gpt");
+    assert_eq!((told.reason(), job(&play, "small").phase()), (AllocationReason::NoRoom, JobPhase::Running));
+    assert!(told.reason_text.contains("fewer hosts than its 4 are left"), "{told:?}");
+}
+
+#[test]
+fn an_elastic_job_gives_up_what_is_worth_less_to_it() {
+    let mut play = play();
+    let bid = JobBid { further: Price(550_000), ..JobBid::of(Price(900_000)) };
+    play.bids.insert("bert".to_owned(), bid);
+    bids(&mut play, "gpt", 600_000);
+    let bert = play.add_elastic((1, 4));
+    play.wait_seconds(3);
+    assert_eq!(workers(&play, &bert), 4);
+    let gpt = play.add_all("b", "gpt", (2, 2));
+    play.wait_seconds(40);
+    play.check();
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (2, 2));
+    let told = job(&play, "bert");
+    assert_eq!((told.reason(), told.price_millionths), (AllocationReason::Spare, 550_000));
+    assert_eq!(told.reason_text, "1 of 2 are further ones, at 0.55 each; its bid for those 0.55");
+}
+
+#[test]
+fn bids_outlive_a_restart_of_control() {
+    let mut play = play();
+    let (bert, _) = outbid(&mut play);
+    let raised = JobBid { checkpoint_ns: 7, ..JobBid::of(Price(910_000)) };
+    assert_eq!(play.set_bid("a", "bert", Some(raised.into())), "");
+    play.restart();
+    // Its runners say still what they were started with.
+    assert!(bert.iter().all(|runner| play.runners[runner].bid == Some(JobBid::of(Price(600_000)))));
+    play.wait_seconds(100);
+    play.check();
+    assert_eq!((job(&play, "bert").bid, workers(&play, &bert)), (Some(raised.into()), 2));
+    // Without runners nothing is kept.
+    bert.into_iter().for_each(|runner| play.die(runner));
+    assert!(play.world.stored.jobs.values().all(|job| job.name != "bert"), "{:?}", play.world.stored.jobs);
+}
+
+#[test]
+fn bids_that_make_no_sense_change_nothing() {
+    let mut play = play();
+    bids(&mut play, "bert", 600_000);
+    let bert = play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    let before = job(&play, "bert");
+    let bid = |least_millionths, further_millionths, checkpoint_ns| {
+        Some(v1::JobBid { least_millionths, further_millionths, checkpoint_ns })
+    };
+    for (name, bid, why) in [
+        ("bert", bid(u64::MAX, 0, 0), "a price is a number from 0 to 1000000.00"),
+        ("bert", bid(600_000, 600_001, 0), "bid 0.60 at most"),
+        ("bert", bid(1, 1, u64::MAX), "are too far apart"),
+        ("bert", None, "names no bid"),
+        ("other", bid(1, 1, 0), "no job of this name"),
+    ] {
+        let refused = play.set_bid("a", name, bid);
+        assert!(refused.contains(why), "{refused}");
+    }
+    assert!(play.set_bid("nobody", "bert", bid(1, 1, 0)).contains("does not know this tenant"));
+    let after = job(&play, "bert");
+    assert_eq!((after.bid, after.phase(), workers(&play, &bert)), (before.bid, JobPhase::Running, 2));
+    // A runner's senseless bid is refused too, and its job is as it was.
+    play.bids.insert("bert".to_owned(), JobBid::of(Price(u64::MAX)));
+    let runner = play.add(0, "a", "bert", (2, 2));
+    assert!(play.runners[&runner].refused.contains("a price is a number"), "{:?}", play.runners[&runner]);
+    assert_eq!(job(&play, "bert").bid, before.bid);
+}
+
+#[test]
+fn without_a_market_nothing_is_bid_for() {
+    let mut play = Play::new(LivePolicy::Fifo);
+    bids(&mut play, "bert", 600_000);
+    let bert = play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    assert_eq!((workers(&play, &bert), job(&play, "bert").price_millionths), (2, 0));
+    assert!(bert.iter().all(|runner| play.runners[runner].price.is_none()));
+    assert!(play.set_bid("a", "bert", Some(JobBid::of(Price(1)).into())).contains("have no prices"));
+}
+
+#[test]
+fn what_if_says_the_price() {
+    let mut play = play();
+    outbid(&mut play);
+    play.wait_seconds(40);
+    let job = v1::AssumedJob {
+        tenant: "a".to_owned(),
+        job: "new".to_owned(),
+        workers_min: 4,
+        workers_max: 4,
+        bid: Some(JobBid::of(Price(800_000)).into()),
+        ..Default::default()
+    };
+    let asked = |job| v1::WhatIfRequest { job: Some(job), ..Default::default() };
+    let queries = |play: &Play, job| {
+        play.world.state.queries(play.world.now).what_if(&asked(job)).and_then(|copy| copy.reply())
+    };
+    let reply = queries(&play, job.clone()).unwrap();
+    let new = reply.jobs.iter().find(|job| job.assumed).unwrap();
+    assert_eq!((new.hosts.len(), new.price_millionths), (4, 700_000), "{reply:#?}");
+    let senseless = v1::JobBid { least_millionths: 1, further_millionths: 2, checkpoint_ns: 0 };
+    let error = queries(&play, v1::AssumedJob { bid: Some(senseless), ..job }).unwrap_err();
+    assert!(error.to_string().contains("for each further worker"), "{error}");
+}
+
+/// What each job bids, by tenant and name.
+fn standing(play: &Play) -> BTreeMap<(String, String), Option<v1::JobBid>> {
+    play.jobs().into_iter().map(|job| ((job.tenant, job.job), job.bid)).collect()
+}
+
+/// A bid at the base price or above.
+fn drawn(rng: &mut ChaCha8Rng) -> JobBid {
+    let least = BASE + rng.random_range(0..6) * 50_000;
+    let further = least - rng.random_range(0..=(least - BASE) / 50_000) * 50_000;
+    let checkpoint_ns = [0, 20_000_000_000, 90_000_000_000][rng.random_range(0..3)];
+    JobBid { least: Price(least), further: Price(further), checkpoint_ns }
+}
+
+#[test]
+fn random_markets_with_faults_keep_their_word() {
+    for seed in seeds() {
+        println!("seed {seed}");
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let elastic = std::array::from_fn(|_| rng.random_range(0..2) == 0);
+        let mut play = play();
+        for name in ["j0", "j1", "j2"] {
+            let bid = drawn(&mut rng);
+            play.bids.insert(name.to_owned(), bid);
+        }
+        for _ in 0..400 {
+            play.step(&mut rng, elastic);
+            match rng.random_range(0..40) {
+                0 => {
+                    let known: Vec<(String, String)> = standing(&play).into_keys().collect();
+                    if let Some((tenant, name)) = known.get(rng.random_range(0..known.len().max(1))) {
+                        let bid: v1::JobBid = drawn(&mut rng).into();
+                        if play.set_bid(tenant, name, Some(bid)).is_empty() {
+                            assert_eq!(standing(&play)[&(tenant.clone(), name.clone())], Some(bid));
+                        }
+                    }
+                }
+                1 => {
+                    let before = standing(&play);
+                    play.restart();
+                    for (key, bid) in standing(&play) {
+                        // One whose agents were away may be new to control.
+                        assert!(
+                            before.get(&key).is_none_or(|before| *before == bid),
+                            "{key:?} after a restart"
+                        );
+                    }
+                }
+                _ => {}
+            }
+            kept(&play);
+        }
+        play.calm_down();
+        kept(&play);
+    }
+}
+
+/// No price is below the base price, none that a job pays is above its bid, and each recall has its notice.
+fn kept(play: &Play) {
+    let reply = play.world.state.queries(play.world.now).jobs();
+    assert!(reply.kinds.iter().all(|kind| kind.price_millionths >= BASE), "{:?}", reply.kinds);
+    for job in &reply.jobs {
+        assert!(job.price_millionths == 0 || job.price_millionths >= BASE, "{job:?}");
+    }
+    for runner in play.runners.values() {
+        assert!(runner.price.as_ref().is_none_or(|told| told.price.0 >= BASE), "{runner:?}");
+        for order in &runner.orders {
+            if let RunnerOrder::Recall { notice_ns, .. } = order {
+                assert!([5_000_000_000, 10_000_000_000].contains(notice_ns), "{order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_cannot_wait_longer_leaves_without_a_checkpoint() {
+    let mut settings = market();
+    settings.market.longest_wait = SECOND * 40;
+    let mut play = Play::with(settings);
+    play.world.wait(ROUND);
+    let checkpoint = JobBid { checkpoint_ns: 3_600_000_000_000, ..JobBid::of(Price(600_000)) };
+    play.bids.insert("bert".to_owned(), checkpoint);
+    bids(&mut play, "gpt", 700_000);
+    let bert = play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    let gpt = play.add_all("b", "gpt", (4, 4));
+    play.wait_seconds(65);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (2, 0), "{:#?}", play.jobs());
+    play.wait_seconds(15);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
+}
