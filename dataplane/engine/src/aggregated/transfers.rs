@@ -46,17 +46,12 @@ fn remote(
     let mut found = Remote::new();
     let at = segment.lo * segment.signature.dtype.size() as u64;
     for (place, local) in member.locals.iter().enumerate() {
-        if segment.lo == segment.hi
-            || !takes_part(local.rank)
-            || !is_remote(attachments, local.attachment)
-        {
+        if segment.lo == segment.hi || !takes_part(local.rank) || !is_remote(attachments, local.attachment) {
             continue;
         }
         let call = member.pending(segment.operation, local.rank).ok_or(ExecuteError::NoSource)?;
         let tensor = if output { &call.output } else { &call.input };
-        found
-            .try_push((place, local.attachment, tensor.offset + at))
-            .map_err(|_| ExecuteError::NoSource)?;
+        found.try_push((place, local.attachment, tensor.offset + at)).map_err(|_| ExecuteError::NoSource)?;
     }
     Ok(found)
 }
@@ -80,13 +75,12 @@ pub(crate) fn fetch(
     let Some((segment, size)) = member.segment_and_size(channel) else { return Ok(()) };
     let (number, signature) = (segment.number, segment.signature);
     let (bytes, room) = room(segment, size);
-    let asked = remote(member, attachments, segment, false, |rank| {
-        match signature.collective.traits().aggregator {
+    let asked =
+        remote(member, attachments, segment, false, |rank| match signature.collective.traits().aggregator {
             Some(AggregatorTask::Sum) => true,
             Some(AggregatorTask::Broadcast) => rank == signature.root,
             Some(AggregatorTask::Barrier) | None => false,
-        }
-    })?;
+        })?;
     let places = member.locals.len() as u64;
     let Some(away) = member.away.get_mut(usize::from(channel.0)) else { return Ok(()) };
     if away.has_begun(number) {
