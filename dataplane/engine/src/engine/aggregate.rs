@@ -91,11 +91,14 @@ impl Engine {
         for pending in self.pending_transfers.drain(..) {
             transfer(&mut self.attachments, &mut self.broken, pending);
         }
-        match (fetched, member.path(epoch)) {
+        if let Err(error) = fetched {
+            member.fail_internal(&error.to_string());
+            return true;
+        }
+        match member.path(epoch) {
             // The worker has it before the next packets, or once it is fetched, and then what comes behind it.
-            (Ok(()), Some(path)) => path.awaited.push_back((index, channel)),
-            (Ok(()), None) => member.core.handle_aggregation_ended(now, epoch),
-            (Err(error), _) => member.fail_internal(&error.to_string()),
+            Some(path) => path.awaited.push_back((index, channel)),
+            None => member.core.handle_aggregation_ended(now, epoch),
         }
         true
     }
@@ -157,7 +160,7 @@ impl Engine {
         for (_, _, key) in packet_order.iter() {
             let done = contain(members, aftermath, (*key, Work::Packets), |member| {
                 let sharers = sharing.of(member.tenant, member.class);
-                packets(now, (*key, member), (sharers, *dscp), attachments, (marks, &mut *asked))
+                packets(now, (*key, member), (sharers, *dscp), attachments, (&*marks, &mut *asked))
             });
             worked += done.unwrap_or(1);
             for asked in asked.drain(..) {

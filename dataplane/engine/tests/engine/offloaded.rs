@@ -106,7 +106,7 @@ fn broadcasts_and_barriers_of_distant_tensors_go_by_the_aggregator() {
     let ends = &mut |rank| if is_mapped(&ranks, rank) { near(ARENA) } else { lab.attach() };
     let rules = Aggregation { broadcast_bytes: Some([8, 1 << 20]), barriers: true, ..rules(FORMAT) };
     let mut world = offloaded(rules, &ranks, served.reached_by(ranks.len() as u32), ends);
-    for (root, count) in [(0, 100), (1, 100), (3, 100), (4, 20_000), (5, 20_000), (2, 30_001)] {
+    for (root, count) in [(0_u32, 100_u64), (1, 100), (3, 100), (4, 20_000), (5, 20_000), (2, 30_001)] {
         let to = 16 << 20;
         let deadline = Instant::now() + PATIENCE;
         loop {
