@@ -42,6 +42,7 @@ const SHOWN: usize = 20;
 #[command(after_help = "Examples:
   cargo xtask dpu --yes             one host with its offload unit, a right AllReduce; what CI runs
   cargo xtask dpu --pairs 2         two of each: AllReduce and AllToAll between hosts
+  cargo xtask dpu --pairs 3         three of each, and sums through an aggregator on a unit
   cargo xtask dpu --seed 4711       again with the data of an earlier run
   cargo xtask dpu --keep            keep the guests' logs of a good run too")]
 pub struct Args {
@@ -49,7 +50,7 @@ pub struct Args {
     #[arg(long)]
     pub yes: bool,
     /// Pairs of a host and its offload unit
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3))]
     pub pairs: u32,
     /// From which the ranks make their data; random if left out
     #[arg(long)]
@@ -95,7 +96,11 @@ pub fn run(args: &Args) -> Result<()> {
         Run { guests: &guests, places: &places, images: &images, folder: &folder, stop: &stop }.to_end();
     match outcome {
         Ok(()) => {
-            let collectives = if args.pairs > 1 { "AllReduce and AllToAll" } else { "AllReduce" };
+            let collectives = match args.pairs {
+                1 => "AllReduce",
+                2 => "AllReduce and AllToAll",
+                _ => "AllReduce and AllToAll, and sums by an aggregator,",
+            };
             let ranks = args.pairs * layout::RANKS;
             let (units, hosts) = if args.pairs > 1 { ("units", "hosts") } else { ("unit", "host") };
             println!(

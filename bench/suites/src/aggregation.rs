@@ -506,7 +506,12 @@ mod tests {
 
     #[test]
     fn a_run_counts_once_whatever_its_operations() {
-        let measured = |times_us: [f64; 3], busy| Measured { bytes: 8, times_us: times_us.to_vec(), busy };
+        let measured = |times_us: [f64; 3], busy| Measured {
+            bytes: 8,
+            times_us: times_us.to_vec(),
+            wire_bytes: 0,
+            busy,
+        };
         let timed =
             Timed { runs: vec![vec![measured([1.0, 9.0, 2.0], 0.2)], vec![measured([5.0, 4.0, 3.0], 0.4)]] };
         assert_eq!(timed.of(8).unwrap(), [2.0, 4.0]);

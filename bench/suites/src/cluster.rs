@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 /// How long control and agents may take to come up, and ranks to join.
 const START: Duration = Duration::from_secs(60);
 
+/// The aggregator's name, and the rate of its link: more than all hosts' together.
+const AGGREGATOR: &str = "agg0";
+const WIDE: &str = "1000Gbit/s";
+
 /// What carries the bytes between agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
@@ -22,6 +26,8 @@ pub enum Carrier {
     Verbs,
     /// TCP.
     Tcp,
+    /// RDMA, with an aggregator on the first host.
+    Aggregated,
 }
 
 impl Carrier {
@@ -29,7 +35,13 @@ impl Carrier {
         match self {
             Self::Verbs => "verbs",
             Self::Tcp => "tcp",
+            Self::Aggregated => "aggregated",
         }
+    }
+
+    /// Whether agents have their devices.
+    fn is_rdma(self) -> bool {
+        self != Self::Tcp
     }
 }
 
@@ -38,6 +50,7 @@ impl Carrier {
 pub struct Cluster {
     /// In this order they end.
     agents: Vec<Remote>,
+    _aggregator: Option<Remote>,
     _control: Remote,
     testbed: Testbed,
     carrier: Carrier,
@@ -55,8 +68,28 @@ pub fn programs(testbed: &Testbed) -> PathBuf {
 
 /// The first of the TCP ports that perftest leaves free.
 fn ports(testbed: &Testbed, carrier: Carrier) -> u16 {
-    let more = if carrier == Carrier::Verbs { 100 } else { 102 };
+    let more = match carrier {
+        Carrier::Verbs => 100,
+        Carrier::Tcp => 102,
+        Carrier::Aggregated => 104,
+    };
     testbed.ports.saturating_add(more)
+}
+
+/// A host's device and port, and the line that names its GID, if one was given.
+fn device(host: &Host) -> (String, String) {
+    let gid = host.gid_index.map_or(String::new(), |index| format!("gid_index = {index}\n"));
+    (format!("{}:{}", host.device, host.port), gid)
+}
+
+/// An aggregator's configuration. It says that it is fast: whether it pays is what is measured.
+fn aggregator(host: &Host, control: &SocketAddr, port: u16) -> String {
+    let (listen, (device, gid)) = (SocketAddr::from((host.address, port)), device(host));
+    format!(
+        "name = \"{AGGREGATOR}\"\ncontrol = \"{control}\"\ntls = \"tls-{AGGREGATOR}\"\nlisten = \"{listen}\"\n\
+         pool = \"4MiB\"\nmtu = 4200\npackets_per_second = 10_000_000\nmetrics = \"127.0.0.1:{port}\"\n\
+         [verbs]\ndevices = [\"{device}\"]\n{gid}"
+    )
 }
 
 /// Gives a host the certificate of a name, in the folder `tls-NAME` beside its configuration.
@@ -81,29 +114,52 @@ impl Cluster {
         for (index, host) in testbed.hosts.iter().enumerate() {
             topology = topology.replace(&format!("\"h{index}\""), &format!("\"host {}\"", host.name));
         }
-        let topology = topology.replace("\"host ", "\"");
+        let mut topology = topology.replace("\"host ", "\"");
+        if carrier == Carrier::Aggregated {
+            topology +=
+                &format!("[[aggregator]]\nname = \"{AGGREGATOR}\"\nswitch = \"s0\"\nrate = \"{WIDE}\"\n");
+        }
         let authority = Authority::create()?;
         certify(&authority, first, &folder, CONTROL, Use::Control)?;
         first.launcher.write(&folder.join("topology.toml"), topology.as_bytes(), 0o644)?;
         first.launcher.write(&folder.join("control.toml"), text.as_bytes(), 0o644)?;
         let deadline = Instant::now() + START;
-        let start = |host: &Host, name: &str, config: &str| {
+        let start = |host: &Host, name: &str, role: &[&str], config: &str| {
             let program = programs(testbed).join(name).display().to_string();
             let config = folder.join(config).display().to_string();
-            let words = ["env", "NO_COLOR=1", &program, "--config", &config];
+            let mut words = vec!["env", "NO_COLOR=1", &program];
+            words.extend(role);
+            words.extend(["--config", &config]);
             host.launcher.start(&format!("{name} on {}", host.name), &words)
         };
-        let mut running = start(first, "harmonaize-control", "control.toml")?;
+        let mut running = start(first, "harmonaize-control", &[], "control.toml")?;
         running.line(deadline, |line| line.contains("control serves"))?;
-        let mut cluster =
-            Self { agents: Vec::new(), _control: running, testbed: testbed.clone(), carrier, jobs: 0 };
+        let aggregator = if carrier == Carrier::Aggregated {
+            certify(&authority, first, &folder, AGGREGATOR, Use::Session)?;
+            let text = aggregator(first, &control, port + 2);
+            first.launcher.write(&folder.join("aggregator.toml"), text.as_bytes(), 0o644)?;
+            let role = ["--role", "aggregator"];
+            let mut started = start(first, "harmonaize-agent", &role, "aggregator.toml")?;
+            started.line(deadline, |line| line.contains("session with control is open"))?;
+            Some(started)
+        } else {
+            None
+        };
+        let mut cluster = Self {
+            agents: Vec::new(),
+            _aggregator: aggregator,
+            _control: running,
+            testbed: testbed.clone(),
+            carrier,
+            jobs: 0,
+        };
         for host in &testbed.hosts {
             let user = host.launcher.shell("id -u", &[], b"")?;
             let config = cluster.agent(host, &control, user.trim(), peer_timeout)?;
             certify(&authority, host, &folder, &host.name, Use::Session)?;
             let name = format!("agent-{}.toml", host.name);
             host.launcher.write(&folder.join(&name), config.as_bytes(), 0o644)?;
-            cluster.agents.push(start(host, "harmonaize-agent", &name)?);
+            cluster.agents.push(start(host, "harmonaize-agent", &[], &name)?);
         }
         for agent in &mut cluster.agents {
             agent.line(deadline, |line| line.contains("session with control is open"))?;
@@ -119,12 +175,11 @@ impl Cluster {
             host.name,
             peer_timeout.as_millis()
         );
-        let device = format!("{}:{}", host.device, host.port);
-        let gid = host.gid_index.map_or(String::new(), |index| format!("gid_index = {index}\n"));
-        if self.carrier == Carrier::Verbs {
+        let (device, gid) = device(host);
+        if self.carrier.is_rdma() {
             write!(text, "[verbs]\ndevices = [\"{device}\"]\n{gid}[rdma]\ndevice = \"{device}\"\n{gid}")?;
         }
-        let rdma = if self.carrier == Carrier::Verbs { "rdma = true\n" } else { "" };
+        let rdma = if self.carrier.is_rdma() { "rdma = true\n" } else { "" };
         write!(
             text,
             "[[tenant]]\nname = \"a\"\nsocket = {:?}\nuids = [{user}]\nremote = true\n{rdma}",

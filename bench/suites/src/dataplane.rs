@@ -99,8 +99,12 @@ mod tests {
 
     #[test]
     fn a_size_is_found_among_others() {
-        let measured =
-            [(1, 5.0), (2, 7.0)].map(|(bytes, us)| Measured { bytes, times_us: vec![us], busy: 0.0 });
+        let measured = [(1, 5.0), (2, 7.0)].map(|(bytes, us)| Measured {
+            bytes,
+            times_us: vec![us],
+            wire_bytes: 0,
+            busy: 0.0,
+        });
         assert_eq!(of_size(&measured, 2).unwrap(), 7e-6);
         assert!(of_size(&measured, 3).is_err());
     }

@@ -26,6 +26,9 @@ pub struct Measured {
     pub bytes: u64,
     /// Each timed operation, in microseconds.
     pub times_us: Vec<f64>,
+    /// Bytes that the first rank's host sent for an operation; 0 where nobody told.
+    #[serde(default)]
+    pub wire_bytes: u64,
     /// What of all processors' time was spent meanwhile; 0 where nobody looked.
     #[serde(default)]
     pub busy: f64,
@@ -371,7 +374,7 @@ mod tests {
         let text = "{\"bytes\":8,\"times_us\":[1.0,2.5],\"wrong\":0,\"wire_bytes\":3}\n";
         assert_eq!(
             measured::<Measured>(text).unwrap(),
-            [Measured { bytes: 8, times_us: vec![1.0, 2.5], busy: 0.0 }]
+            [Measured { bytes: 8, times_us: vec![1.0, 2.5], wire_bytes: 0, busy: 0.0 }]
         );
         assert!(measured::<Measured>("nothing\n").is_err() && measured::<Measured>("{\"bytes\":8}").is_err());
         let ended = measured::<Ended>("10.0.0.1:4\n{\"bytes_per_second\":1.5,\"processor_seconds\":2.0}\n");

@@ -6,7 +6,7 @@ use super::perftest::{self, End, Measure};
 use super::row::{Better, Case, Row, median};
 use super::suite::Request;
 use super::testbed::{Faults, Testbed};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::workspace::{Binaries, Profile};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ pub struct Budget {
     pub tensor: u64,
     /// Timed operations of a run.
     pub operations: usize,
-    /// Parts alone: stream, latency, allreduce, loss, slow, failure; all if empty.
+    /// Parts alone: stream, latency, allreduce, loss, slow, failure, aggregated; all if empty.
     pub only: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl Budget {
 }
 
 /// Names of parts, for `--only`.
-pub const PARTS: &[&str] = &["stream", "latency", "allreduce", "loss", "slow", "failure"];
+pub const PARTS: &[&str] = &["stream", "latency", "allreduce", "loss", "slow", "failure", "aggregated"];
 
 /// A testbed whose hosts were looked at, and have the programs.
 struct Suite {
@@ -110,6 +110,8 @@ enum Series {
     SlowRing,
     SlowMapped,
     SlowAttached,
+    ByHosts,
+    Aggregated,
     Killed,
     Unplugged,
     PeerTimeout,
@@ -129,7 +131,7 @@ enum Payload {
 type Spec = (&'static str, &'static str, Payload, Better, Option<f64>, Series, Series, &'static str);
 
 /// The rows of all parts.
-const ROWS: [Spec; 13] = {
+const ROWS: [Spec; 14] = {
     use Better::{Less, More};
     use Payload::{Block, Chunk, Message, Tensor};
     use Series::*;
@@ -144,6 +146,8 @@ const ROWS: [Spec; 13] = {
     const DOWN: &str = "a port goes down: seconds to the last rank's error";
     const ATTACHED: &str = "allreduce f32, attached over RDMA: busbw MB/s";
     const SLOW_ATTACHED: &str = "allreduce f32, slow links, attached over RDMA: busbw MB/s";
+    const AGGREGATED: &str = "allreduce f32, attached over RDMA, by an aggregator: busbw MB/s";
+    const BY_HOSTS: &str = "the ring, attached over RDMA";
     const LOSS: &str = "allreduce f32, lost packets: busbw MB/s";
     [
         ("stream", STREAM, Chunk, More, Some(0.90), Stream, WriteBandwidth, "ib_write_bw"),
@@ -159,6 +163,7 @@ const ROWS: [Spec; 13] = {
         ("loss", LOSS, Tensor, More, None, Lossy, Lossless, "without loss"),
         ("failure", KILLED, Block, Less, Some(1.0), Killed, PeerTimeout, "peer_timeout"),
         ("failure", DOWN, Block, Less, Some(1.0), Unplugged, PeerTimeout, "peer_timeout"),
+        ("aggregated", AGGREGATED, Tensor, More, Some(1.3), Aggregated, ByHosts, BY_HOSTS),
     ]
 };
 
@@ -214,11 +219,12 @@ pub fn run(testbed: Testbed, budget: Budget) -> Result<Outcome> {
     let figures = Figures::default();
     let mut suite = Suite { testbed, ends, budget, secret: secret()?, writes: 0, figures };
     suite.calibrate()?;
-    let parts: [Part; 4] = [
+    let parts: [Part; 5] = [
         (&["stream", "latency"], "between two hosts", Suite::between_two),
         (&["allreduce", "loss"], "on all hosts", Suite::collectives),
         (&["slow"], "with slow links", Suite::slowly),
         (&["failure"], "with failures", Suite::failures),
+        (&["aggregated"], "by an aggregator", Suite::aggregated),
     ];
     let mut problems = Vec::new();
     for (names, what, part) in parts {
@@ -425,6 +431,27 @@ impl Suite {
         Ok(())
     }
 
+    /// The rounds of AllReduce of ranks attached over RDMA, by an aggregator on the first host and by the hosts.
+    fn aggregated(&mut self) -> Result<()> {
+        let (rounds, tensor) = (self.budget.rounds, self.budget.tensor);
+        let mut hosts = Cluster::start(&self.testbed, Carrier::Verbs, CALM)?;
+        let mut aggregated = Cluster::start(&self.testbed, Carrier::Aggregated, CALM)?;
+        let mut used = 0;
+        for round in 1..=rounds {
+            let by_hosts = self.allreduce(&mut hosts, "rdma")?;
+            let (busbw, sent) = self.measured(&mut aggregated, "rdma", self.budget.operations)?;
+            // By an aggregator a host sends its tensor once; in a ring it sends more, from three hosts on.
+            used += usize::from(sent == tensor);
+            eprintln!(
+                "round {round}/{rounds}: attached over RDMA, busbw {busbw:.1} MB/s with {sent} bytes of {tensor} sent a host, by the hosts {by_hosts:.1}"
+            );
+            self.figures.push(Series::ByHosts, by_hosts);
+            self.figures.push(Series::Aggregated, busbw);
+        }
+        ensure!(used > 0 || rounds == 0, "no operation went by the aggregator");
+        Ok(())
+    }
+
     /// The rounds of AllReduce with links that are slower than emulated devices. What waits for what shows, and not what
     /// costs how much of a processor.
     fn slowly(&mut self) -> Result<()> {
@@ -462,11 +489,17 @@ impl Suite {
 
     /// The same with so many timed operations.
     fn timed(&self, cluster: &mut Cluster, access: &str, operations: usize) -> Result<f64> {
+        Ok(self.measured(cluster, access, operations)?.0)
+    }
+
+    /// The same, and the bytes that the first rank's host sent for the last of them.
+    fn measured(&self, cluster: &mut Cluster, access: &str, operations: usize) -> Result<(f64, u64)> {
         let (bytes, operations) = (self.budget.tensor.to_string(), operations.to_string());
         let arguments = ["--bytes", &bytes, "--warmup", "1", "--iterations", &operations, "--access", access];
         let measured = cluster.run(&arguments, LIMIT)?;
         let took = median(&measured.times_us).context("nothing was timed")?;
-        Ok(wire_share(self.testbed.hosts.len()) * self.budget.tensor as f64 / took)
+        let busbw = wire_share(self.testbed.hosts.len()) * self.budget.tensor as f64 / took;
+        Ok((busbw, measured.wire_bytes))
     }
 
     fn on_all(&self, template: &str) -> Result<()> {

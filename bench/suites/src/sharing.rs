@@ -266,7 +266,7 @@ impl Sharing {
         let job = lab.start_of(0, "steady", BESIDE_A_VICTIM.ranks, &arguments)?;
         let steady = finish(lab, vec![job], LIMIT)?.pop().context("no figures")?;
         let rate = steady.rate(common(std::slice::from_ref(&steady), until, WARM_UP)?) / OF_A_VICTIM as f64;
-        let measured = Measured { bytes: steady.bytes, times_us: steady.took_us, busy: 0.0 };
+        let measured = Measured { bytes: steady.bytes, times_us: steady.took_us, wire_bytes: 0, busy: 0.0 };
         let [_, p99] = percentiles(&[measured])?;
         Ok((rate, p99))
     }
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn percentiles_are_of_sorted_times() {
         let times_us = (0..100).rev().map(f64::from).collect();
-        let measured = [Measured { bytes: SMALL, times_us, busy: 0.0 }];
+        let measured = [Measured { bytes: SMALL, times_us, wire_bytes: 0, busy: 0.0 }];
         assert_eq!(percentiles(&measured).unwrap(), [50.0, 99.0]);
         assert!(percentiles(&[]).is_err());
     }

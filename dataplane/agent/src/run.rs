@@ -334,13 +334,11 @@ async fn serve(
     }
     let codecs = coding::codecs().to_vec();
     let abilities = paths.abilities(config.verbs.is_none(), telemetry.measures());
-    // Tensors that only a device reaches cannot be added up into packets.
-    let aggregation = config.rdma.is_none();
     let settings = Settings::new(config.control, config.protection.clone(), config.host.clone(), address);
     let settings = Settings {
         abilities: v1::Capabilities {
             codecs,
-            aggregation,
+            aggregation: true,
             datagram_bytes,
             costs: costs::measure(config.links.protection),
             congestion_controls: congestion::controls(&at),

@@ -19,7 +19,7 @@ pub(crate) struct StagingNeeds(Vec<(Kind, StagingSize)>);
 pub struct StagingBytes {
     /// Where the tensors of all local ranks are mapped.
     mapped: u64,
-    /// Where those of some are not: with what is fetched of them and stored, residuals and messages included.
+    /// Where those of some are not: with what is fetched of them and stored, residuals, messages and an aggregator's inputs included.
     remote: u64,
 }
 
@@ -54,11 +54,15 @@ impl StagingNeeds {
         let group = plan.plan.group();
         let halves = 2 * group.local(me).len() as u64;
         let residuals = residual.saturating_add(GAP).saturating_mul(halves);
+        // What an aggregator is given of tensors that are not mapped.
+        let inputs = largest.saturating_add(GAP).saturating_mul(halves / 2);
+        let fetched = if plan.aggregation.is_some() { inputs } else { 0 };
         let messages = p2p_staging_bytes(group.participants(), plan.landing_slots, plan.tuning.chunk_bytes);
         let of_all = |channel: u64| channel.saturating_mul(u64::from(plan.channels));
         StagingBytes {
             mapped: of_all(mapped.saturating_add(sum)),
-            remote: of_all(remote.saturating_add(sum).saturating_add(residuals)).saturating_add(messages),
+            remote: of_all([sum, residuals, fetched].into_iter().fold(remote, u64::saturating_add))
+                .saturating_add(messages),
         }
     }
 }

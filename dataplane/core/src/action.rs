@@ -158,7 +158,8 @@ pub enum Action {
     },
     /// Copy the sum of the segment on `channel` from staging to the local ranks' outputs. The copy divides an average.
     ///
-    /// Everybody has the sum, or this participant has it and keeps it ([`crate::Segment::retains_output`]).
+    /// Everybody has the sum, or this participant has it and keeps it ([`crate::Segment::retains_output`]). Where that takes longer than
+    /// the action, [`crate::Communicator::defer_copy_out`] says so.
     CopyOut {
         /// The channel.
         channel: ChannelId,

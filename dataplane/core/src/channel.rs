@@ -119,6 +119,9 @@ pub(crate) struct Channel {
     summed: bool,
     /// Whether the sum was copied from staging to the outputs.
     copied_out: bool,
+    /// Whether that copy is still on its way to tensors that are not mapped. At a hand-over none is.
+    #[serde(skip)]
+    copying: bool,
 }
 
 impl Channel {
@@ -245,6 +248,21 @@ impl Channel {
         self.segment.as_ref().is_some_and(Segment::retains_output) && self.take_copy_out()
     }
 
+    /// The copy that was asked for goes on.
+    pub(crate) fn defer_copy_out(&mut self) {
+        self.copying = self.segment.is_some();
+    }
+
+    /// That copy has ended.
+    pub(crate) fn end_copy_out(&mut self) {
+        self.copying = false;
+    }
+
+    /// The segment whose sum is on its way to the outputs.
+    pub(crate) fn copying(&self) -> Option<SegmentId> {
+        self.segment.as_ref().filter(|_| self.copying).map(|segment| segment.number)
+    }
+
     fn stages_output(&self) -> bool {
         self.segment.as_ref().is_some_and(Segment::stages_output)
     }
@@ -260,6 +278,9 @@ impl Channel {
 
     /// Whether nothing at all is left to do, given that everybody has (or has not) acknowledged.
     pub(crate) fn released(&self, acknowledged: bool) -> bool {
+        if self.copying {
+            return false;
+        }
         if self.aggregated() {
             return acknowledged && self.summed && (self.copied_out || !self.stages_output());
         }

@@ -520,7 +520,7 @@ impl Communicator {
             if let Some(action) = self.shared.actions.pop_front() {
                 return Some(action);
             }
-            if let Some(action) = report::poll_completed(&mut self.shared, self.scheduler.done()) {
+            if let Some(action) = report::poll_completed(&mut self.shared, self.scheduler.settled()) {
                 return Some(action);
             }
             self.scheduler.release_slot(now, &mut self.shared, &mut self.admission);

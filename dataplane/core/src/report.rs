@@ -63,7 +63,7 @@ fn aggregation_report(operation: &Operation) -> Option<AggregationReport> {
         .then_some(AggregationReport { segments: given.saturating_sub(again), fallback_segments: again })
 }
 
-/// The next completion, where segments below `done` are done here.
+/// The next completion, where segments below `done` are done here and results lie where they belong.
 pub(crate) fn poll_completed(shared: &mut Shared, done: SegmentId) -> Option<Action> {
     loop {
         let operation = shared.operations.oldest()?;

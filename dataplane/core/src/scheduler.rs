@@ -77,6 +77,16 @@ impl Scheduler {
         self.done
     }
 
+    /// Segments below this are done here, and what comes of them is where it belongs.
+    pub(crate) fn settled(&self) -> SegmentId {
+        self.channels.iter().filter_map(Channel::copying).fold(self.done, SegmentId::min)
+    }
+
+    /// A channel.
+    pub(crate) fn channel_mut(&mut self, channel: ChannelId) -> Option<&mut Channel> {
+        self.channels.get_mut(usize::from(channel.0))
+    }
+
     /// The segment on a channel.
     pub(crate) fn segment(&self, channel: ChannelId) -> Option<&Segment> {
         self.channels.get(usize::from(channel.0))?.segment()

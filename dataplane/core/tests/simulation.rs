@@ -247,6 +247,7 @@ fn aggregated() {
     };
     let sum = family("aggregated", 300, false, build, well);
     assert!(sum.aggregated > 0 && sum.again > sum.restored && sum.restored > 0 && sum.switches > 0, "{sum}");
+    assert!(sum.copied_late > 0, "{sum}");
 }
 
 /// Participants go on as other processes, at any time: nothing fails, and what was being aggregated is done by hosts.

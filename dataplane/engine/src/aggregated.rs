@@ -1,49 +1,61 @@
 //! Segments that an aggregator sums: the worker of an epoch, its datagrams, and the tensors behind both.
+//!
+//! Tensors that are not mapped lie in staging meanwhile. A segment's inputs are fetched before the worker has it, and its result is
+//! stored before the segment counts as done, or, where it is held, before its operation ends.
 
 use crate::attachment::Attachment;
 use crate::coded::mix;
-use crate::communicator_state::{CommunicatorState, ExtraStaging};
+use crate::communicator_state::{CommunicatorState, Local};
 use crate::passes::{Kernel, Pass, PassSharing};
 use crate::slices::Slices;
-use crate::step::Located;
-use crate::table::Table;
+use crate::step::{ExecuteError, Located};
+use crate::table::{Key, Table};
+use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ChannelId, Epoch, Rank, ReduceOp, SHARED_CODEC, SegmentIndex, Signature, View, ViewMut,
+    AggregatorTask, ChannelId, Epoch, ReduceOp, SHARED_CODEC, SegmentIndex, Signature, View, ViewMut,
 };
-use harmonaize_aggregator::{Event, PayloadFormat, Tensors, Worker};
-use harmonaize_core::{CodingReport, Nanos, Segment};
+use harmonaize_aggregator::{Event, PayloadFormat, Task, Tensors, Worker};
+use harmonaize_core::{Aggregation, CodingReport, Nanos, Segment};
 use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes::{Code, PartOf, Squares, Store, decode_part, encode_shared, ranges, signal};
 use harmonaize_plan::MAX_SOURCES;
 use harmonaize_shm::Memory;
 use std::sync::Arc;
 
+mod away;
 mod endpoint;
 mod path;
+mod transfers;
 
+use away::Purpose;
+pub(crate) use away::{Away, is_for_aggregator};
 pub(crate) use path::AggregatorPath;
 use path::{BATCH, Coder, Session};
+use transfers::{any_remote, is_fetched, is_remote};
+pub(crate) use transfers::{fetch, handle_transferred, reserve_aside};
 
 /// Calls to receive in a row.
 const MAX_RECEIVE_CALLS: usize = 8;
 /// Rounds of the loop between two calls to receive for an idle worker.
 const MAX_IDLE_POLLS: u32 = 16;
 
-/// Packets in, what they say to the communicator, packets out. How much was done.
+/// Packets in, what they say to the communicator, packets out. What is to be stored of tensors that are not mapped goes into
+/// `asked`. How much was done.
 pub(crate) fn progress(
     path: &mut AggregatorPath,
     now: Nanos,
-    member: &mut CommunicatorState,
+    (key, member): (Key, &mut CommunicatorState),
     attachments: &Table<Attachment>,
+    asked: &mut Vec<PendingTransfer>,
 ) -> usize {
     let time = now.into();
+    let mut worked = submit_fetched(path, now, member, attachments);
     let AggregatorPath { epoch, address, worker, datagrams, reconnect, coder, idle_polls, session, .. } =
         path;
     *idle_polls = (*idle_polls + 1) % MAX_IDLE_POLLS;
     // What comes to an idle worker is late; others need not wait for the calls that find that there is nothing.
     let mut reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
-    let mut worked = 0;
     for _ in 0..if worker.is_idle() && *idle_polls > 0 { 0 } else { MAX_RECEIVE_CALLS } {
         let received = datagrams.receive(&mut |from, bytes| {
             if from == *address {
@@ -58,7 +70,8 @@ pub(crate) fn progress(
         }
         worked += received;
     }
-    worked += notify_core(now, *epoch, worker, session, member);
+    let of = (key, *epoch);
+    worked += notify_core(now, of, (&mut *worker, &mut *session), member, attachments, asked);
     let reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
     let mut write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
     while worked < 2 * BATCH && datagrams.push(&mut write) {
@@ -74,16 +87,111 @@ pub(crate) fn progress(
         }
     }
     // Sending may have found that the aggregator is silent.
-    worked + notify_core(now, *epoch, worker, session, member)
+    worked + notify_core(now, of, (worker, session), member, attachments, asked)
+}
+
+/// Gives the worker those segments in order whose inputs are all here. How many.
+fn submit_fetched(
+    path: &mut AggregatorPath,
+    now: Nanos,
+    member: &mut CommunicatorState,
+    attachments: &Table<Attachment>,
+) -> usize {
+    let mut submitted = 0;
+    while let Some((index, channel)) = path.awaited.front().copied() {
+        let segment = member.core.segment(channel);
+        let Some(segment) = segment.filter(|s| s.epoch == path.epoch && s.aggregated == Some(index)) else {
+            // Hosts have begun it again.
+            path.awaited.pop_front();
+            continue;
+        };
+        if !is_fetched(member, channel, segment.number) {
+            break;
+        }
+        path.awaited.pop_front();
+        submitted += 1;
+        let tensors = SegmentTensors { member, attachments, epoch: path.epoch, coder: Some(&path.coder) };
+        if tensors.copy_fetched_root(channel).is_none() {
+            let me = member.core.me().0;
+            member.fail_internal(&format!("participant {me}'s fetched broadcast lies nowhere"));
+            break;
+        }
+        submit(path, now, member, (index, channel));
+    }
+    submitted
+}
+
+/// Gives the worker a channel's segment.
+fn submit(
+    path: &mut AggregatorPath,
+    now: Nanos,
+    member: &mut CommunicatorState,
+    (index, channel): (SegmentIndex, ChannelId),
+) {
+    let Some(segment) = member.core.segment(channel) else { return };
+    let (task, given) = task_of(member, segment, path.coder.rules);
+    member.bytes_sent += given;
+    if !path.worker.submit(index, task) {
+        path.awaited.clear();
+        member.core.handle_aggregation_ended(now, path.epoch);
+    }
+}
+
+/// The task of a segment for the aggregator, and the bytes that this participant sends of it.
+fn task_of(member: &CommunicatorState, segment: &Segment, rules: Aggregation) -> (Task, u64) {
+    let signature = segment.signature;
+    let elements = segment.hi - segment.lo;
+    match signature.collective.traits().aggregator {
+        Some(AggregatorTask::Broadcast) => {
+            let bytes = elements * signature.dtype.size() as u64;
+            let root = member.local(signature.root).is_some();
+            (Task::Broadcast { bytes, root }, if root { bytes } else { 0 })
+        }
+        Some(AggregatorTask::Barrier) => (Task::Barrier, 0),
+        Some(AggregatorTask::Sum) | None => {
+            let format = rules.format_of(&signature);
+            let task = match format.filter(|format| rules.format != *format) {
+                Some(PayloadFormat::Tensor { dtype, op }) => Task::Other { elements, dtype, op },
+                _ => Task::Sum(elements),
+            };
+            (task, format.map_or(0, |format| format.sent(elements)))
+        }
+    }
+}
+
+/// A segment's results are all here. Those that nobody holds go to tensors that are not mapped, if there are any, and the segment is done
+/// when they are there.
+fn handle_done(
+    now: Nanos,
+    (key, epoch): (Key, Epoch),
+    (index, coded): (SegmentIndex, Option<CodingReport>),
+    member: &mut CommunicatorState,
+    attachments: &Table<Attachment>,
+    asked: &mut Vec<PendingTransfer>,
+) {
+    let done = member.core.aggregated_segment(epoch, index);
+    if let Some((channel, segment)) = done
+        && !segment.stages_output()
+        && member.core.failure().is_none()
+    {
+        let purpose = Purpose::Store { epoch, index, coded };
+        match transfers::store(member, (key, channel), attachments, (purpose, false), asked) {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(error) => return member.fail_internal(&error.to_string()),
+        }
+    }
+    member.core.handle_aggregated(now, epoch, index, coded.as_ref());
 }
 
 /// Tells the communicator what has happened to the worker.
 fn notify_core(
     now: Nanos,
-    epoch: Epoch,
-    worker: &mut Worker,
-    session: &mut Session,
+    (key, epoch): (Key, Epoch),
+    (worker, session): (&mut Worker, &mut Session),
     member: &mut CommunicatorState,
+    attachments: &Table<Attachment>,
+    asked: &mut Vec<PendingTransfer>,
 ) -> usize {
     let mut told = 0;
     if session.probe_only && worker.is_answered() {
@@ -103,8 +211,8 @@ fn notify_core(
                     squares: signal,
                     ..CodingReport::default()
                 };
-                let coded = coded.then_some(told);
-                member.core.handle_aggregated(now, epoch, segment, coded.as_ref());
+                let done = (segment, coded.then_some(told));
+                handle_done(now, (key, epoch), done, member, attachments, asked);
             }
             Event::Ended(_) if std::mem::take(&mut session.probe_only) => {
                 member.core.handle_aggregation_ended(now, epoch)
@@ -148,16 +256,12 @@ impl<'a> SegmentTensors<'a> {
         at: u64,
         bytes: u64,
     ) -> Option<Located<'a>> {
-        let size = segment.signature.dtype.size() as u64;
-        let base = if segment.retains_output() {
-            self.member.extra_offset(segment, size, ExtraStaging::Result)
-        } else {
-            0
-        };
-        Some((self.member.staging_of(channel)?, base + at, bytes))
+        let (memory, base, _) = self.member.result(channel, segment)?;
+        Some((memory, base + at, bytes))
     }
 
-    /// Where bytes of a broadcast go, from `at` of the segment on.
+    /// Where bytes of a result go, from `at` of the segment on: to staging if they are held or to be stored, and else, or then as well,
+    /// to the outputs that are mapped.
     fn places(
         &self,
         channel: ChannelId,
@@ -165,24 +269,28 @@ impl<'a> SegmentTensors<'a> {
         at: u64,
         bytes: u64,
     ) -> Option<ArrayVec<Located<'a>, MAX_SOURCES>> {
-        if segment.stages_output() {
-            return Some(ArrayVec::from_iter([self.staged_output(channel, segment, at, bytes)?]));
+        let held = segment.stages_output();
+        let mut places = ArrayVec::new();
+        if held || any_remote(self.member, self.attachments) {
+            places.push(self.staged_output(channel, segment, at, bytes)?);
         }
-        let mut places = self.outputs(segment, &segment.signature, segment.lo, bytes)?;
-        places.iter_mut().for_each(|(_, place, _)| *place += at);
+        if !held {
+            self.add_outputs(segment, at, bytes, &mut places)?;
+        }
         Some(places)
     }
 
     /// Bytes of the root's input, from `at` of the segment on.
-    fn root_input(&self, segment: &Segment, at: u64, bytes: u64) -> Option<Located<'a>> {
-        let signature = &segment.signature;
-        let (memory, tensor) = self.tensor(segment, signature, signature.root, false, segment.lo)?;
+    fn root_input(&self, channel: ChannelId, segment: &Segment, at: u64, bytes: u64) -> Option<Located<'a>> {
+        let mut locals = self.member.locals.iter();
+        let place = locals.position(|local| local.rank == segment.signature.root)?;
+        let (memory, tensor) = self.input(channel, segment, place)?;
         Some((memory, tensor + at, bytes))
     }
 
     fn load_broadcast(&self, index: SegmentIndex, at: u64, to: &mut [u8]) -> Option<()> {
-        let (_, segment, _) = self.segment(index)?;
-        let (memory, from, bytes) = self.root_input(segment, at, to.len() as u64)?;
+        let (channel, segment, _) = self.segment(index)?;
+        let (memory, from, bytes) = self.root_input(channel, segment, at, to.len() as u64)?;
         harmonaize_kernels::copy(memory.view(from, bytes).ok()?, &[to.into()]).ok()
     }
 
@@ -192,70 +300,100 @@ impl<'a> SegmentTensors<'a> {
         harmonaize_kernels::copy(bytes.into(), &places).ok()
     }
 
-    /// What a root broadcasts, to its own ranks. Returns whether all is done.
+    /// What a root broadcasts, to its own ranks. Returns whether all is done. What is fetched of it is copied
+    /// [later](Self::copy_fetched_root).
     pub(crate) fn copy_root_output(
         &self,
         channel: ChannelId,
         (passes, slices): (&mut PassSharing, &mut Slices),
     ) -> Option<bool> {
         let segment = self.member.core.segment(channel)?;
+        if self.fetches_root(segment) {
+            return Some(true);
+        }
         let bytes = (segment.hi - segment.lo) * segment.signature.dtype.size() as u64;
         let destinations = &self.places(channel, segment, 0, bytes)?;
-        let sources = &[self.root_input(segment, 0, bytes)?];
+        let sources = &[self.root_input(channel, segment, 0, bytes)?];
         passes.run(&[Pass { kernel: &Kernel::Copy, whole: 0, sources, destinations }], slices).ok()
     }
 
-    /// A rank's memory and where in it the tensor's bytes from element `at` on lie.
-    fn tensor(
-        &self,
-        segment: &Segment,
-        signature: &Signature,
-        rank: Rank,
-        output: bool,
-        at: u64,
-    ) -> Option<(&'a Arc<Memory>, u64)> {
-        let local = self.member.local(rank)?;
-        let call = self.member.pending(segment.operation, rank)?;
+    /// The same of a root whose tensor was fetched; nothing of others.
+    fn copy_fetched_root(&self, channel: ChannelId) -> Option<()> {
+        let segment = self.member.core.segment(channel)?;
+        if !self.fetches_root(segment) {
+            return Some(());
+        }
+        let bytes = (segment.hi - segment.lo) * segment.signature.dtype.size() as u64;
+        let places = views(&self.places(channel, segment, 0, bytes)?)?;
+        let (memory, from, _) = self.root_input(channel, segment, 0, bytes)?;
+        harmonaize_kernels::copy(memory.view(from, bytes).ok()?, &places).ok()
+    }
+
+    /// Whether a segment is a broadcast of a local rank's whose tensors are not mapped.
+    fn fetches_root(&self, segment: &Segment) -> bool {
+        let Signature { collective, root, .. } = segment.signature;
+        let local = self.member.local(root).filter(|_| segment.lo < segment.hi);
+        collective.traits().aggregator == Some(AggregatorTask::Broadcast)
+            && local.is_some_and(|local| is_remote(self.attachments, local.attachment))
+    }
+
+    /// A local rank's memory, and where in it its tensor's part of the segment lies; none if it is not mapped.
+    fn mapped(&self, segment: &Segment, local: &Local, output: bool) -> Option<(&'a Arc<Memory>, u64)> {
+        let call = self.member.pending(segment.operation, local.rank)?;
         let region = if output { &call.output } else { &call.input };
         let regions = self.attachments.get(local.attachment)?.end.memory()?;
         let (memory, offset) = regions.locate(region.offset, region.bytes).ok()?;
-        Some((memory, offset + at * signature.dtype.size() as u64))
+        Some((memory, offset + segment.lo * segment.signature.dtype.size() as u64))
     }
 
-    fn outputs(
+    /// Where the segment's part of a local rank's input lies, mapped or fetched.
+    fn input(&self, channel: ChannelId, segment: &Segment, place: usize) -> Option<(&'a Arc<Memory>, u64)> {
+        let local = self.member.locals.get(place)?;
+        if is_remote(self.attachments, local.attachment) {
+            let (memory, at, _) = transfers::fetched(self.member, (channel, segment), place)?;
+            return Some((memory, at));
+        }
+        self.mapped(segment, local, false)
+    }
+
+    /// Adds the outputs that are mapped, from `at` of the segment on.
+    fn add_outputs(
         &self,
         segment: &Segment,
-        signature: &Signature,
         at: u64,
         bytes: u64,
-    ) -> Option<ArrayVec<Located<'a>, MAX_SOURCES>> {
-        let mut places = ArrayVec::new();
+        places: &mut ArrayVec<Located<'a>, MAX_SOURCES>,
+    ) -> Option<()> {
         for local in &self.member.locals {
-            let (memory, offset) = self.tensor(segment, signature, local.rank, true, at)?;
-            places.try_push((memory, offset, bytes)).ok()?;
+            if !is_remote(self.attachments, local.attachment) {
+                let (memory, offset) = self.mapped(segment, local, true)?;
+                places.try_push((memory, offset + at, bytes)).ok()?;
+            }
         }
-        Some(places)
+        Some(())
     }
 
+    /// The local ranks' elements of a segment, from `offset` on.
     fn inputs(
         &self,
+        channel: ChannelId,
         segment: &Segment,
-        signature: &Signature,
-        at: u64,
+        offset: u64,
         elements: usize,
     ) -> Option<ArrayVec<View<'a>, MAX_SOURCES>> {
-        let bytes = (elements * signature.dtype.size()) as u64;
+        let size = segment.signature.dtype.size();
+        let (at, bytes) = (offset * size as u64, (elements * size) as u64);
         let mut parts = ArrayVec::new();
-        for local in &self.member.locals {
-            let (memory, at) = self.tensor(segment, signature, local.rank, false, at)?;
-            parts.try_push(memory.view(at, bytes).ok()?).ok()?;
+        for place in 0..self.member.locals.len() {
+            let (memory, from) = self.input(channel, segment, place)?;
+            parts.try_push(memory.view(from + at, bytes).ok()?).ok()?;
         }
         Some(parts)
     }
 
     fn add_up(&self, index: SegmentIndex, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
-        let (_, segment, signature) = self.segment(index)?;
-        let parts = self.inputs(segment, &signature, segment.lo + offset, elements)?;
+        let (channel, segment, signature) = self.segment(index)?;
+        let parts = self.inputs(channel, segment, offset, elements)?;
         self.reduce(&signature, &parts, to.into())
     }
 
@@ -277,8 +415,8 @@ impl<'a> SegmentTensors<'a> {
         elements: usize,
         work: impl FnOnce(View<'_>, u64) -> Option<T>,
     ) -> Option<T> {
-        let (_, segment, signature) = self.segment(index)?;
-        let parts = self.inputs(segment, &signature, segment.lo + offset, elements)?;
+        let (channel, segment, signature) = self.segment(index)?;
+        let parts = self.inputs(channel, segment, offset, elements)?;
         let seed = self.seed(segment, offset);
         if let [only] = parts.as_slice() {
             return work(*only, seed);
@@ -323,8 +461,8 @@ impl<'a> SegmentTensors<'a> {
             let (bits, block, noise) = (bits.into(), block.into(), mix(seed ^ (me + 1)));
             encode_shared(Isa::detect(), bits, block, seed, noise, of_all.into(), from, to.into()).ok()
         })?;
-        let (_, segment, signature) = self.segment(index)?;
-        let parts = self.inputs(segment, &signature, segment.lo + offset, elements)?;
+        let (channel, segment, _) = self.segment(index)?;
+        let parts = self.inputs(channel, segment, offset, elements)?;
         if let [_] = parts.as_slice() {
             return Some(encoded);
         }
@@ -337,12 +475,7 @@ impl<'a> SegmentTensors<'a> {
         let size = signature.dtype.size() as u64;
         let bytes = elements as u64 * size;
         let holds = segment.stages_output();
-        let outputs = if holds {
-            ArrayVec::from_iter([self.staged_output(channel, segment, offset * size, bytes)?])
-        } else {
-            self.outputs(segment, &signature, segment.lo + offset, bytes)?
-        };
-        let outputs = views(&outputs)?;
+        let outputs = views(&self.places(channel, segment, offset * size, bytes)?)?;
         let (first, others) = outputs.split_first()?;
         let coder = self.coder?;
         // What is held is divided when it goes to the outputs.
@@ -369,7 +502,7 @@ impl<'a> SegmentTensors<'a> {
         if others.is_empty() { Some(()) } else { harmonaize_kernels::copy(first.as_view(), others).ok() }
     }
 
-    /// Copies a sum that was held to where it belongs. Returns whether all is done.
+    /// Copies a sum that was held to the outputs that are mapped, and an average that is to be stored aside. Returns whether all is done.
     ///
     /// It stays held, and goes on to be copied, if hosts begin its segment again between two slices.
     pub(crate) fn copy_out(
@@ -381,15 +514,38 @@ impl<'a> SegmentTensors<'a> {
         let signature = segment.signature;
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;
         let sources = &[self.staged_output(channel, segment, 0, bytes)?];
-        let destinations = &self.outputs(segment, &signature, segment.lo, bytes)?;
+        let mut destinations = ArrayVec::new();
+        self.add_outputs(segment, 0, bytes, &mut destinations)?;
         let kernel = &match signature.reduce {
             op @ ReduceOp::Average => {
+                if bytes > 0 && any_remote(self.member, self.attachments) {
+                    destinations.try_push(transfers::fetched(self.member, (channel, segment), 0)?).ok()?;
+                }
                 Kernel::Reduce { op, dtype: signature.dtype, divide: Some(self.member.ranks) }
             }
             _ => Kernel::Copy,
         };
+        if destinations.is_empty() {
+            return Some(true);
+        }
+        let destinations = &destinations;
         passes.run(&[Pass { kernel, whole: 0, sources, destinations }], slices).ok()
     }
+}
+
+/// Has a sum that was held stored in the tensors that are not mapped. Their operation does not end before.
+pub(crate) fn store_held(
+    member: &mut CommunicatorState,
+    (key, channel): (Key, ChannelId),
+    attachments: &Table<Attachment>,
+    asked: &mut Vec<PendingTransfer>,
+) -> Result<(), ExecuteError> {
+    let Some(segment) = member.core.segment(channel) else { return Ok(()) };
+    let aside = segment.signature.reduce == ReduceOp::Average;
+    if transfers::store(member, (key, channel), attachments, (Purpose::CopyOut, aside), asked)? {
+        member.core.defer_copy_out(channel);
+    }
+    Ok(())
 }
 
 /// Views of what lies there.

@@ -242,6 +242,11 @@ impl Attachment {
         self.end.complete(completion)
     }
 
+    /// Whether its tensors can be read and written here.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.end.memory().is_some()
+    }
+
     /// Whether no fetch and no store is under way or waits.
     pub(crate) fn rests(&self) -> bool {
         self.waiting.is_empty() && self.counted.is_none() && self.end.rests()

@@ -1,12 +1,12 @@
 //! A communicator as the engine holds it. It has the state machine, its links and landing rings, staging, and the calls
 //! of its local ranks.
 
-use crate::aggregated::AggregatorPath;
+use crate::aggregated::{AggregatorPath, Away};
 use crate::backlog::Backlog;
 use crate::command::CommunicatorStatus;
 use crate::p2p::P2pState;
 use crate::slices::Unfinished;
-use crate::step::{CodedStep, ExecuteError, culprit};
+use crate::step::{CodedStep, ExecuteError, Located, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Urgency};
 use harmonaize_abi::{
@@ -104,6 +104,9 @@ pub(crate) struct CommunicatorState {
     /// By channel: the residuals, in and out, of local ranks whose tensors are not mapped, one rank after another.
     #[serde(skip)]
     pub(crate) residual_staging: Vec<Option<Arc<Memory>>>,
+    /// By channel: what is fetched and stored of a segment that an aggregator does. At a hand-over nothing is.
+    #[serde(skip)]
+    pub(crate) away: Vec<Away>,
     calls: Vec<Pending>,
     free: Vec<u32>,
     /// Calls in flight, by class.
@@ -174,6 +177,7 @@ impl CommunicatorState {
             sums: vec![None; usize::from(parts.channels)],
             staging: vec![None; usize::from(parts.channels)],
             residual_staging: vec![None; usize::from(parts.channels)],
+            away: (0..parts.channels).map(|_| Away::default()).collect(),
             calls: vec![Pending::default(); parts.calls as usize],
             free: (0..parts.calls).rev().collect(),
             in_flight: [0; CLASSES],
@@ -262,6 +266,7 @@ impl CommunicatorState {
         let channels = self.begun.len();
         self.staging.resize(channels, None);
         self.residual_staging.resize(channels, None);
+        self.away.resize_with(channels, Away::default);
         self.copied.resize(channels, None);
         for links in &mut self.epochs {
             links.landing.resize(links.links.len(), None);
@@ -392,6 +397,14 @@ impl CommunicatorState {
             ExtraStaging::Result => slots,
             ExtraStaging::Neutral => slots + (elements * size).next_multiple_of(ALIGNMENT),
         }
+    }
+
+    /// Where what an aggregator's segment comes to lies in staging, if it does.
+    pub(crate) fn result(&self, channel: ChannelId, segment: &Segment) -> Option<Located<'_>> {
+        let size = segment.signature.dtype.size() as u64;
+        let held = segment.retains_output();
+        let at = if held { self.extra_offset(segment, size, ExtraStaging::Result) } else { 0 };
+        Some((self.staging_of(channel)?, at, (segment.hi - segment.lo) * size))
     }
 
     /// A segment begins again that somebody has the sum of: what adds nothing to it is made.

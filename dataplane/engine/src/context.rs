@@ -55,7 +55,7 @@ impl<'a> Context<'a> {
     }
 
     /// What stands for a tensor of a segment that is begun again although what it comes to is there.
-    fn resume_source(&self, segment: &Segment, place: Buffer) -> Option<ExtraStaging> {
+    pub(crate) fn resume_source(&self, segment: &Segment, place: Buffer) -> Option<ExtraStaging> {
         let restored = segment.resume?;
         match place {
             // It is the root's where only that counts.

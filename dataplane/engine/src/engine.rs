@@ -6,6 +6,7 @@ mod panicked;
 #[cfg(test)]
 mod tests;
 
+use crate::aggregated::{self, is_for_aggregator};
 use crate::attachment::Attachment;
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
@@ -549,7 +550,7 @@ impl Engine {
             Action::ProbeAggregator { epoch, session } => self.join(now, key, epoch, session, true),
             Action::Leave { epoch } => {
                 if let Some(path) = member.path(epoch) {
-                    path.worker.stop();
+                    path.leave();
                 }
             }
             Action::Aggregate { channel } => {
@@ -635,6 +636,10 @@ impl Engine {
             Ok(StepResult::Unfinished) => return Some(Action::Step { channel, step, sources, sends }),
             Ok(StepResult::Copied { steps }) => {
                 member.set_copied(channel, step, steps);
+                return None;
+            }
+            Ok(StepResult::Transferred) => {
+                member.core.handle_completion(now, channel, step);
                 return None;
             }
             Ok(StepResult::Transfer(pending)) if pending.span.bytes() == 0 => {
@@ -938,6 +943,10 @@ fn handle_transferred(
     }
     if channel == member.core.p2p_channel() {
         return p2p::handle_transferred(now, member, transport, (key, step));
+    }
+    if is_for_aggregator(step) {
+        aggregated::handle_transferred(now, member, channel, step);
+        return None;
     }
     match feedback::is_untracked(step) {
         None => match scale_fetched(member, channel, step) {

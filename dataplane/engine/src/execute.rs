@@ -274,6 +274,15 @@ fn transfer<'a>(
         _ => return Err(ExecuteError::Operand(*remote)),
     };
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
+    if context.resume_source(segment, remote.buffer).is_some() {
+        // What stands for an input lies here, and an output that is done already needs nothing.
+        let ((from, start, bytes), (to, at, _)) = (place(remote)?, place(staged)?);
+        if !store && bytes > 0 {
+            harmonaize_kernels::copy(from.view(start, bytes)?, &[to.view_mut(at, bytes)?])
+                .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+        }
+        return Ok(StepResult::Transferred);
+    }
     let local = context.member.local(rank).ok_or(ExecuteError::Operand(*remote))?;
     let call = context.member.pending(segment.operation, rank).ok_or(ExecuteError::Operand(*remote))?;
     let base = if output { call.output.offset } else { call.input.offset };

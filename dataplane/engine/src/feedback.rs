@@ -48,7 +48,7 @@ fn call<'a>(member: &'a CommunicatorState, segment: &Segment, place: usize) -> O
 }
 
 fn is_mapped(attachments: &Table<Attachment>, key: Key) -> bool {
-    attachments.get(key).is_some_and(|attachment| attachment.end.memory().is_some())
+    attachments.get(key).is_some_and(Attachment::is_mapped)
 }
 
 /// Makes room for what the ranks of a channel's segment owe whose tensors are not mapped. Allocates only when that is more than any

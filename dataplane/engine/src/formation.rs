@@ -108,20 +108,14 @@ pub(crate) fn close_links(transport: &mut dyn Transport, links: &Links, other: O
     links.links.iter().flatten().filter(gone).for_each(|link| transport.close(*link));
 }
 
-/// Whether an attachment's tensors can be read and written here.
-pub(crate) fn mapped(attachments: &Table<Attachment>, key: Key) -> bool {
-    attachments.get(key).is_some_and(|attachment| attachment.end.memory().is_some())
-}
-
 /// The way to an epoch's aggregator. Without one, hosts sum by themselves.
 pub(crate) fn open_path(
     aggregator: Option<&Aggregator>,
     plan: &EpochPlan,
     me: Participant,
-    mapped: bool,
     (wake, port): (&OwnedFd, Option<&RdmaPort>),
 ) -> Option<Box<AggregatorPath>> {
-    AggregatorPath::open(aggregator, plan, me, mapped, (wake, port)).unwrap_or_else(|error| {
+    AggregatorPath::open(aggregator, plan, me, (wake, port)).unwrap_or_else(|error| {
         tracing::warn!(epoch = %plan.epoch, %error, "no way to the aggregator; hosts sum by themselves");
         None
     })
@@ -148,7 +142,7 @@ pub(crate) fn form(
     let (mut access, mut locals, mut calls) = (Vec::new(), Vec::new(), 0_u32);
     for (local, key) in formation.locals.iter().zip(keys) {
         let attachment = attachments.get(*key).ok_or(PrepareError::AttachmentGone)?;
-        let kind = if attachment.end.memory().is_some() { Access::Mapped } else { Access::Remote };
+        let kind = if attachment.is_mapped() { Access::Mapped } else { Access::Remote };
         access.push((local.rank, kind));
         locals.push(Local { rank: local.rank, attachment: *key, handle: local.handle });
         calls = calls.max(attachment.end.entries());
@@ -162,8 +156,7 @@ pub(crate) fn form(
     };
     let core = Communicator::new(config)?;
     open_links(transport, &plan, formation.me, formation.peers, None, opened)?;
-    let mapped = keys.iter().all(|key| mapped(attachments, *key));
-    opened.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, mapped, wake);
+    opened.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, wake);
     Ok(CommunicatorState::new(CommunicatorParts {
         id: formation.communicator,
         tenant: formation.tenant,

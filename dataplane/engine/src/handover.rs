@@ -11,7 +11,7 @@ use crate::attachment::{Attachment, AttachmentImage};
 use crate::command::{Aggregator, Notice};
 use crate::communicator_state::{CommunicatorState, Links};
 use crate::error::HandOverError;
-use crate::formation::{mapped, open_path};
+use crate::formation::open_path;
 use crate::table::{Key, Table};
 use crate::wake::watch_end;
 use harmonaize_abi::{CommunicatorId, Epoch};
@@ -400,9 +400,8 @@ impl Engine {
         let Some((aggregator, sequence)) = aggregator else { return Ok(()) };
         // One that is over by now has none.
         let Some(plan) = member.core.plan(epoch) else { return Ok(()) };
-        let near = member.locals.iter().all(|local| mapped(&self.attachments, local.attachment));
         let wake = (&self.wake, self.port.as_ref());
-        let mut path = open_path(Some(&aggregator), plan, member.core.me(), near, wake);
+        let mut path = open_path(Some(&aggregator), plan, member.core.me(), wake);
         if let Some(path) = &mut path {
             path.worker.resume_sequence(sequence);
         }

@@ -44,6 +44,8 @@ pub(crate) enum StepResult {
     Copied { steps: u32 },
     /// A fetch or store to start.
     Transfer(PendingTransfer),
+    /// One that has ended: what stands for the tensor is here.
+    Transferred,
     /// Nothing yet: the turn is over in its midst.
     Unfinished,
 }

@@ -5,7 +5,8 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
-use harmonaize_client::{Access, AgentAddress, Client};
+use harmonaize_client::{Access, AgentAddress, Client, Dtype, ReduceOp};
+use harmonaize_tests::aggregated::sum_within;
 use harmonaize_tests::job::{Worker, options};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -50,10 +51,15 @@ enum Collective {
     AllToAll,
     AllGather,
     ReduceScatter,
+    /// AllReduces until some have gone by an aggregator
+    Aggregated,
 }
 
 /// MiB for tensors of a rank: registered memory is all there from the start.
 const ARENA: u64 = 16;
+/// Sums between two looks at how many went by an aggregator, and their elements: no multiple of a chunk's.
+const ROUND: u64 = 5;
+const SUMMED: usize = 50_003;
 /// Elements of 8 bytes: one, less than a packet, less than a segment, several segments.
 const COUNTS: &[usize] = &[1, 100, 20_000, 300_000];
 
@@ -94,6 +100,9 @@ fn run(arguments: &Arguments, agent: &AgentAddress, rank: u32, deadline: Instant
     };
     let name = format!("job-{}-{}", arguments.collective as u32, arguments.seed);
     let worker = Worker::of(client, &name, rank, arguments.ranks, left())?;
+    if arguments.collective == Collective::Aggregated {
+        return aggregated(&worker, u64::from(arguments.seed), deadline);
+    }
     for (salt, &count) in (u64::from(arguments.seed)..).zip(COUNTS) {
         match arguments.collective {
             Collective::AllReduce => {
@@ -105,10 +114,38 @@ fn run(arguments: &Arguments, agent: &AgentAddress, rank: u32, deadline: Instant
             Collective::ReduceScatter => {
                 worker.scatter(salt, count / arguments.ranks as usize, false, left())?
             }
+            Collective::Aggregated => {}
         }
     }
     uneven(&worker, u64::from(arguments.seed), 20_000, left())?;
     worker.communicator.barrier()?.wait(left())?;
+    Ok(())
+}
+
+/// Sums in place, which are checked, until as many as there are ranks have gone by an aggregator whole at some rank or other. All ranks end
+/// with the same round.
+fn aggregated(worker: &Worker, seed: u64, deadline: Instant) -> Result<()> {
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let mut served = 0.0_f32;
+    for round in 0.. {
+        for salt in 0..ROUND {
+            let salt = seed + round * ROUND + salt;
+            let (given, all) = sum_within(worker, salt, SUMMED, left())?;
+            served += f32::from(u8::from(given && all));
+        }
+        let told = worker.client.tensor(Dtype::F32, 1)?;
+        told.write(0, &[served])?;
+        worker.communicator.all_reduce_in_place(&told, ReduceOp::Sum)?.wait(left())?;
+        let mut by_all = [0.0_f32];
+        told.read(0, &mut by_all)?;
+        let [by_all] = by_all;
+        println!("rank {}: {by_all} sums went by an aggregator after round {round}", worker.rank);
+        if by_all >= worker.ranks as f32 {
+            break;
+        }
+        ensure!(left() > Duration::from_secs(1), "no sum goes by an aggregator");
+        std::thread::sleep(Duration::from_millis(200));
+    }
     Ok(())
 }
 

@@ -204,7 +204,7 @@ pub(crate) fn tenants(host: usize) -> SocketAddr {
 }
 
 /// The lines for attachments over RDMA, which go on in the tenant's table.
-fn rdma(host: usize) -> String {
+pub(crate) fn rdma(host: usize) -> String {
     format!(
         "rdma = true\nsecret = \"{SECRET}\"\naddresses = [\"10.0.0.1\", \"10.0.0.4\"]\n\
          [rdma]\ndevice = \"rxe{host}\"\nlisten = \"{}\"\n",

@@ -20,6 +20,7 @@ pub(super) const TENANT: &str = "offloaded";
 
 const CONTROL_PORT: u16 = 7100;
 const AGENT_PORT: u16 = 7200;
+const AGGREGATOR_PORT: u16 = 7400;
 const TENANT_PORT: u16 = 7300;
 const METRICS_PORT: u16 = 9464;
 const PING_PORT: u16 = 18_600;
@@ -40,6 +41,11 @@ const HOST_DEVICE: &str = "rxe0";
 const INNER_DEVICE: &str = "rxe_host";
 /// The device of an offload unit towards the fabric.
 const FABRIC_DEVICE: &str = "rxe_fabric";
+
+/// From how many hosts on a ring sends more than an aggregator takes. Then one runs on the first unit.
+const AGGREGATED_FROM: u32 = 3;
+/// Its name in the topology.
+const AGGREGATOR: &str = "agg0";
 
 /// Which side of a pair a machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +68,7 @@ pub(super) struct MachineSpec {
 /// What is to be done.
 #[derive(Debug, Clone)]
 pub(super) struct Order {
-    /// Pairs of a host and its offload unit, 1 or 2.
+    /// Pairs of a host and its offload unit, 1 to 3.
     pub(super) pairs: u32,
     /// From which the ranks make their data.
     pub(super) seed: u32,
@@ -76,8 +82,12 @@ impl Order {
     }
 
     fn unit(&self, pair: u32, sockets: &Path) -> MachineSpec {
-        let fabric = sockets.join("fabric");
-        let fabric = if pair == 0 { Wire::Listen(fabric) } else { Wire::Connect(fabric) };
+        let to = |pair: u32| sockets.join(format!("fabric{pair}"));
+        let fabric = match pair {
+            0 if self.pairs > 2 => Wire::Hub((1..self.pairs).map(to).collect()),
+            0 => Wire::Listen(to(1)),
+            _ => Wire::Connect(to(pair)),
+        };
         let inner = Wire::Listen(sockets.join(format!("host{pair}")));
         let [host, outer] =
             [(0, inner), (1, fabric)].map(|(number, wire)| Card { mac: mac(pair, number), wire });
@@ -87,13 +97,22 @@ impl Order {
         ];
         let mut steps =
             vec![Step::new("ping-of-host", &strs(&ping(INNER_DEVICE, PING_PORT, None)), PING_LIMIT)];
-        if self.pairs > 1 {
+        // The first listens for one other.
+        if self.pairs > 1 && pair < 2 {
             let to = (pair > 0).then(|| fabric_address(0));
             let words = ping(FABRIC_DEVICE, PING_PORT + 1, to.as_deref());
             steps.push(Step::new("ping-between-units", &strs(&words), PING_LIMIT));
         }
         let mut files = vec![(format!("{SETTINGS}/agent.toml"), self.agent(pair))];
-        let mut agent = Step::new("agent", &strs(&daemon("agent")), AGENT_LIMIT);
+        let aggregates = pair == 0 && self.aggregates();
+        let mut agent = if aggregates {
+            files.push((format!("{SETTINGS}/aggregator.toml"), aggregator()));
+            let words = [daemon_in("aggregator").join(" "), daemon("agent").join(" ")];
+            let script = words.join(" & exec ");
+            Step::new("agent", &["/usr/bin/busybox", "sh", "-c", &script], AGENT_LIMIT)
+        } else {
+            Step::new("agent", &strs(&daemon("agent")), AGENT_LIMIT)
+        };
         agent.environment.insert("NO_COLOR".into(), "1".into());
         if pair == 0 {
             agent.server = Some(Server { command: daemon("control"), port: CONTROL_PORT });
@@ -116,6 +135,9 @@ impl Order {
         if self.pairs > 1 {
             collectives.push("all-to-all");
         }
+        if self.aggregates() {
+            collectives.push("aggregated");
+        }
         steps.extend(collectives.into_iter().map(|collective| self.ranks(pair, collective)));
         steps.push(self.telemetry(pair));
         let job = Job { links, steps, ..Job::default() };
@@ -126,6 +148,11 @@ impl Order {
             job,
             files: Vec::new(),
         }
+    }
+
+    /// Whether an aggregator is there, and worth it.
+    fn aggregates(&self) -> bool {
+        self.pairs >= AGGREGATED_FROM
     }
 
     fn ranks(&self, pair: u32, collective: &str) -> Step {
@@ -196,6 +223,12 @@ impl Order {
             text += &format!("[[host]]\nname = \"{name}\"\n");
             text += &format!("[[link]]\nfrom = \"{name}\"\nto = \"s0\"\nrate = \"1Gbit/s\"\n");
         }
+        if self.aggregates() {
+            let rate = self.pairs;
+            text += &format!(
+                "[[aggregator]]\nname = \"{AGGREGATOR}\"\nswitch = \"s0\"\nrate = \"{rate}Gbit/s\"\n"
+            );
+        }
         text
     }
 }
@@ -205,6 +238,22 @@ fn control() -> String {
     format!(
         "listen = \"{address}:{CONTROL_PORT}\"\ntls = \"tls-control\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n"
     )
+}
+
+/// An aggregator that says that it is fast, so that it is used although its processor is emulated.
+fn aggregator() -> String {
+    let address = fabric_address(0);
+    format!(
+        "name = \"{AGGREGATOR}\"\ncontrol = \"{address}:{CONTROL_PORT}\"\ntls = \"tls-{AGGREGATOR}\"\n\
+         listen = \"{address}:{AGGREGATOR_PORT}\"\npool = \"1MiB\"\npackets_per_second = 10_000_000\n\
+         [verbs]\ndevices = [\"{FABRIC_DEVICE}\"]\n"
+    )
+}
+
+/// The agent's program in another role.
+fn daemon_in(role: &str) -> Vec<String> {
+    let (program, config) = (format!("{BINARIES}/harmonaize-agent"), format!("{SETTINGS}/{role}.toml"));
+    [program, "--role".into(), role.into(), "--config".into(), config].to_vec()
 }
 
 fn daemon(name: &str) -> Vec<String> {
@@ -255,7 +304,11 @@ pub(super) fn certify(places: &mut [MachineSpec], authority: &Authority) -> Resu
     for (pair, place) in (0..).zip(units) {
         let control = (pair == 0).then_some((CONTROL, Use::Control, "tls-control"));
         let agent = unit_name(pair);
-        for (name, purpose, folder) in control.into_iter().chain([(agent.as_str(), Use::Session, "tls")]) {
+        let aggregates = place.files.iter().any(|(path, _)| path.ends_with("aggregator.toml"));
+        let folder = format!("tls-{AGGREGATOR}");
+        let aggregator = aggregates.then_some((AGGREGATOR, Use::Session, folder.as_str()));
+        let others = [(agent.as_str(), Use::Session, "tls")].into_iter().chain(aggregator);
+        for (name, purpose, folder) in control.into_iter().chain(others) {
             let issued = authority.issue(name, purpose)?;
             let files = issued.files(&Folder(Path::new(SETTINGS).join(folder)));
             let files = files.map(|(path, text, _)| (path.display().to_string(), text.to_owned()));
@@ -283,17 +336,32 @@ mod tests {
 
     #[test]
     fn every_wire_is_listened_on_before_somebody_connects() {
-        for pairs in [1, 2] {
-            let mut there = BTreeSet::new();
-            for place in places(pairs) {
-                for card in place.cards {
-                    match card.wire {
-                        Wire::Listen(path) => assert!(there.insert(path), "two listen on one socket"),
-                        Wire::Connect(path) => assert!(there.contains(&path), "{}: {path:?}", place.name),
+        for pairs in [1, 2, 3] {
+            let (mut there, mut used) = (BTreeSet::new(), 0);
+            let mut listen = |path| assert!(there.insert(path), "two listen on one socket");
+            let places = places(pairs);
+            for card in places.iter().flat_map(|place| &place.cards) {
+                match &card.wire {
+                    Wire::Listen(path) => listen(path.clone()),
+                    Wire::Hub(paths) => paths.iter().cloned().for_each(&mut listen),
+                    Wire::Connect(_) => {}
+                }
+            }
+            let mut so_far = BTreeSet::new();
+            for card in places.iter().flat_map(|place| &place.cards) {
+                match &card.wire {
+                    Wire::Listen(path) => {
+                        so_far.insert(path);
+                    }
+                    Wire::Hub(paths) => so_far.extend(paths),
+                    Wire::Connect(path) => {
+                        assert!(so_far.contains(path), "{path:?}");
+                        used += 1;
                     }
                 }
             }
-            assert_eq!(there.len(), pairs as usize + 1);
+            assert_eq!(there.len(), pairs as usize + (pairs as usize - 1).max(1));
+            assert_eq!(used, there.len() - usize::from(pairs == 1), "one host has no other to be wired to");
         }
     }
 
@@ -347,8 +415,38 @@ mod tests {
     }
 
     #[test]
+    fn three_pairs_have_an_aggregator_on_the_first_unit() {
+        let of = |place: &MachineSpec, name: &str| {
+            place.files.iter().find(|(path, _)| path.ends_with(name)).map(|(_, text)| text.clone())
+        };
+        for pairs in [1, 2, 3] {
+            let mut places = places(pairs);
+            certify(&mut places, &Authority::create().unwrap()).unwrap();
+            let has: Vec<_> = places.iter().filter(|place| of(place, "aggregator.toml").is_some()).collect();
+            assert_eq!(has.len(), usize::from(pairs == 3));
+            let aggregated = |step: &Step| step.name == "aggregated";
+            let sums = places.iter().filter(|place| place.job.steps.iter().any(aggregated)).count();
+            assert_eq!(sums, if pairs == 3 { 3 } else { 0 });
+        }
+        let mut places = places(3);
+        certify(&mut places, &Authority::create().unwrap()).unwrap();
+        let unit = &places[0];
+        let text: toml::Table = of(unit, "aggregator.toml").unwrap().parse().unwrap();
+        assert_eq!(text["listen"].as_str(), Some("10.0.0.1:7400"));
+        let folder = format!("{SETTINGS}/{}", text["tls"].as_str().unwrap());
+        assert!(unit.files.iter().any(|(path, _)| path.starts_with(&folder)), "no certificate in {folder}");
+        let agent = unit.job.steps.iter().find(|step| step.name == "agent").unwrap();
+        let script = agent.command.last().unwrap();
+        let begins = format!("{BINARIES}/harmonaize-agent --role aggregator --config ");
+        assert!(script.starts_with(&begins) && script.contains(" & exec "), "{script}");
+        let topology = of(unit, "topology.toml").unwrap();
+        let topology = harmonaize_testkit::topology::Topology::parse(&topology).unwrap();
+        assert_eq!(topology.aggregators().len(), 1);
+    }
+
+    #[test]
     fn telemetry_is_looked_for_after_all_else() {
-        for pairs in [1, 2] {
+        for pairs in [1, 2, 3] {
             let places = places(pairs);
             let hosts = places.iter().filter(|place| place.side == Side::Host);
             for (pair, host) in hosts.enumerate() {
@@ -358,7 +456,7 @@ mod tests {
                 assert!(script.contains(&format!("http://10.0.{}.2:9464/metrics", pair + 1)), "{script}");
                 let series = "_packets_total{interface=\"host\",direction=\"egress\"} [1-9]";
                 assert!(script.contains(series), "{script}");
-                assert_eq!(script.contains("interface=\"fabric\""), pairs == 2, "{script}");
+                assert_eq!(script.contains("interface=\"fabric\""), pairs > 1, "{script}");
             }
         }
     }
@@ -367,6 +465,7 @@ mod tests {
     fn the_limit_is_the_longest_hosts() {
         assert_eq!(limit(&places(1)), PING_LIMIT + RANKS_LIMIT + TELEMETRY_LIMIT);
         assert_eq!(limit(&places(2)), PING_LIMIT + 2 * RANKS_LIMIT + TELEMETRY_LIMIT);
-        assert!(limit(&places(2)) < AGENT_LIMIT, "or agents would end too early");
+        assert_eq!(limit(&places(3)), PING_LIMIT + 3 * RANKS_LIMIT + TELEMETRY_LIMIT);
+        assert!(limit(&places(3)) < AGENT_LIMIT, "or agents would end too early");
     }
 }

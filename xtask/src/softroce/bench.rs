@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Interleaved runs of each contestant
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=50))]
     rounds: u32,
-    /// These parts alone: stream, latency, allreduce, loss, slow, failure
+    /// These parts alone: stream, latency, allreduce, loss, slow, failure, aggregated
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     only: Vec<String>,
 }

@@ -48,19 +48,30 @@ pub enum Wire {
     Listen(PathBuf),
     /// A machine that listens on this socket already.
     Connect(PathBuf),
+    /// A hub, and a machine for each of these sockets, to which it connects as to that of [`Wire::Listen`].
+    Hub(Vec<PathBuf>),
 }
 
 impl Wire {
-    /// The emulator's option.
-    fn option(&self, id: &str) -> String {
-        let stream = |server: &str, path: &Path| {
+    /// The emulator's options for the card of this number; the last is what the card is attached to.
+    fn options(&self, number: usize) -> Vec<String> {
+        let id = format!("n{number}");
+        let stream = |id: &str, server: &str, path: &Path| {
             // A comma would end the path; the emulator takes two for one.
             let path = path.display().to_string().replace(',', ",,");
             format!("stream,id={id},server={server},addr.type=unix,addr.path={path}")
         };
         match self {
-            Self::Listen(path) => stream("on", path),
-            Self::Connect(path) => stream("off", path),
+            Self::Listen(path) => vec![stream(&id, "on", path)],
+            Self::Connect(path) => vec![stream(&id, "off", path)],
+            Self::Hub(paths) => {
+                let ports = (0..).zip(paths).flat_map(|(port, path): (u32, _)| {
+                    let wire = format!("{id}w{port}");
+                    let port = format!("hubport,id={id}p{port},hubid={number},netdev={wire}");
+                    [stream(&wire, "on", path), port]
+                });
+                ports.chain([format!("hubport,id={id},hubid={number}")]).collect()
+            }
         }
     }
 }
@@ -100,10 +111,11 @@ impl Machine<'_> {
             command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
         }
         for (number, card) in self.cards.iter().enumerate() {
-            let id = format!("n{number}");
-            command.arg("-netdev").arg(card.wire.option(&id));
+            for option in card.wire.options(number) {
+                command.arg("-netdev").arg(option);
+            }
             let mac = &card.mac;
-            command.arg("-device").arg(format!("virtio-net-pci,netdev={id},mac={mac},host_mtu={MTU}"));
+            command.arg("-device").arg(format!("virtio-net-pci,netdev=n{number},mac={mac},host_mtu={MTU}"));
         }
         command.arg("-kernel").arg(self.kernel.image()).arg("-initrd").arg(self.initramfs);
         let console = self.architecture.console;
@@ -238,9 +250,24 @@ mod tests {
 
     #[test]
     fn a_wires_path_survives_a_comma() {
-        let option = Wire::Listen("/run/a,b".into()).option("n0");
+        let option = Wire::Listen("/run/a,b".into()).options(0).concat();
         assert_eq!(option, "stream,id=n0,server=on,addr.type=unix,addr.path=/run/a,,b");
-        let option = Wire::Connect("w".into()).option("n1");
+        let option = Wire::Connect("w".into()).options(1).concat();
         assert_eq!(option, "stream,id=n1,server=off,addr.type=unix,addr.path=w");
+    }
+
+    #[test]
+    fn a_hub_has_a_port_for_each_wire_and_the_card() {
+        let options = Wire::Hub(vec!["a".into(), "b".into()]).options(2);
+        assert_eq!(
+            options,
+            [
+                "stream,id=n2w0,server=on,addr.type=unix,addr.path=a",
+                "hubport,id=n2p0,hubid=2,netdev=n2w0",
+                "stream,id=n2w1,server=on,addr.type=unix,addr.path=b",
+                "hubport,id=n2p1,hubid=2,netdev=n2w1",
+                "hubport,id=n2,hubid=2",
+            ]
+        );
     }
 }

@@ -219,6 +219,25 @@ impl Communicator {
         self.inquiries.note_progress(now);
     }
 
+    /// What an [`Action::CopyOut`] copies is still on its way, to tensors that are not mapped. Until
+    /// [`Communicator::handle_copied_out`] the operation does not end, and the channel keeps what is copied.
+    pub fn defer_copy_out(&mut self, channel: ChannelId) {
+        if let Some(channel) = self.scheduler.channel_mut(channel) {
+            channel.defer_copy_out();
+        }
+    }
+
+    /// A copy that was [deferred](Communicator::defer_copy_out) has ended.
+    pub fn handle_copied_out(&mut self, now: Nanos, channel: ChannelId) {
+        if self.shared.has_failed() {
+            return;
+        }
+        if let Some(channel) = self.scheduler.channel_mut(channel) {
+            channel.end_copy_out();
+        }
+        self.inquiries.note_progress(now);
+    }
+
     /// The session has ended here; or the aggregator does not answer an [`Action::ProbeAggregator`].
     pub fn handle_aggregation_ended(&mut self, now: Nanos, epoch: Epoch) {
         let open = |state: &&AggregationState| !state.stopped && state.summation == Summation::Aggregator;

@@ -5,10 +5,10 @@ use super::memory::{self, POISON};
 use super::network::{Location, Place};
 use super::node::Track;
 use super::scenario::MICROSECOND;
-use super::world::{Event, Input, World};
+use super::world::{CopyOut, Event, Input, World};
 use harmonaize_abi::{AggregatorTask, ChannelId, Epoch, SegmentIndex, Signature};
 use harmonaize_core::{Nanos, Segment};
-use harmonaize_plan::Participant;
+use harmonaize_plan::{Access, Participant};
 use rand::RngExt;
 use std::collections::HashMap;
 
@@ -309,7 +309,7 @@ impl World {
         }
     }
 
-    /// Held sums go to the outputs.
+    /// Held sums go to the outputs, to those that are not mapped later.
     pub(crate) fn copy_out(&mut self, p: Participant, channel: ChannelId) {
         let core = &self.nodes[p.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
@@ -325,10 +325,34 @@ impl World {
         let held = self.read(p, &held);
         let sum = self.divided(&signature, &held);
         let offset = segment.lo as usize * signature.dtype.size();
+        let mut outputs = Vec::new();
         for rank in self.scenario.group.local(p).to_vec() {
             let place = Place::Output(rank.0);
             let location = Location { place, operation, segment: number, offset, bytes: sum.len() };
-            self.write(p, &location, &sum);
+            match self.scenario.access[rank.0 as usize] {
+                Access::Mapped => self.write(p, &location, &sum),
+                Access::Remote => outputs.push(location),
+            }
         }
+        if !outputs.is_empty() && bytes > 0 {
+            let node = &mut self.nodes[p.0 as usize];
+            node.core.defer_copy_out(channel);
+            node.copying += 1;
+            self.statistics.copied_late += 1;
+            let wait = self.scenario.weather.wait(&mut self.rng);
+            let copy = Box::new(CopyOut { at: p, channel, outputs, content: sum });
+            self.at(self.now + wait, Event::CopiedOut(copy));
+        }
+    }
+
+    /// A held sum has come to the outputs that are not mapped, whose operation has not ended before.
+    pub(crate) fn copied_out(&mut self, CopyOut { at, channel, outputs, content }: CopyOut) {
+        let node = &self.nodes[at.0 as usize];
+        if !node.alive || node.failure.is_some() || node.closed {
+            return;
+        }
+        outputs.iter().for_each(|location| self.write(at, location, &content));
+        let wait = self.rng.random_range(0..=self.scenario.weather.delay);
+        self.at(self.now + wait, Event::Input(at, Input::CopiedOut(channel)));
     }
 }

@@ -41,12 +41,10 @@ impl Scenario {
         let mut rng = generator(self.seed, 31);
         let dtype = [Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..3)];
         let others = generator(self.seed, 37).random_bool(0.5);
-        // What is in nobody's reach is not aggregated at all.
-        let mapped = self.access.iter().all(|access| *access == Access::Mapped);
         let aggregation = |rng: &mut ChaCha8Rng| Aggregation {
             format: PayloadFormat::Tensor { dtype, op: ReduceOp::Sum },
             min_bytes: [0, 0, 200][rng.random_range(0..3)],
-            eager: mapped && rng.random_bool(0.8),
+            eager: rng.random_bool(0.8),
             broadcast_bytes: [None, Some([0, 300]), Some([100, 1 << 20])][rng.random_range(0..3)],
             barriers: rng.random_bool(0.7),
             backoff: Duration::from_nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),

@@ -63,6 +63,8 @@ pub(crate) struct Node {
     pub(crate) probed: BTreeMap<Epoch, u64>,
     /// By channel: the last segment that was given to an aggregator.
     pub(crate) aggregated: BTreeMap<ChannelId, SegmentId>,
+    /// Held sums that are on their way to tensors that are not mapped.
+    pub(crate) copying: usize,
     /// By operation.
     pub(crate) wire: HashMap<OperationId, u64>,
     pub(crate) slot_requests: SlotRequests,
@@ -126,6 +128,7 @@ impl Node {
             joined: BTreeMap::new(),
             probed: BTreeMap::new(),
             aggregated: BTreeMap::new(),
+            copying: 0,
             wire: HashMap::new(),
             slot_requests: SlotRequests::default(),
             unfinished: None,

@@ -24,6 +24,8 @@ pub(crate) struct Statistics {
     pub(crate) again: u64,
     /// Of these, those of which somebody had what they come to.
     pub(crate) restored: u64,
+    /// Held sums that came to tensors that are not mapped.
+    pub(crate) copied_late: u64,
     pub(crate) sessions: u64,
     /// How often it was asked whether one is back.
     pub(crate) probes: u64,
@@ -58,6 +60,7 @@ impl Statistics {
         self.aggregated += other.aggregated;
         self.again += other.again;
         self.restored += other.restored;
+        self.copied_late += other.copied_late;
         self.sessions += other.sessions;
         self.probes += other.probes;
         self.recursive = [0, 1, 2, 3].map(|index| self.recursive[index] + other.recursive[index]);
@@ -77,7 +80,7 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete ({:?} in one shot and in two, {:?} by doubling, halving, tree and racks), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {} messages in {} pieces, {} turns in the midst, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete ({:?} in one shot and in two, {:?} by doubling, halving, tree and racks), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored; {} copied out late), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {} messages in {} pieces, {} turns in the midst, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.one_two_shot,
             self.recursive,
@@ -87,6 +90,7 @@ impl std::fmt::Display for Statistics {
             self.sessions,
             self.again,
             self.restored,
+            self.copied_late,
             self.frames,
             self.posted,
             self.switches,

@@ -37,6 +37,16 @@ pub(crate) enum Event {
     Close(Participant, Vec<(Epoch, Participant)>),
     Sum(Submitted),
     Summed { at: Participant, channel: ChannelId, of: Submitted, sum: Vec<u8> },
+    CopiedOut(Box<CopyOut>),
+}
+
+/// What was held of a segment, on its way to tensors that are not mapped.
+#[derive(Debug)]
+pub(crate) struct CopyOut {
+    pub(crate) at: Participant,
+    pub(crate) channel: ChannelId,
+    pub(crate) outputs: Vec<Location>,
+    pub(crate) content: Vec<u8>,
 }
 
 /// A fetch or store under way.
@@ -70,6 +80,7 @@ pub(crate) enum Input {
     Turns(Option<Interleaving>),
     TurnGiven(u64),
     Knocked { epoch: Epoch, there: bool },
+    CopiedOut(ChannelId),
 }
 
 pub(crate) struct World {
@@ -272,6 +283,7 @@ impl World {
             Event::Close(p, links) => self.close_links(p, &links, NOTICE),
             Event::Sum(of) => self.sum(of),
             Event::Summed { at, channel, of, sum } => self.summed(at, channel, of, &sum),
+            Event::CopiedOut(copy) => self.copied_out(*copy),
         }
     }
 
@@ -327,7 +339,8 @@ impl World {
     fn succeed(&mut self) {
         let p = Participant(self.rng.random_range(0..self.scenario.group.participants()));
         let node = &mut self.nodes[p.0 as usize];
-        if node.closed {
+        // What is on its way to tensors that are not mapped ends first.
+        if node.closed || node.copying > 0 {
             return;
         }
         let image = postcard::to_allocvec(&node.core).unwrap();
@@ -466,6 +479,10 @@ impl World {
             Input::Turns(rules) => node.core.set_interleaving(rules),
             Input::TurnGiven(turn) => self.give_turn(p, turn),
             Input::Knocked { epoch, there } => self.knocked(p, epoch, there),
+            Input::CopiedOut(channel) => {
+                node.copying -= 1;
+                node.core.handle_copied_out(now, channel);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use super::endpoint::{Reconnect, endpoint};
 use crate::command::Aggregator;
 use crate::wake::watch;
-use harmonaize_abi::{Epoch, GrantId};
+use harmonaize_abi::{ChannelId, Epoch, GrantId, SegmentIndex};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Codes, Key, PayloadFormat, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
@@ -13,6 +13,7 @@ use harmonaize_transport::TrafficClass;
 use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaPort};
 use harmonaize_transport::tcp::Dscp;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::num::TryFromIntError;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub(crate) struct AggregatorPath {
     pub(super) datagrams: Endpoint,
     pub(super) reconnect: Reconnect,
     pub(crate) coder: Coder,
+    /// Segments for the worker whose inputs may still be on their way, in order, each with its channel.
+    pub(crate) awaited: VecDeque<(SegmentIndex, ChannelId)>,
     /// The class that packets are marked with, once they are.
     marked: Option<TrafficClass>,
     pub(super) idle_polls: u32,
@@ -77,19 +80,18 @@ pub(crate) struct Coder {
 
 impl AggregatorPath {
     /// A way to the aggregator, which is watched by `wake`; all that it needs is allocated here. `None` for a plan without aggregation,
-    /// and where local tensors are not in reach.
+    /// and where there are too many local ranks.
     pub(crate) fn open(
         aggregator: Option<&Aggregator>,
         plan: &EpochPlan,
         me: Participant,
-        mapped: bool,
         (wake, port): (&OwnedFd, Option<&RdmaPort>),
     ) -> Result<Option<Box<Self>>, PathError> {
         let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
         let hosts = plan.plan.group().participants();
         let form = rules.format;
         let ranks = plan.plan.group().local(me).len();
-        if !mapped || ranks > MAX_SOURCES {
+        if ranks > MAX_SOURCES {
             tracing::warn!(
                 epoch = %plan.epoch,
                 ranks,
@@ -139,10 +141,29 @@ impl AggregatorPath {
             datagrams,
             reconnect: Reconnect::default(),
             coder,
+            awaited: VecDeque::with_capacity(usize::from(plan.channels)),
             marked: None,
             idle_polls: 0,
             session: Session::default(),
         })))
+    }
+
+    /// Begins a session with the aggregator, or one that only probes whether it answers. What waited for the one before is forgotten.
+    pub(crate) fn begin(&mut self, now: Nanos, session: u64, probe_only: bool) {
+        self.awaited.clear();
+        self.session.probe_only = probe_only;
+        self.worker.begin(now.into(), session);
+    }
+
+    /// Whether segments are given to the worker, or about to be, that are not done.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.worker.is_busy() || !self.awaited.is_empty()
+    }
+
+    /// Ends the session: from now on nothing is read or written for it.
+    pub(crate) fn leave(&mut self) {
+        self.awaited.clear();
+        self.worker.stop();
     }
 
     /// From now on packets carry the code point of a class. Cheap where they do already.

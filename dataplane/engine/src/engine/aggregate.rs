@@ -1,7 +1,7 @@
 //! Actions for a communicator's aggregator, and the packets of all.
 
 use super::{Engine, transfer};
-use crate::aggregated::{SegmentTensors, progress};
+use crate::aggregated::{SegmentTensors, fetch, progress, reserve_aside, store_held};
 use crate::attachment::Attachment;
 use crate::communicator_state::CommunicatorState;
 use crate::containment::{Task as Work, contain};
@@ -10,10 +10,10 @@ use crate::feedback;
 use crate::marks::MarkWriter;
 use crate::slices::Slices;
 use crate::table::{Key, Table};
+use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{AggregatorTask, ChannelId, Epoch};
-use harmonaize_aggregator::{PayloadFormat, Task};
-use harmonaize_core::{Nanos, Segment};
+use harmonaize_core::Nanos;
 use harmonaize_events::MarkKind;
 use harmonaize_transport::tcp::Dscp;
 
@@ -22,10 +22,7 @@ impl Engine {
     pub(super) fn join(&mut self, now: Nanos, key: Key, epoch: Epoch, session: u64, probe_only: bool) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         match member.path(epoch) {
-            Some(path) => {
-                path.session.probe_only = probe_only;
-                path.worker.begin(now.into(), session);
-            }
+            Some(path) => path.begin(now, session, probe_only),
             None => member.core.handle_aggregation_ended(now, epoch),
         }
     }
@@ -45,6 +42,10 @@ impl Engine {
         let (epoch, signature) = (segment.epoch, segment.signature);
         let Some(index) = segment.aggregated else { return true };
         if !slices.is_resumed() {
+            if member.path(epoch).is_none() {
+                member.core.handle_aggregation_ended(now, epoch);
+                return true;
+            }
             let reserved = member.reserve_staging(channel);
             let reserved = reserved.and_then(|()| feedback::reserve(member, channel, &self.attachments));
             if let Err(error) = reserved {
@@ -86,25 +87,49 @@ impl Engine {
                 }
             }
         }
-        let Some(segment) = member.core.segment(channel) else { return true };
-        let (task, given) = task_of(member, segment);
-        member.bytes_sent += given;
-        if !member.path(epoch).is_some_and(|path| path.worker.submit(index, task)) {
-            member.core.handle_aggregation_ended(now, epoch);
+        let fetched = fetch(member, (key, channel), &self.attachments, &mut self.pending_transfers);
+        for pending in self.pending_transfers.drain(..) {
+            transfer(&mut self.attachments, &mut self.broken, pending);
+        }
+        if let Err(error) = fetched {
+            member.fail_internal(&error.to_string());
+            return true;
+        }
+        match member.path(epoch) {
+            // The worker has it before the next packets, or once it is fetched, and then what comes behind it.
+            Some(path) => path.awaited.push_back((index, channel)),
+            None => member.core.handle_aggregation_ended(now, epoch),
         }
         true
     }
 
-    /// Copies a sum that is staged to the local ranks' outputs, or goes on with that. Returns whether it is done.
+    /// Copies a sum that is staged to the local ranks' outputs, or goes on with that. Returns whether it is done; of outputs that are not
+    /// mapped, whether it is on its way.
     pub(super) fn copy_out(&mut self, key: Key, channel: ChannelId, slices: &mut Slices) -> bool {
         let Some(member) = self.communicators.get_mut(key) else { return true };
         let Some(epoch) = member.core.segment(channel).map(|segment| segment.epoch) else { return true };
+        if !slices.is_resumed()
+            && let Err(error) = reserve_aside(member, channel, &self.attachments)
+        {
+            member.fail_internal(&error.to_string());
+            return true;
+        }
         let tensors = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
         let done = tensors.copy_out(channel, (&mut self.passes, slices));
-        if done.is_none() {
-            member.fail_internal("a staged sum cannot be copied to its tensors");
+        if done == Some(false) {
+            return false;
         }
-        done.unwrap_or(true)
+        let asked = &mut self.pending_transfers;
+        let stored = done.map(|_| store_held(member, (key, channel), &self.attachments, asked));
+        for pending in self.pending_transfers.drain(..) {
+            transfer(&mut self.attachments, &mut self.broken, pending);
+        }
+        match stored {
+            Some(Ok(())) => {}
+            Some(Err(error)) => member.fail_internal(&error.to_string()),
+            None => member.fail_internal("a staged sum cannot be copied to its tensors"),
+        }
+        true
     }
 
     /// Packets of all aggregators, of each tenant's communicators the most urgent first.
@@ -114,7 +139,7 @@ impl Engine {
         let members = self.turns.iter().filter_map(|key| self.communicators.get(key));
         let busy = members.flat_map(|member| {
             let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref());
-            paths.filter(|path| path.worker.is_busy()).map(|_| (member.tenant, member.class))
+            paths.filter(|path| path.is_busy()).map(|_| (member.tenant, member.class))
         });
         self.sharing.count(busy);
         let mut worked = 0;
@@ -127,27 +152,32 @@ impl Engine {
             turns,
             packet_order,
             dscp,
+            pending_transfers: asked,
+            broken,
             ..
         } = self;
         turns.sort(packet_order, |key| members.get(key).map(CommunicatorState::urgency));
         for (_, _, key) in packet_order.iter() {
             let done = contain(members, aftermath, (*key, Work::Packets), |member| {
                 let sharers = sharing.of(member.tenant, member.class);
-                packets(now, member, (sharers, *dscp), attachments, marks)
+                packets(now, (*key, member), (sharers, *dscp), attachments, (&*marks, &mut *asked))
             });
             worked += done.unwrap_or(1);
+            for asked in asked.drain(..) {
+                transfer(attachments, broken, asked);
+            }
         }
         worked
     }
 }
 
-/// The packets of a communicator's aggregators. Returns how much was done.
+/// The packets of a communicator's aggregators. What is to be stored goes into the list beside `marks`. Returns how much was done.
 fn packets(
     now: Nanos,
-    member: &mut CommunicatorState,
+    (key, member): (Key, &mut CommunicatorState),
     (sharers, dscp): (u16, Option<Dscp>),
     attachments: &Table<Attachment>,
-    marks: &MarkWriter,
+    (marks, asked): (&MarkWriter, &mut Vec<PendingTransfer>),
 ) -> usize {
     let mut worked = 0;
     for at in 0..member.epochs.len() {
@@ -157,7 +187,7 @@ fn packets(
         if let Some(dscp) = dscp {
             path.mark(member.class, dscp);
         }
-        worked += progress(&mut path, now, member, attachments);
+        worked += progress(&mut path, now, (key, &mut *member), attachments, asked);
         if std::mem::take(&mut path.session.abandoned) {
             marks.write(MarkKind::GivenUp, || member.mark());
         }
@@ -166,28 +196,4 @@ fn packets(
         }
     }
     worked
-}
-
-/// The task of a segment for the aggregator, and the bytes that this participant sends of it.
-fn task_of(member: &CommunicatorState, segment: &Segment) -> (Task, u64) {
-    let signature = segment.signature;
-    let elements = segment.hi - segment.lo;
-    match signature.collective.traits().aggregator {
-        Some(AggregatorTask::Broadcast) => {
-            let bytes = elements * signature.dtype.size() as u64;
-            let root = member.local(signature.root).is_some();
-            (Task::Broadcast { bytes, root }, if root { bytes } else { 0 })
-        }
-        Some(AggregatorTask::Barrier) => (Task::Barrier, 0),
-        Some(AggregatorTask::Sum) | None => {
-            let path = member.links(segment.epoch).and_then(|links| links.aggregator.as_ref());
-            let rules = path.map(|path| path.coder.rules);
-            let format = rules.and_then(|rules| rules.format_of(&signature));
-            let task = match format.filter(|format| rules.is_some_and(|rules| rules.format != *format)) {
-                Some(PayloadFormat::Tensor { dtype, op }) => Task::Other { elements, dtype, op },
-                _ => Task::Sum(elements),
-            };
-            (task, format.map_or(0, |format| format.sent(elements)))
-        }
-    }
 }

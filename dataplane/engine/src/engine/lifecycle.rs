@@ -6,7 +6,7 @@ use crate::command::{Aggregator, AttachmentId, Command, Formation, MAX_PATIENCE,
 use crate::communicator_state::{Links, status_of};
 use crate::containment::{PanicScope, Task, contain, describe, guarded};
 use crate::error::PrepareError;
-use crate::formation::{close_links, form, mapped, open_links, open_path, unsupported};
+use crate::formation::{close_links, form, open_links, open_path, unsupported};
 use crate::table::Key;
 use crate::wake::watch_end;
 use harmonaize_abi::Status as Code;
@@ -240,11 +240,10 @@ impl Engine {
         let before = member.links(member.core.link_epoch());
         let me = member.core.me();
         let result = open_links(self.transport.as_mut(), &plan, me, peers, before, opened);
-        let mapped = member.locals.iter().all(|local| mapped(&self.attachments, local.attachment));
         match result {
             Ok(()) => {
                 let mut links = std::mem::replace(opened, Links::new(epoch, 0));
-                links.aggregator = open_path(aggregator, &plan, me, mapped, (&self.wake, self.port.as_ref()));
+                links.aggregator = open_path(aggregator, &plan, me, (&self.wake, self.port.as_ref()));
                 let new = |link: &LinkId| before.is_none_or(|before| !before.has(*link));
                 let ids: Vec<_> = links.links.iter().map(|link| link.filter(new)).collect();
                 let complete = links.complete();

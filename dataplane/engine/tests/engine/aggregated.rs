@@ -15,7 +15,7 @@ fn input(rank: usize, count: usize) -> Vec<f32> {
 }
 
 /// One AllReduce of all ranks, `disturb`ed in its midst; its completions. Results must be exact: the sums of these floats are.
-fn all_reduce(
+pub(crate) fn all_reduce(
     world: &mut World,
     count: usize,
     in_place: bool,
@@ -41,7 +41,7 @@ fn all_reduce(
 }
 
 /// AllReduces until one has gone by the aggregator whole. Where its thread does not get its turn in time, hosts take over for a while.
-fn aggregated(world: &mut World, count: usize, in_place: bool) {
+pub(crate) fn aggregated(world: &mut World, count: usize, in_place: bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         let completions = all_reduce(world, count, in_place, |_| {});
@@ -302,12 +302,17 @@ fn what_the_aggregator_does_not_sum_goes_by_the_hosts() {
     assert_eq!(served.sums(), 0);
 }
 
-fn codes(hosts: usize) -> PayloadFormat {
+pub(crate) fn codes(hosts: usize) -> PayloadFormat {
     PayloadFormat::Shared { bits: 4, block: 64, ranks: hosts as u16 }
 }
 
 /// One AllReduce; what it lost, vNMSE, and its completions. All ranks have the same bits.
-fn coded(world: &mut World, op: ReduceOp, inputs: &[Vec<f32>], in_place: bool) -> (f64, Vec<Completion>) {
+pub(crate) fn coded(
+    world: &mut World,
+    op: ReduceOp,
+    inputs: &[Vec<f32>],
+    in_place: bool,
+) -> (f64, Vec<Completion>) {
     let (ranks, count) = (inputs.len(), inputs[0].len());
     let output = if in_place { 0 } else { 16 << 20 };
     inputs.iter().enumerate().for_each(|(rank, input)| world.write_floats(rank, 0, input));

@@ -13,6 +13,7 @@ mod feedback;
 mod interleave;
 mod marks;
 mod middle;
+mod offloaded;
 mod p2p;
 mod regions;
 mod senders;

@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 const ENTRIES: u32 = 64;
 
 /// The devices of agents and of tenants, and what tenants' sessions are in place of.
-struct Lab {
+pub(crate) struct Lab {
     agents: Function,
     tenants: Function,
     sessions: Vec<OwnedFd>,
-    _fabric: Fabric,
+    fabric: Fabric,
 }
 
 impl Lab {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let fabric = Fabric::new();
         fabric.stop_recording();
         let [agents, tenants] = [("agents", 1), ("tenants", 2)].map(|(name, last)| {
@@ -36,10 +36,15 @@ impl Lab {
             fabric.add(name, address).unwrap();
             Function::open(&fabric.devices(), &PortOptions::default(), Some(address.into())).unwrap()
         });
-        Self { agents, tenants, sessions: Vec::new(), _fabric: fabric }
+        Self { agents, tenants, sessions: Vec::new(), fabric }
     }
 
-    fn attach(&mut self) -> Ends {
+    /// Holds back what agents ask of their device, or carries it out.
+    pub(crate) fn hold(&self, holds: bool) {
+        if holds { self.fabric.hold("agents") } else { self.fabric.release("agents") }
+    }
+
+    pub(crate) fn attach(&mut self) -> Ends {
         let agent = AgentOffer::new(&self.agents, ARENA, ENTRIES).unwrap();
         let tenant = TenantOffer::new(&self.tenants, ARENA, ENTRIES).unwrap();
         let (end, offer) = (agent.end(), tenant.offer());
@@ -50,7 +55,12 @@ impl Lab {
     }
 
     /// Another engine in the place of one, whose ranks over RDMA are these. What joins each to its tenant, and the engine before.
-    fn succeed(&self, world: &mut World, at: usize, ranks: &[u32]) -> (Vec<(u32, Rejoin)>, Engine) {
+    pub(crate) fn succeed(
+        &self,
+        world: &mut World,
+        at: usize,
+        ranks: &[u32],
+    ) -> (Vec<(u32, Rejoin)>, Engine) {
         let deadline = Instant::now() + Duration::from_secs(20);
         let image = loop {
             world.engines[at].handle_command(Command::HandOver { thread: 0 });
@@ -87,7 +97,7 @@ impl Lab {
 }
 
 /// A tenant hears of the successor, and comes to it.
-fn rejoin(world: &mut World, rank: u32, ours: Rejoin) {
+pub(crate) fn rejoin(world: &mut World, rank: u32, ours: Rejoin) {
     let tenant = &mut world.tenants[rank as usize].end;
     let connect = Succession::Connect { end: ours.end(), taken: ours.taken().unwrap() };
     let (offer, arrived) = tenant.succeed(&connect).unwrap().unwrap();

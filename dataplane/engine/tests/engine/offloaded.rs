@@ -1,0 +1,222 @@
+//! Sums by an aggregator of tensors that are not mapped: of tenants attached over RDMA, on fake devices, and over sockets.
+
+use crate::aggregated::{aggregated, all_reduce, coded, codes};
+use crate::common::{ARENA, Ends, World, call, distant, near, tcp};
+use crate::served::{FORMAT, Served, any, my_turn, ordinary, rules, whole_by};
+use crate::succession::{Lab, rejoin};
+use harmonaize_abi::session::Succession;
+use harmonaize_abi::{Collective, Completion, ReduceOp};
+use harmonaize_core::Aggregation;
+use harmonaize_engine::Aggregator;
+use harmonaize_plan::Tuning;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::time::{Duration, Instant};
+
+/// Where an aggregator should be used, and is not for some time: another is given up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A world whose ranks' attachments have these ends.
+fn offloaded(
+    rules: Aggregation,
+    ranks: &[Vec<u32>],
+    aggregators: Vec<Aggregator>,
+    ends: &mut dyn FnMut(u32) -> Ends,
+) -> World {
+    let tuning =
+        Tuning { chunk_bytes: 16 << 10, segment_bytes: 64 << 10, copy_bytes: 4096, ..Tuning::default() };
+    World::with_ends(tcp(ranks.len()), ranks, tuning, 2, None, (Some(rules), aggregators), ends)
+}
+
+/// Hosts' ranks: one each; several, of whom some are mapped.
+fn mixes() -> [Vec<Vec<u32>>; 2] {
+    [vec![vec![0], vec![1], vec![2]], vec![vec![0, 2], vec![1], vec![3, 4, 5]]]
+}
+
+/// Whether a rank's tensors are mapped in a world of more than one rank a host.
+fn is_mapped(ranks: &[Vec<u32>], rank: u32) -> bool {
+    ranks.iter().any(|local| local.len() > 1) && matches!(rank, 0 | 4)
+}
+
+#[test]
+fn sums_of_distant_tensors_go_by_the_aggregator() {
+    let _turn = my_turn();
+    for over_rdma in [true, false] {
+        for ranks in mixes() {
+            let served = Served::start(any(), 7, ranks.len() as u16, 0);
+            let mut lab = Lab::new();
+            let ends = &mut |rank| match (is_mapped(&ranks, rank), over_rdma) {
+                (true, _) => near(ARENA),
+                (false, true) => lab.attach(),
+                (false, false) => distant(ARENA),
+            };
+            let reached = served.reached_by(ranks.len() as u32);
+            let mut world = offloaded(rules(FORMAT), &ranks, reached, ends);
+            for (count, in_place) in
+                [(300, false), (300, true), (100_000, false), (100_001, true), (777, false)]
+            {
+                aggregated(&mut world, count, in_place);
+            }
+            // Less than is worth it.
+            let completions = all_reduce(&mut world, 200, false, |_| {});
+            assert!(completions.iter().all(|completion| completion.algorithm != 9));
+        }
+    }
+}
+
+/// Sums of f32, and in codes; averages are divided once, whoever stores them.
+#[test]
+fn averages_and_codes_of_distant_tensors_have_the_same_bits_everywhere() {
+    let _turn = my_turn();
+    let ranks = mixes()[1].clone();
+    for (format, most) in [(FORMAT, 1e-10), (codes(ranks.len()), 0.15)] {
+        let served = Served::of(format, any(), 7, ranks.len() as u16, 0);
+        let mut lab = Lab::new();
+        let ends = &mut |rank| if is_mapped(&ranks, rank) { near(ARENA) } else { lab.attach() };
+        let reached = served.reached_by(ranks.len() as u32);
+        let mut world = offloaded(rules(format), &ranks, reached, ends);
+        for (count, in_place, op) in [
+            (300, false, ReduceOp::Average),
+            (300, true, ReduceOp::Average),
+            (50_000, true, ReduceOp::Sum),
+            (50_001, false, ReduceOp::Average),
+            (50_001, true, ReduceOp::Average),
+        ] {
+            let inputs: Vec<Vec<f32>> = (0..6).map(|rank| ordinary(rank, count)).collect();
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let (measured, completions) = coded(&mut world, op, &inputs, in_place);
+                assert!(measured < most, "{count} {op:?}, in place {in_place}: {measured}");
+                if whole_by(&completions) {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "the aggregator is never used: {completions:?}");
+            }
+        }
+    }
+}
+
+/// The root's tensor is mapped, or not; sizes that are done at once, and more.
+#[test]
+fn broadcasts_and_barriers_of_distant_tensors_go_by_the_aggregator() {
+    let _turn = my_turn();
+    let ranks = mixes()[1].clone();
+    let served = Served::start(any(), 7, ranks.len() as u16, 0);
+    let mut lab = Lab::new();
+    let ends = &mut |rank| if is_mapped(&ranks, rank) { near(ARENA) } else { lab.attach() };
+    let rules = Aggregation { broadcast_bytes: Some([8, 1 << 20]), barriers: true, ..rules(FORMAT) };
+    let mut world = offloaded(rules, &ranks, served.reached_by(ranks.len() as u32), ends);
+    for (root, count) in [(0_u32, 100_u64), (1, 100), (3, 100), (4, 20_000), (5, 20_000), (2, 30_001)] {
+        let to = 16 << 20;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let content: Vec<u64> = (0..count).map(|at| at * 7 + u64::from(root)).collect();
+            (0..6).for_each(|rank| world.write(rank, to, &vec![0; count as usize]));
+            (0..6).for_each(|rank| world.write(rank, 0, &vec![rank as u64; count as usize]));
+            world.write(root as usize, 0, &content);
+            let broadcast = call(Collective::Broadcast, count, 1, 0, to, root);
+            (0..6).for_each(|rank| world.submit(rank, broadcast));
+            let completions = world.completions();
+            for (rank, completion) in completions.iter().enumerate() {
+                assert_eq!(completion.status, 0, "rank {rank}: {completion:?}");
+                assert!(world.read(rank, to, count as usize) == content, "rank {rank} of root {root}");
+            }
+            (0..6).for_each(|rank| world.submit(rank, call(Collective::Barrier, 0, 0, 0, 0, 0)));
+            let barriers = world.completions();
+            assert!(barriers.iter().all(|completion| completion.status == 0), "{barriers:?}");
+            let by = |done: &[Completion]| done.iter().all(|completion| completion.algorithm == 9);
+            if by(&completions) && by(&barriers) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "the aggregator is never used: {completions:?} {barriers:?}");
+        }
+    }
+}
+
+/// The aggregator dies and comes back while fetches and stores are held back, at any time; packets are lost. Sums are right.
+#[test]
+fn an_aggregator_that_dies_while_transfers_are_under_way_costs_no_operation() {
+    let _turn = my_turn();
+    let ranks = [vec![0, 4], vec![1], vec![2, 3]];
+    let mut by_it = 0;
+    for seed in 1..=6 {
+        println!("seed {seed}");
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut served = Some(Served::start(any(), 1, 3, 50));
+        let reached = served.as_ref().unwrap().reached_by(3);
+        let address = reached[0].address;
+        let mut lab = Lab::new();
+        let ends = &mut |rank: u32| if rank == 4 { near(ARENA) } else { lab.attach() };
+        let mut world = offloaded(rules(FORMAT), &ranks, reached, ends);
+        if seed % 2 == 0 {
+            world.slice_actions(1000);
+        }
+        let mut incarnation = 1;
+        for round in 0..12 {
+            let count = if random.random_bool(0.4) {
+                random.random_range(256..1000)
+            } else {
+                random.random_range(2000..200_000)
+            };
+            let in_place = random.random_bool(0.5);
+            let (holds, dies) = (random.random_bool(0.6), random.random_bool(0.5));
+            let rounds: [usize; 3] = [0, 1, 2].map(|_| random.random_range(0..400));
+            let completions = all_reduce(&mut world, count, in_place, |world| {
+                world.run_rounds(rounds[0]);
+                lab.hold(holds);
+                world.run_rounds(rounds[1]);
+                if dies {
+                    served = None;
+                }
+                world.run_rounds(rounds[2]);
+                lab.hold(false);
+            });
+            println!("  round {round}: {count}, in place {in_place}, held {holds}, dies {dies}");
+            by_it += usize::from(whole_by(&completions));
+            if served.is_none() {
+                incarnation += 1;
+                served = Some(Served::start(address, incarnation, 3, 50));
+            }
+        }
+        // It is used again.
+        aggregated(&mut world, 20_000, seed % 2 == 0);
+    }
+    println!("{by_it} of 72 operations went by the aggregator whole");
+    assert!(by_it > 0);
+}
+
+/// Engines are succeeded in the midst of operations: what is fetched and stored ends before, and hosts go on.
+#[test]
+fn successors_go_on_with_an_aggregator_and_tensors_over_rdma() {
+    let _turn = my_turn();
+    let ranks = [vec![0, 2], vec![1, 3, 4]];
+    for seed in 1..=4 {
+        println!("seed {seed}");
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let served = Served::start(any(), 7, 2, 0);
+        let mut lab = Lab::new();
+        let ends = &mut |rank: u32| if rank < 2 { near(ARENA) } else { lab.attach() };
+        let mut world = offloaded(rules(FORMAT), &ranks, served.reached_by(2), ends);
+        let mut before = Vec::new();
+        for round in 0..4 {
+            let at = round % 2;
+            let in_place = random.random_bool(0.5);
+            aggregated(&mut world, 20_000, in_place);
+            let count = if random.random_bool(0.5) { 500 } else { 300_000 };
+            let rounds: [usize; 2] = [0, 1].map(|_| random.random_range(0..200));
+            all_reduce(&mut world, count, in_place, |world| {
+                world.run_rounds(rounds[0]);
+                let away: Vec<u32> = ranks[at].iter().copied().filter(|rank| *rank >= 2).collect();
+                for rank in &away {
+                    let told = world.tenants[*rank as usize].end.succeed(&Succession::Begins);
+                    assert_eq!(told.unwrap(), None);
+                }
+                let (rejoins, engine) = lab.succeed(world, at, &away);
+                before.push(engine);
+                world.run_rounds(rounds[1]);
+                rejoins.into_iter().for_each(|(rank, ours)| rejoin(world, rank, ours));
+            });
+        }
+        aggregated(&mut world, 20_000, true);
+    }
+}
