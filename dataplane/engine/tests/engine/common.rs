@@ -382,7 +382,7 @@ pub(crate) fn near(arena: u64) -> Ends {
 }
 
 /// The same where they are not.
-fn distant(arena: u64) -> Ends {
+pub(crate) fn distant(arena: u64) -> Ends {
     let (end, socket) = RemoteEnd::create(arena, 64).unwrap();
     (Box::new(end), Box::new(RemoteTenant::open(socket, arena, 64).unwrap()))
 }
