@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // support for tests
 
 use crate::STEP;
-use crate::job::{Worker, run, sockets, succeeded};
+use crate::job::{Worker, options, run, run_with, sockets, succeeded};
 use anyhow::Result;
-use harmonaize_client::{Rank, ReduceOp};
+use harmonaize_client::{Access, AttachOptions, Rank, ReduceOp};
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -73,6 +73,20 @@ pub fn under(
     operation: impl Fn(&Worker, u64) -> Result<()> + Sync,
     scenario: impl FnOnce(&Load),
 ) -> Vec<Vec<Duration>> {
+    under_with(sockets, per_host, |_| options(Access::Mapped, 192), operation, scenario)
+}
+
+/// The same with the options of each rank.
+///
+/// # Panics
+/// As of [`under_load`].
+pub fn under_with(
+    sockets: &[PathBuf],
+    per_host: u32,
+    options: impl Fn(u32) -> AttachOptions + Sync,
+    operation: impl Fn(&Worker, u64) -> Result<()> + Sync,
+    scenario: impl FnOnce(&Load),
+) -> Vec<Vec<Duration>> {
     let load = Load::default();
     let work = |worker: &Worker| -> Result<Vec<Duration>> {
         let mut took = Vec::new();
@@ -92,7 +106,7 @@ pub fn under(
     };
     std::thread::scope(|scope| {
         let job = scope.spawn(|| {
-            let ends = run(sockets, "load", per_host, work);
+            let ends = run_with(sockets, "load", per_host, &options, work);
             load.ended.store(true, Ordering::SeqCst);
             ends
         });

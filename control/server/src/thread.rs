@@ -146,14 +146,21 @@ mod tests {
         let open = Command::Open { session, agent, ended, relay: Arc::new(Relay::new()) };
         assert!(commands.send(open).await.is_ok());
         say(from_agent::Message::Hello(hello())).await;
-        // One host's agent speaks for both; each of these is answered at once, with a refusal.
+        // One host's agent speaks for both; each of these is answered at once, with a refusal. Served in the order in which they
+        // come, they would all be before the other tenant's.
         let join = |tenant: &str, request, rank| {
             let (tenant, communicator) = (tenant.to_owned(), "c".to_owned());
             let join = v1::Join { request, tenant, communicator, rank, ranks: 1, ..v1::Join::default() };
             from_agent::Message::Join(join)
         };
         for request in 0..FLOOD {
-            say(join("a", request, 9)).await;
+            let (tenant, communicator) = ("a".to_owned(), "c".to_owned());
+            let question = v1::Negotiate { request, tenant, communicator, propose: None };
+            say(match request % 2 {
+                0 => join("a", request, 9),
+                _ => from_agent::Message::Negotiate(question),
+            })
+            .await;
         }
         say(join("b", FLOOD, 0)).await;
         let running = Running::start(actor(), queue).unwrap();
@@ -162,11 +169,12 @@ mod tests {
             let answer = tokio::time::timeout(LIMIT, answers.recv()).await.unwrap().unwrap().unwrap();
             match answer.message.unwrap() {
                 to_agent::Message::JoinRefused(refused) if refused.request < FLOOD => of_flood += 1,
+                to_agent::Message::Negotiated(_) => of_flood += 1,
                 to_agent::Message::Form(_) => break,
                 _ => {}
             }
         }
-        assert!(of_flood <= 1, "{of_flood} of the flood's {FLOOD} joins were answered first");
+        assert!(of_flood <= 1, "{of_flood} of the flood's {FLOOD} requests were answered first");
         tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
     }
 

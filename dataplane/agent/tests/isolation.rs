@@ -5,7 +5,7 @@
 mod whole;
 
 use harmonaize_agent::run::run_on;
-use harmonaize_client::{AttachOptions, Client};
+use harmonaize_client::{AttachOptions, Client, Dtype, Rank, ReduceOp};
 use harmonaize_testkit::topology::star;
 use std::future::poll_fn;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -58,7 +58,8 @@ fn proxy_to(control: SocketAddr) -> (SocketAddr, Receiver<()>) {
     (address, from_agent)
 }
 
-/// Whatever tenants do to the thread that serves their sessions: here it stands still.
+/// Whatever tenants do to the thread that serves their sessions: here it stands still. It does so for longer than a session with
+/// control may be silent. Were that session on it, control would take the host for lost, and with it every tenant's communicators there.
 #[test]
 fn a_stalled_thread_of_tenants_keeps_the_session_with_control() {
     let folder = tempfile::tempdir().unwrap();
@@ -81,7 +82,10 @@ fn a_stalled_thread_of_tenants_keeps_the_session_with_control() {
         });
         run_on(&devices, config, stop).await.unwrap();
     });
-    drop(attached(&socket));
+    let victim = attached(&socket);
+    let communicator = victim.join("victim", Rank(0), 1, LIMIT).unwrap();
+    let tensor = victim.tensor(Dtype::U64, 10).unwrap();
+    let operate = || communicator.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
     from_agent.recv_timeout(LIMIT).expect("a session with control");
 
     let (go_on, over) = channel();
@@ -98,10 +102,14 @@ fn a_stalled_thread_of_tenants_keeps_the_session_with_control() {
     from_agent.try_iter().for_each(drop);
     for _ in 0..4 {
         from_agent.recv_timeout(LIMIT).expect("control has answers while tenants have none");
+        operate();
     }
     assert!(!served.load(Ordering::SeqCst), "another thread serves tenants");
     go_on.send(()).unwrap();
-    drop(attaching.join().unwrap());
+    operate();
+    // The way to control takes one connection: had control ended the session, nobody would join any more.
+    let late = attaching.join().unwrap();
+    drop(late.join("late", Rank(0), 1, LIMIT).unwrap());
 }
 
 /// The agent as a process that may open few files.

@@ -90,18 +90,15 @@ impl Attachment {
     /// The attachment for another process; its end stands so in its rings.
     ///
     /// # Errors
-    /// If a transfer is under way, or a descriptor deferred.
+    /// If a transfer is under way. Those that wait for its process are handed over beside it, and so is a deferred descriptor.
     pub(crate) fn describe(
         &self,
         entries: u32,
         (taken, put): ([u64; 2], [u64; 3]),
         regions: Vec<(u64, u64, u64)>,
     ) -> Result<AttachmentImage, HandOverError> {
-        if !self.waiting.is_empty() || self.counted.is_some() {
+        if !self.rests() {
             return Err(HandOverError::Transfers(self.id.0));
-        }
-        if self.deferred.is_some() {
-            return Err(HandOverError::Deferred(self.id.0));
         }
         let Self { id, operation_timeout, in_flight, unflushed, .. } = *self;
         let joined = self.joined.clone();
@@ -212,6 +209,21 @@ impl Attachment {
         self.deferred.take()
     }
 
+    /// The same, which stays so.
+    pub(crate) fn deferred(&self) -> Option<&Taken> {
+        self.deferred.as_ref()
+    }
+
+    /// Transfers that have not begun, in order.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &PendingTransfer> {
+        self.waiting.iter()
+    }
+
+    /// The descriptor whose counts are being fetched.
+    pub(crate) fn counted(&self) -> Option<&Submission> {
+        self.counted.as_ref().map(|(submission, _)| submission)
+    }
+
     /// Whether operations that it asked for are under way.
     pub(crate) fn has_calls(&self) -> bool {
         self.in_flight > 0
@@ -247,9 +259,10 @@ impl Attachment {
         self.end.memory().is_some()
     }
 
-    /// Whether no fetch and no store is under way or waits.
+    /// Whether no fetch and no store is under way, and none waits but for its process to come.
     pub(crate) fn rests(&self) -> bool {
-        self.waiting.is_empty() && self.counted.is_none() && self.end.rests()
+        let waits = !self.waiting.is_empty() || self.counted.is_some();
+        self.end.rests() && (!waits || self.end.is_away())
     }
 
     /// Starts a fetch or store, behind all that were asked for before.

@@ -92,24 +92,18 @@ pub enum HandOverError {
         /// The reason.
         error: EndError,
     },
-    /// It reads or writes tensors of another machine just now.
-    #[error("attachment {0} has transfers under way")]
+    /// Its tensors, which are not mapped, are read or written just now.
+    #[error("attachment {0} has transfers under way; try again")]
     Transfers(u64),
-    /// Operations wait for its process, which has not come to this agent, a successor itself.
-    #[error(
-        "attachment {0} has not come to this agent yet, which is a successor itself, and operations wait for its memory; try again once \
-         its process has called the client library, or end that process"
-    )]
-    Away(u64),
-    /// One of its calls was taken, and not begun.
-    #[error("attachment {0} has a call that waits for room; try again")]
-    Deferred(u64),
     /// Fewer descriptors came than the state counts on.
     #[error("a descriptor is missing")]
     NoDescriptor,
     /// What came belongs to a communicator that did not come.
     #[error("{0} of no communicator")]
     NoCommunicator(&'static str),
+    /// What waits, and came, is of an attachment that did not come, or cannot be read.
+    #[error("a {0} that waits, of which nothing is known")]
+    Waiting(&'static str),
     /// An attachment that came cannot go on.
     #[error(transparent)]
     End(#[from] EndError),

@@ -2,20 +2,23 @@
 //! there.
 //!
 //! Nothing ends by it: operations go on where they stand. What is in memory that tenants map goes as descriptors; staging and landing
-//! slots, which are this process's alone, are copied. What is read and written of tenants' memory over RDMA ends first, and no more begins
-//! before the successor has a queue pair. Sessions with aggregators end: hosts repeat what was under way in them, and the
-//! successor is a worker in the next.
+//! slots, which are this process's alone, are copied. What is read and written of tenants' memory that is not mapped ends first. Over RDMA
+//! no more begins before the successor has a queue pair; what waits for that goes along. Sessions with aggregators end: hosts repeat what was
+//! under way in them, and the successor is a worker in the next.
 
 use crate::Engine;
+use crate::aggregated::is_for_aggregator;
 use crate::attachment::{Attachment, AttachmentImage};
 use crate::command::{Aggregator, Notice};
 use crate::communicator_state::{CommunicatorState, Links};
 use crate::error::HandOverError;
 use crate::formation::open_path;
+use crate::p2p::Next;
 use crate::table::{Key, Table};
+use crate::transfer::{COUNTS, PendingTransfer, untag};
 use crate::wake::watch_end;
-use harmonaize_abi::{CommunicatorId, Epoch};
-use harmonaize_core::AggregationState;
+use harmonaize_abi::{CommunicatorId, Epoch, Region, Submission, Tag};
+use harmonaize_core::{AggregationState, PeerMessage};
 use harmonaize_plan::Participant;
 use harmonaize_shm::{
     AgentEnd, EndError, InheritEnd, InheritedEnd, Lease, MappedEnd, Memory, MemoryError, Span,
@@ -28,6 +31,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// How long what is under way on links may take to come to an end. Peers go on reading and sending, so it is short.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
@@ -42,6 +46,9 @@ const PAGE: usize = 4096;
 /// What a state begins with where aggregation follows it. No number begins so: an agent that knows of none refuses it, which without it
 /// would leave the agreement with its peers to nobody.
 const AGGREGATED: [u8; 10] = [0xff; 10];
+
+/// And where behind that, empty or not, comes what waits. An agent that knows of aggregation alone refuses it too.
+const WAITING: [u8; 20] = [0xff; 20];
 
 /// All that an engine has, for one in another process.
 #[derive(Debug, Default)]
@@ -131,28 +138,92 @@ struct AggregatedImage<S> {
     aggregator: Option<(Aggregator, u64)>,
 }
 
-/// An engine's state, and behind it aggregation where there is any.
+/// What cannot go on by itself: transfers, before a tenant's process has come, and calls, before others have ended.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct WaitingImage {
+    transfers: Vec<TransferImage>,
+    calls: Vec<CallImage>,
+}
+
+/// A fetch or store of a tenant's memory that has not begun. Those of an attachment come in their order.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct TransferImage {
+    attachment: Key,
+    tag: u64,
+    offset: u64,
+    bytes: u64,
+    here: TransferPlace,
+}
+
+/// Where the bytes of a transfer lie here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum TransferPlace {
+    /// What is stored, next in the copy of all that is.
+    Stored,
+    /// From `at` on in a channel's staging.
+    Staging { channel: usize, at: u64 },
+    /// From `at` on in the mapped tensors of an attachment.
+    Tensors { attachment: Key, at: u64 },
+    /// In memory for a piece of a message, which is sent then.
+    Sent(PeerMessage),
+    /// In memory for a piece of a message, which is stored then in another attachment's.
+    Copied { attachment: Key, offset: u64 },
+    /// Where counts are fetched to; the descriptor comes with the calls.
+    Counts,
+}
+
+/// A descriptor that was taken and has not begun, and its counts if they were fetched.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct CallImage {
+    attachment: Key,
+    submission: Vec<u8>,
+    counts: Option<Vec<u64>>,
+}
+
+impl WaitingImage {
+    fn is_empty(&self) -> bool {
+        self.transfers.is_empty() && self.calls.is_empty()
+    }
+
+    /// Bytes of all that is stored; none where nothing is.
+    fn stored(&self) -> Option<u64> {
+        let stores = self.transfers.iter().filter(|transfer| transfer.here == TransferPlace::Stored);
+        stores.map(|store| store.bytes).reduce(u64::saturating_add)
+    }
+}
+
+/// An engine's state, and behind it aggregation and what waits, where there is any.
 fn encode<S: Serialize>(
     image: &Image<impl Serialize>,
     aggregated: &[AggregatedImage<S>],
+    waiting: &WaitingImage,
 ) -> Result<Vec<u8>, postcard::Error> {
     let state = postcard::to_allocvec(image)?;
-    if aggregated.is_empty() {
+    if aggregated.is_empty() && waiting.is_empty() {
         return Ok(state);
     }
     let aggregated = postcard::to_allocvec(aggregated)?;
-    Ok([AGGREGATED.as_slice(), state.as_slice(), aggregated.as_slice()].concat())
+    if waiting.is_empty() {
+        return Ok([AGGREGATED.as_slice(), state.as_slice(), aggregated.as_slice()].concat());
+    }
+    let waiting = postcard::to_allocvec(waiting)?;
+    Ok([WAITING.as_slice(), state.as_slice(), aggregated.as_slice(), waiting.as_slice()].concat())
 }
 
 /// What [`encode`] was given.
-fn decode<C: DeserializeOwned, S: DeserializeOwned>(
-    state: &[u8],
-) -> Result<(Image<C>, Vec<AggregatedImage<S>>), postcard::Error> {
+type Decoded<C, S> = (Image<C>, Vec<AggregatedImage<S>>, WaitingImage);
+
+fn decode<C: DeserializeOwned, S: DeserializeOwned>(state: &[u8]) -> Result<Decoded<C, S>, postcard::Error> {
+    if let Some(state) = state.strip_prefix(&WAITING) {
+        let (image, rest) = postcard::take_from_bytes(state)?;
+        let (aggregated, waiting) = postcard::take_from_bytes(rest)?;
+        return Ok((image, aggregated, postcard::from_bytes(waiting)?));
+    }
     let Some(state) = state.strip_prefix(&AGGREGATED) else {
-        return Ok((postcard::from_bytes(state)?, Vec::new()));
+        return Ok((postcard::from_bytes(state)?, Vec::new(), WaitingImage::default()));
     };
     let (image, aggregated) = postcard::take_from_bytes(state)?;
-    Ok((image, postcard::from_bytes(aggregated)?))
+    Ok((image, postcard::from_bytes(aggregated)?, WaitingImage::default()))
 }
 
 fn monotonic() -> Duration {
@@ -230,12 +301,8 @@ impl Engine {
         loop {
             let now = self.now();
             self.poll_tenants(now);
-            let busy = || self.attachments.iter().filter(|attachment| !attachment.rests());
-            // Sessions stand still, so its process does not come meanwhile.
-            if let Some(away) = busy().find(|attachment| attachment.end.is_away()) {
-                return Err(HandOverError::Away(away.id.0));
-            }
-            let Some(busy) = busy().next().map(|attachment| attachment.id.0) else { return Ok(()) };
+            let busy = self.attachments.iter().find(|attachment| !attachment.rests());
+            let Some(busy) = busy.map(|attachment| attachment.id.0) else { return Ok(()) };
             if Instant::now() >= deadline {
                 return Err(HandOverError::Transfers(busy));
             }
@@ -299,6 +366,7 @@ impl Engine {
                 }
             }
         }
+        let waiting = self.waiting(&mut descriptors)?;
         let links = match self.links.is_empty() {
             true => None,
             false => {
@@ -316,7 +384,80 @@ impl Engine {
             landing,
             links,
         };
-        Ok(EngineImage { state: encode(&image, &aggregated)?, descriptors })
+        Ok(EngineImage { state: encode(&image, &aggregated, &waiting)?, descriptors })
+    }
+
+    /// What waits. Of what is to be stored a copy goes along, since what has it here may be other memory in the successor.
+    fn waiting(&self, descriptors: &mut Vec<OwnedFd>) -> Result<WaitingImage, HandOverError> {
+        let (mut waiting, mut stores) = (WaitingImage::default(), Vec::new());
+        for place in 0..self.attachments.places() {
+            let Some(key) = self.attachments.key_at(place) else { continue };
+            let Some(attachment) = self.attachments.get(key) else { continue };
+            let call = |submission: &Submission, counts: Option<&[u64]>| CallImage {
+                attachment: key,
+                submission: submission.as_bytes().to_vec(),
+                counts: counts.map(<[u64]>::to_vec),
+            };
+            for transfer in attachment.waiting() {
+                let here = self.place_of(transfer).ok_or(HandOverError::Transfers(attachment.id.0))?;
+                let PendingTransfer { tag: Tag(tag), offset, span, .. } = transfer;
+                let (tag, offset, bytes) = (*tag, *offset, span.bytes() as u64);
+                waiting.transfers.push(TransferImage { attachment: key, tag, offset, bytes, here });
+                stores.extend((here == TransferPlace::Stored).then_some(span));
+            }
+            waiting.calls.extend(attachment.counted().map(|submission| call(submission, None)));
+            let deferred = attachment.deferred();
+            waiting.calls.extend(deferred.map(|(submission, counts)| call(submission, counts.as_deref())));
+        }
+        if let Some(bytes) = waiting.stored() {
+            let (copy, descriptor) = Memory::granted(bytes.max(1), "harmonaize-stores")?;
+            let (mut at, mut buffer) = (0, Vec::new());
+            for span in stores {
+                buffer.resize(span.bytes(), 0);
+                span.memory().read(span.offset() as u64, &mut buffer)?;
+                copy.write(at, &buffer)?;
+                at += span.bytes() as u64;
+            }
+            descriptors.push(descriptor);
+        }
+        Ok(waiting)
+    }
+
+    /// Where the bytes of a transfer lie that has not begun. None while its communicator comes to its end, and of one for an
+    /// aggregator: its session does not go along, and what is to follow the transfer is part of that.
+    fn place_of(&self, transfer: &PendingTransfer) -> Option<TransferPlace> {
+        let PendingTransfer { tag, store, span, .. } = transfer;
+        if *tag != COUNTS && is_for_aggregator(untag(*tag).2) {
+            return None;
+        }
+        if *store {
+            return Some(TransferPlace::Stored);
+        }
+        if *tag == COUNTS {
+            return Some(TransferPlace::Counts);
+        }
+        let (communicator, channel, step) = untag(*tag);
+        let member = self.communicators.get(communicator)?;
+        let is = |memory: &Arc<Memory>| Arc::ptr_eq(memory, span.memory());
+        let at = span.offset() as u64;
+        if channel == member.core.p2p_channel() {
+            match member.p2p.next(step) {
+                Some(Next::Send(message)) => return Some(TransferPlace::Sent(*message)),
+                Some(Next::Store(PendingTransfer { attachment, offset, .. })) => {
+                    return Some(TransferPlace::Copied { attachment: *attachment, offset: *offset });
+                }
+                None => {}
+            }
+        }
+        let mut staging = member.used_staging().chain(member.used_residuals());
+        if let Some((channel, _)) = staging.find(|(_, memory)| is(memory)) {
+            return Some(TransferPlace::Staging { channel, at });
+        }
+        member.locals.iter().find_map(|local| {
+            let mut regions = self.attachments.get(local.attachment)?.end.memory()?.all();
+            let (base, _) = regions.find(|(_, memory)| is(memory))?;
+            Some(TransferPlace::Tensors { attachment: local.attachment, at: base + at })
+        })
     }
 
     /// Takes another process's engine over, and stands still until it is told to go on.
@@ -333,7 +474,7 @@ impl Engine {
     ) -> Result<Vec<InheritedEpoch>, HandOverError> {
         let EngineImage { state, descriptors } = image;
         let mut descriptors = descriptors.into_iter();
-        let (image, aggregated) = decode::<CommunicatorState, AggregationState>(&state)?;
+        let (image, aggregated, waiting) = decode::<CommunicatorState, AggregationState>(&state)?;
         let age = monotonic().saturating_sub(Duration::from_nanos(image.start));
         self.start = Instant::now().checked_sub(age).unwrap_or(self.start);
         let mut attachments = Vec::new();
@@ -369,6 +510,7 @@ impl Engine {
         for LandingImage { communicator, link, bytes } in image.landing {
             landings.push((communicator, link, copied_in(next()?, bytes)?));
         }
+        let stored = waiting.stored().map(|bytes| copied_in(next()?, bytes.max(1))).transpose()?;
         if let Some(links) = image.links {
             self.transport.take_over(&links, descriptors.collect())?;
         }
@@ -387,7 +529,84 @@ impl Engine {
         for image in aggregated {
             self.inherit_aggregation(image)?;
         }
+        self.inherit_waiting(waiting, stored)?;
         Ok(self.enter_inherited())
+    }
+
+    /// Has what waited in another process wait here. `stored` has the bytes of all that is to be stored.
+    fn inherit_waiting(
+        &mut self,
+        waiting: WaitingImage,
+        stored: Option<Arc<Memory>>,
+    ) -> Result<(), HandOverError> {
+        let mut calls = Vec::new();
+        for CallImage { attachment, submission, counts } in waiting.calls {
+            let read = Submission::read_from_bytes(&submission);
+            let submission = read.map_err(|_| HandOverError::Waiting("descriptor"))?;
+            calls.push((attachment, submission, counts));
+        }
+        let mut begun = 0;
+        for TransferImage { attachment: key, tag, offset, bytes, here } in waiting.transfers {
+            let lost = HandOverError::Waiting("transfer");
+            let tag = Tag(tag);
+            if here == TransferPlace::Counts {
+                // It is the first of the attachment's, before one that was deferred.
+                let at = calls.iter().position(|(of, ..)| *of == key);
+                let (at, attachment) = at.zip(self.attachments.get_mut(key)).ok_or(lost)?;
+                let (_, submission, _) = calls.remove(at);
+                attachment.fetch_counts(key, submission, Region { offset, bytes })?;
+                continue;
+            }
+            let span = match here {
+                TransferPlace::Stored => {
+                    let span = Span::new(stored.as_ref().ok_or(lost)?, begun, bytes)?;
+                    begun += bytes;
+                    span
+                }
+                here => self.inherit_fetch(tag, bytes, here)?.ok_or(lost)?,
+            };
+            let store = here == TransferPlace::Stored;
+            let attachment = self.attachments.get_mut(key).ok_or(HandOverError::Waiting("transfer"))?;
+            attachment.transfer(PendingTransfer { attachment: key, tag, store, offset, span })?;
+        }
+        for (key, submission, counts) in calls {
+            let attachment = self.attachments.get_mut(key).ok_or(HandOverError::Waiting("descriptor"))?;
+            attachment.defer((submission, counts.map(Into::into)));
+        }
+        Ok(())
+    }
+
+    /// Where a fetch that waited in another process lands here; none where that is gone.
+    fn inherit_fetch(
+        &mut self,
+        tag: Tag,
+        bytes: u64,
+        here: TransferPlace,
+    ) -> Result<Option<Span>, HandOverError> {
+        let (communicator, _, step) = untag(tag);
+        if let TransferPlace::Tensors { attachment, at } = here {
+            let regions = self.attachments.get(attachment).and_then(|attachment| attachment.end.memory());
+            let Some((memory, at)) = regions.map(|regions| regions.locate(at, bytes)).transpose()? else {
+                return Ok(None);
+            };
+            return Ok(Some(Span::new(memory, at, bytes)?));
+        }
+        let Some(member) = self.communicators.get_mut(communicator) else { return Ok(None) };
+        if let TransferPlace::Staging { channel: of, at } = here {
+            let mut staging = member.used_staging().chain(member.used_residuals());
+            let found = staging.find(|(channel, _)| *channel == of);
+            return Ok(found.map(|(_, memory)| Span::new(memory, at, bytes)).transpose()?);
+        }
+        let span = Span::new(&Memory::private(usize::try_from(bytes)?)?, 0, bytes)?;
+        let next = match here {
+            TransferPlace::Sent(message) => Next::Send(message),
+            TransferPlace::Copied { attachment, offset } => {
+                Next::Store(PendingTransfer { attachment, tag, store: true, offset, span: span.clone() })
+            }
+            _ => return Ok(None),
+        };
+        member.p2p.inherit(step, &span, next);
+        Ok(Some(span))
     }
 
     /// Goes on with aggregation in an epoch, by a worker that is in no session yet.
@@ -479,10 +698,35 @@ mod tests {
 
     #[test]
     fn a_state_without_aggregation_is_as_it_ever_was() {
-        let state = encode::<u8>(&image(), &[]).unwrap();
+        let nothing = WaitingImage::default();
+        let state = encode::<u8>(&image(), &[], &nothing).unwrap();
         assert_eq!(state, postcard::to_allocvec(&image()).unwrap());
-        let (image, aggregated) = decode::<u8, u8>(&state).unwrap();
-        assert_eq!((image.start, aggregated.len()), (5, 0));
+        let (image, aggregated, waiting) = decode::<u8, u8>(&state).unwrap();
+        assert_eq!((image.start, aggregated.len(), waiting), (5, 0, nothing));
+    }
+
+    /// Agents that know of nothing behind the state, or of aggregation alone.
+    #[test]
+    fn who_knows_of_nothing_that_waits_refuses_a_state_with_some() {
+        let attachment = Key { index: 1, generation: 1 };
+        let transfer = |here, bytes| TransferImage { attachment, tag: 9, offset: 4096, bytes, here };
+        let call = CallImage { attachment, submission: vec![7; 128], counts: Some(vec![1, 2]) };
+        let waiting = WaitingImage {
+            transfers: vec![
+                transfer(TransferPlace::Staging { channel: 1, at: 64 }, 10),
+                transfer(TransferPlace::Stored, 20),
+                transfer(TransferPlace::Counts, 16),
+                transfer(TransferPlace::Stored, 30),
+            ],
+            calls: vec![call],
+        };
+        assert_eq!(waiting.stored(), Some(50));
+        let state = encode::<u8>(&image(), &[], &waiting).unwrap();
+        assert!(postcard::from_bytes::<Image<u8>>(&state).is_err());
+        let behind = state.strip_prefix(&AGGREGATED).unwrap();
+        assert!(postcard::take_from_bytes::<Image<u8>>(behind).is_err());
+        let (image, aggregated, found) = decode::<u8, u8>(&state).unwrap();
+        assert_eq!((image.start, aggregated.len(), found), (5, 0, waiting));
     }
 
     #[test]
@@ -504,9 +748,9 @@ mod tests {
             state: 8_u8,
             aggregator: Some((aggregator, 99)),
         };
-        let state = encode(&image(), &[one]).unwrap();
+        let state = encode(&image(), &[one], &WaitingImage::default()).unwrap();
         assert!(postcard::from_bytes::<Image<u8>>(&state).is_err());
-        let (image, aggregated) = decode::<u8, u8>(&state).unwrap();
+        let (image, aggregated, _) = decode::<u8, u8>(&state).unwrap();
         assert_eq!((image.start, aggregated.len()), (5, 1));
         let AggregatedImage { communicator: found, epoch, state, aggregator } = &aggregated[0];
         assert_eq!((*found, *epoch, *state), (communicator, Epoch(6), 8));

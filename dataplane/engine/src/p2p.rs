@@ -27,7 +27,7 @@ const ALGORITHMS: [u8; 2] = [1, 3];
 
 /// What a piece still needs that is being fetched.
 #[derive(Debug)]
-enum Next {
+pub(crate) enum Next {
     Send(PeerMessage),
     Store(PendingTransfer),
 }
@@ -40,6 +40,17 @@ pub(crate) struct P2pState {
 }
 
 impl P2pState {
+    /// What follows the fetch of a piece; none of one that goes to mapped tensors.
+    pub(crate) fn next(&self, step: StepId) -> Option<&Next> {
+        self.fetched.iter().find(|(of, ..)| *of == step).map(|(.., next)| next)
+    }
+
+    /// Goes on with a piece that another process was to fetch, and fetches it here.
+    pub(crate) fn inherit(&mut self, step: StepId, here: &Span, next: Next) {
+        self.staging.push(Arc::clone(here.memory()));
+        self.fetched.push((step, here.clone(), next));
+    }
+
     /// Memory for a piece that nothing else uses. Allocates only when more pieces are under way than ever before, or all that is unused is
     /// too small. There is never more of it than for all pieces that were under way at once.
     fn reserve(&mut self, bytes: u64) -> Result<Span, ExecuteError> {

@@ -89,11 +89,8 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// Entries of each ring.
     fn entries(&self) -> u32;
 
-    /// Mapped or over RDMA: what another process needs to go on with this end, which is not used meanwhile. Before that it
-    /// [rests](Self::rests).
-    fn hand_over(&self) -> Result<InheritedEnd, EndError> {
-        Err(EndError::NotMapped)
-    }
+    /// What another process needs to go on with this end, which is not used meanwhile. Before that it [rests](Self::rests).
+    fn hand_over(&self) -> Result<InheritedEnd, EndError>;
 
     /// Mapped: the agent is about to end. The tenant may still read results from pages that would be freed with this end.
     fn leave(&self) {}

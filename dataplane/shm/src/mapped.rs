@@ -49,9 +49,12 @@ impl MappedEnd {
     }
 }
 
-/// What an agent's end is, for the process that takes its place: numbers, and descriptors in this order. One over RDMA has no regions. Of
-/// `taken` and `put` the first numbers count its descriptors and completions, and its descriptors are of a copy of its mailbox for
-/// completions, and of the session's socket.
+/// What an agent's end is, for the process that takes its place: numbers, and descriptors in this order. One that is not mapped has no
+/// regions.
+///
+/// Over RDMA the first numbers of `taken` and `put` count its descriptors and completions, and its descriptors are of a copy of its mailbox
+/// for completions, and of the session's socket. Through a socket they count bytes that came and are to be sent, which the first
+/// descriptor's file has in this order, and the second descriptor is the socket.
 #[derive(Debug)]
 pub struct InheritedEnd {
     /// Entries of each ring.

@@ -70,6 +70,7 @@ fn a_changed_state_is_handed_over_by_another_version() {
         "Signal",
         "Image",
         "AggregatedImage",
+        "WaitingImage",
         "LinkImage",
         "Communicator",
     ];

@@ -408,6 +408,15 @@ fn joins_are_limited_over_all_hosts() {
     assert_eq!(every!(world.received(first), Form).len() + every!(world.received(second), Form).len(), 2);
     let text = beyond(&mut world, second, "next", 2);
     assert!(text.contains("2 a second") && text.contains("64 at once") && text.contains("`joins`"), "{text}");
+    // Each of these could be a communicator of its own, which control would plan, and all of them again with each that follows.
+    for number in 0..500 {
+        world.join([first, second][number % 2], &format!("churn{number}"), 0, 1);
+    }
+    for session in [first, second] {
+        let answers = world.received(session);
+        assert_eq!(every!(answers.clone(), JoinRefused).len(), 250);
+        assert!(every!(answers, Form).is_empty(), "control plans what a tenant has it plan without end");
+    }
     world.join_as(second, "b", "next", 0, 1);
     only!(world.received(second), Form);
     world.wait(SECOND / 2);

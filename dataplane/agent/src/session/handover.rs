@@ -45,7 +45,7 @@ pub struct SessionImage {
     pub tenant: String,
     /// Bytes of the arena, and entries of each ring.
     pub size: (u64, u32),
-    /// The first offset that nothing has had yet; 0 of an attachment over RDMA.
+    /// The first offset that nothing has had yet; 0 of an attachment over RDMA, 1 of one through a socket.
     pub(super) next: u64,
     pub(super) regions: Vec<RegionImage>,
     /// Handles that the process has joined and not left.

@@ -29,8 +29,10 @@ enum Stage {
     Leaving,
 }
 
-/// The first free offset in the image of an attachment over RDMA, which has none; of all others it is behind the arena.
-pub(super) const NOT_MAPPED: u64 = 0;
+/// The first free offset in the image of an attachment over RDMA, which has none; of one that is mapped it is behind the arena.
+pub(super) const OVER_RDMA: u64 = 0;
+/// The same of one whose tensors are reached through a socket. Agents without it take it for mapped, and refuse it for what it lacks.
+pub(super) const THROUGH_SOCKET: u64 = 1;
 
 /// The memory of one attachment.
 pub(super) struct AttachedMemory {
@@ -70,18 +72,23 @@ impl AttachedMemory {
             RegionEntry { place, file, descriptor: None, stage: Stage::There, _grant: grant }
         };
         let regions = regions.into_iter().map(entry).collect();
-        let access = if next == NOT_MAPPED { Access::Rdma } else { Access::Mapped };
+        let access = match next {
+            OVER_RDMA => Access::Rdma,
+            THROUGH_SOCKET => Access::Remote,
+            _ => Access::Mapped,
+        };
         (Self { tenant, access, next, regions }, leases)
     }
 
-    /// The first free offset and the regions, for another process; [`NOT_MAPPED`] and none over RDMA. None where a region is coming or
-    /// leaving, or tensors are reached through a socket.
+    /// The first free offset and the regions, for another process. None where a region is coming or leaving. Of an attachment that is not
+    /// mapped they are [`OVER_RDMA`] or [`THROUGH_SOCKET`], and no regions.
     pub(super) fn image(&self) -> Option<(u64, Vec<RegionImage>)> {
         let stands = |held: &RegionEntry| held.stage == Stage::There;
         match self.access {
             Access::Mapped if self.regions.iter().all(stands) => {}
-            Access::Mapped | Access::Remote => return None,
-            Access::Rdma => return Some((NOT_MAPPED, Vec::new())),
+            Access::Mapped => return None,
+            Access::Remote => return Some((THROUGH_SOCKET, Vec::new())),
+            Access::Rdma => return Some((OVER_RDMA, Vec::new())),
         }
         let image = |held: &RegionEntry| RegionImage {
             base: held.place.base,

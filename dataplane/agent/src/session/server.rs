@@ -3,7 +3,7 @@
 use super::attached::Rejoining;
 use super::connection::Connection;
 use super::handover::{Freeze, FrozenSession};
-use super::memory::{AttachedMemory, NOT_MAPPED};
+use super::memory::{AttachedMemory, OVER_RDMA, THROUGH_SOCKET};
 use super::network::{Gate, NetworkServer};
 use super::rdma::Rdma;
 use super::socket::{SocketFile, SocketServer};
@@ -11,7 +11,7 @@ use super::stream::Stream;
 use super::tenant::{Life, Tenant};
 use super::{RdmaRules, SessionRequest, TenantLimits, TenantRules};
 use crate::counters::Counters;
-use harmonaize_shm::{AgentEnd, EndError, InheritEnd, InheritedEnd, Lease};
+use harmonaize_shm::{AgentEnd, EndError, InheritEnd, InheritedEnd, Lease, RemoteEnd};
 use harmonaize_verbs::VerbsError;
 use harmonaize_verbs::attachment::{Rejoin, SuccessorEnd};
 use rustix::io::Errno;
@@ -407,7 +407,7 @@ impl SessionServer {
     /// # Errors
     /// If a tenant is not served here, or descriptors are no connection; for the operator.
     pub async fn inherit(&self, sessions: Vec<FrozenSession>) -> Result<Vec<Inherited>, InheritError> {
-        let over_rdma = |session: &FrozenSession| session.image.next == NOT_MAPPED;
+        let over_rdma = |session: &FrozenSession| session.image.next == OVER_RDMA;
         let mut ends = Vec::new();
         if let Some(FrozenSession { image, .. }) = sessions.iter().find(|session| over_rdma(session)) {
             let rdma = self.rdma.as_ref().ok_or_else(|| InheritError::NoRdma(image.tenant.clone()))?;
@@ -448,6 +448,8 @@ impl SessionServer {
         let end = end.zip(self.rdma.clone());
         let end = end.map(|((end, ours), rdma)| (inherit_end(end), Rejoining { rdma, ours, here }));
         let (end, rejoining) = end.unzip();
+        let remote = image.next == THROUGH_SOCKET;
+        let end = end.or_else(|| remote.then(|| inherit_remote(image.size.0)));
         let connection = Connection::new(Arc::clone(tenant), stream, connection);
         let requests = self.requests.clone();
         let session = connection.resume(image, descriptors.collect(), (memory, rejoining), grant, requests);
@@ -479,6 +481,14 @@ impl SessionServer {
 fn inherit_end(end: SuccessorEnd) -> InheritEnd {
     Box::new(move |from: InheritedEnd| {
         let end: Box<dyn AgentEnd> = Box::new(end.inherit(from)?);
+        Ok::<_, EndError>(end)
+    })
+}
+
+/// What one whose tensors, of so many bytes, are reached through a socket goes on by.
+fn inherit_remote(arena_bytes: u64) -> InheritEnd {
+    Box::new(move |from: InheritedEnd| {
+        let end: Box<dyn AgentEnd> = Box::new(RemoteEnd::inherit(from, arena_bytes)?);
         Ok::<_, EndError>(end)
     })
 }

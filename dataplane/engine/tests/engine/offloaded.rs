@@ -211,7 +211,8 @@ fn successors_go_on_with_an_aggregator_and_tensors_over_rdma() {
                     let told = world.tenants[*rank as usize].end.succeed(&Succession::Begins);
                     assert_eq!(told.unwrap(), None);
                 }
-                let (rejoins, engine) = lab.succeed(world, at, &away);
+                let image = Lab::hand_over(world, at);
+                let (rejoins, engine) = lab.succeed(world, at, &away, image);
                 before.push(engine);
                 world.run_rounds(rounds[1]);
                 rejoins.into_iter().for_each(|(rank, ours)| rejoin(world, rank, ours));

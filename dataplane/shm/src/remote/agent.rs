@@ -3,7 +3,9 @@
 use super::REMOTE_DEPTH;
 use super::channel::{Channel, Frame, Landing, Receiver};
 use super::frame::{Header, kind};
-use crate::{AgentEnd, EndError, MAX_ENTRIES, MemoryError, Regions, RingError, Span, check_range};
+use crate::{
+    AgentEnd, EndError, InheritedEnd, MAX_ENTRIES, Memory, MemoryError, Regions, RingError, Span, check_range,
+};
 use harmonaize_abi::{Completion, Submission, Tag};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
@@ -34,14 +36,18 @@ impl RemoteEnd {
     /// A new attachment to `arena_bytes` of the tenant's memory, and the socket for the tenant's end. At most
     /// `entries` (a power of two up to [`MAX_ENTRIES`]) operations are in flight.
     pub fn create(arena_bytes: u64, entries: u32) -> Result<(Self, OwnedFd), EndError> {
-        if !entries.is_power_of_two() || entries > MAX_ENTRIES {
-            return Err(MemoryError::BadSize(entries.into()).into());
-        }
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .map_err(|source| EndError::System { call: "socketpair", source })?;
+        Ok((Self::of(ours, arena_bytes, entries)?, theirs))
+    }
+
+    fn of(socket: OwnedFd, arena_bytes: u64, entries: u32) -> Result<Self, EndError> {
+        if !entries.is_power_of_two() || entries > MAX_ENTRIES {
+            return Err(MemoryError::BadSize(entries.into()).into());
+        }
         let entries = entries as usize;
-        let channel = Channel::new(ours, entries + 2 * REMOTE_DEPTH)?;
+        let channel = Channel::new(socket, entries + 2 * REMOTE_DEPTH)?;
         let book = PendingTransfers {
             entries,
             inbox: VecDeque::with_capacity(entries),
@@ -50,7 +56,27 @@ impl RemoteEnd {
             unsent_stores: 0,
             done: VecDeque::with_capacity(2 * REMOTE_DEPTH),
         };
-        Ok((Self { channel, arena_bytes, pending: book }, theirs))
+        Ok(Self { channel, arena_bytes, pending: book })
+    }
+
+    /// Goes on where the end of another process stands, which [`AgentEnd::hand_over`] describes.
+    ///
+    /// # Errors
+    /// If that is no such end, or the kernel refuses.
+    pub fn inherit(from: InheritedEnd, arena_bytes: u64) -> Result<Self, EndError> {
+        let InheritedEnd { entries, taken: [came, _], put: [unsent, ..], regions, descriptors } = from;
+        let other = || EndError::Protocol("an inherited attachment that is none through a socket");
+        let mut descriptors = descriptors.into_iter();
+        let (frames, socket) = (descriptors.next().ok_or_else(other)?, descriptors.next().ok_or_else(other)?);
+        let bytes = came.checked_add(unsent).filter(|_| regions.is_empty()).ok_or_else(other)?;
+        let frames = Memory::map(frames, bytes.max(1))?;
+        let mut all = vec![0; frames.bytes()];
+        frames.read(0, &mut all)?;
+        let split = all.split_at_checked(came as usize).ok_or_else(other)?;
+        let (came, unsent) = (split.0, split.1.get(..unsent as usize).ok_or_else(other)?);
+        let mut end = Self::of(socket, arena_bytes, entries)?;
+        end.channel.resume(came, unsent, &mut end.pending)?;
+        Ok(end)
     }
 
     fn check(&self, offset: u64, bytes: usize) -> Result<u64, EndError> {
@@ -127,6 +153,32 @@ impl AgentEnd for RemoteEnd {
 
     fn entries(&self) -> u32 {
         self.pending.entries as u32
+    }
+
+    fn hand_over(&self) -> Result<InheritedEnd, EndError> {
+        let rest = self.channel.rest().filter(|_| self.rests());
+        let (rest, unsent) = rest.ok_or(EndError::Protocol("transfers are under way"))?;
+        let header = Header { kind: kind::SUBMISSION, ..Default::default() };
+        let inbox = self.pending.inbox.iter();
+        let mut came: Vec<u8> =
+            inbox.flat_map(|submission| [header.as_bytes(), submission.as_bytes()].concat()).collect();
+        came.extend(rest);
+        let bytes = came.len() + unsent.len();
+        let (frames, frames_fd) = Memory::granted(bytes.max(1) as u64, "harmonaize-frames")?;
+        frames.write(0, &came)?;
+        frames.write(came.len() as u64, &unsent)?;
+        Ok(InheritedEnd {
+            entries: self.entries(),
+            taken: [came.len() as u64, 0],
+            put: [unsent.len() as u64, 0, 0],
+            regions: Vec::new(),
+            descriptors: vec![frames_fd, self.channel.socket()?],
+        })
+    }
+
+    fn rests(&self) -> bool {
+        let PendingTransfers { fetches, stores, done, .. } = &self.pending;
+        fetches.is_empty() && stores.is_empty() && done.is_empty()
     }
 
     fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError> {

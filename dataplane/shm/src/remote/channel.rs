@@ -43,9 +43,13 @@ pub(crate) struct Frame {
 impl Frame {
     /// A frame with a body of at most [`BODY`] bytes.
     pub(crate) fn new(header: &Header, body: &[u8]) -> Self {
+        Self::of(header.as_bytes().iter().chain(body))
+    }
+
+    fn of<'a>(bytes: impl Iterator<Item = &'a u8>) -> Self {
         let mut start = [0; HEADER + BODY];
         let mut start_bytes = 0;
-        for (to, from) in start.iter_mut().zip(header.as_bytes().iter().chain(body)) {
+        for (to, from) in start.iter_mut().zip(bytes) {
             *to = *from;
             start_bytes += 1;
         }
@@ -125,6 +129,57 @@ impl Channel {
     /// Frames with tensor bytes that have not left whole.
     pub(crate) fn unsent_tensors(&self) -> usize {
         self.unsent_tensors
+    }
+
+    /// Bytes of a frame that has not come whole, and of frames that are still to be sent. None where there are tensor bytes among them.
+    pub(crate) fn rest(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+        let came = match self.phase {
+            Phase::Header => self.header.get(..self.filled)?.to_vec(),
+            Phase::Body(_) => [self.header.as_slice(), self.body.get(..self.filled)?].concat(),
+            Phase::Tensor(_) => return None,
+        };
+        let mut unsent = Vec::new();
+        for frame in &self.outbox {
+            if frame.tensor.is_some() {
+                return None;
+            }
+            unsent.extend_from_slice(frame.start.get(frame.sent..frame.start_bytes)?);
+        }
+        Some((came, unsent))
+    }
+
+    /// Goes on where another process stands with this end. Bytes came to it, and others it was still to send; neither are a tensor's.
+    pub(crate) fn resume(
+        &mut self,
+        mut came: &[u8],
+        unsent: &[u8],
+        receiver: &mut impl Receiver,
+    ) -> Result<(), EndError> {
+        for bytes in unsent.chunks(HEADER + BODY) {
+            self.push(Frame::of(bytes.iter()))?;
+        }
+        while !came.is_empty() {
+            let room = match &self.phase {
+                Phase::Header => self.header.get_mut(self.filled..),
+                Phase::Body(bytes) => self.body.get_mut(self.filled..*bytes),
+                Phase::Tensor(_) => None,
+            };
+            let room = room.ok_or(EndError::Protocol("tensor bytes that nobody waits for"))?;
+            let taken = room.len().min(came.len());
+            let (now, later) = came.split_at(taken);
+            room.iter_mut().zip(now).for_each(|(to, from)| *to = *from);
+            let whole = taken == room.len();
+            (self.filled, came) = (self.filled + taken, later);
+            if whole {
+                self.advance(receiver)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Another descriptor of the socket.
+    pub(crate) fn socket(&self) -> Result<OwnedFd, EndError> {
+        rustix::io::fcntl_dupfd_cloexec(&self.socket, 0).map_err(system("fcntl(F_DUPFD)"))
     }
 
     /// Whether the other side was seen to be gone, or this side has given up.

@@ -174,6 +174,63 @@ fn frames_may_come_byte_by_byte() {
     assert_eq!(seen, [1, 2, 3]);
 }
 
+/// Another end goes on in another's place, wherever the tenant's frames break off. What was still to be sent is.
+#[test]
+fn an_inherited_end_goes_on_in_the_midst_of_frames() {
+    let submission = |cookie| {
+        let submission = Submission { cookie, ..Default::default() };
+        [header(kind::SUBMISSION, 0, 0).as_bytes(), submission.as_bytes()].concat()
+    };
+    for broken in 0..=submission(2).len() {
+        let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
+        says(&socket, &[&submission(1), &submission(2)[..broken]]);
+        while agent.progress(&mut |_| panic!("nothing was asked for")).unwrap() > 0 {}
+        for cookie in [7, 8, 9] {
+            agent.complete(&Completion { cookie, ..Default::default() }).unwrap();
+        }
+        let mut heir = RemoteEnd::inherit(agent.hand_over().unwrap(), ARENA).unwrap();
+        drop(agent);
+        says(&socket, &[&submission(2)[broken..], &submission(3)]);
+        while heir.progress(&mut |_| panic!("nothing was asked for")).unwrap() > 0 {}
+        for cookie in [1, 2, 3] {
+            assert_eq!(heir.submission().unwrap().unwrap().cookie, cookie, "broken off after {broken} bytes");
+        }
+        let mut tenant = RemoteTenant::open(socket, ARENA, 4).unwrap();
+        tenant.memory().write(5, &[3; 40]).unwrap();
+        let (whole, into) = staging(40);
+        heir.fetch(Tag(6), 5, into).unwrap();
+        assert_eq!(settle(&mut heir, &mut tenant), [6]);
+        let mut seen = [0; 40];
+        whole.read(0, &mut seen).unwrap();
+        assert_eq!(seen, [3; 40]);
+        for cookie in [7, 8, 9] {
+            assert_eq!(tenant.completion().unwrap().unwrap().cookie, cookie);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_end_is_not_inherited() {
+    let (mut agent, mut tenant) = pair();
+    let (_memory, into) = staging(8);
+    agent.fetch(Tag(1), 0, into).unwrap();
+    assert!(!agent.rests() && agent.hand_over().is_err(), "a fetch is under way");
+    assert_eq!(settle(&mut agent, &mut tenant), [1]);
+    let mut theirs = agent.hand_over().unwrap();
+    theirs.taken[0] = u64::MAX;
+    assert!(RemoteEnd::inherit(theirs, ARENA).is_err());
+    let mut theirs = agent.hand_over().unwrap();
+    theirs.put[0] = 8;
+    assert!(RemoteEnd::inherit(theirs, ARENA).is_err(), "its file has less");
+    let mut theirs = agent.hand_over().unwrap();
+    theirs.entries = 3;
+    assert!(RemoteEnd::inherit(theirs, ARENA).is_err());
+    let mut theirs = agent.hand_over().unwrap();
+    drop(theirs.descriptors.pop());
+    assert!(RemoteEnd::inherit(theirs, ARENA).is_err());
+    assert!(crate::MappedEnd::inherit(agent.hand_over().unwrap(), &mut |_| None).is_err());
+}
+
 /// While frames wait for a tenant that does not read, the agent may sleep, and wakes when it reads.
 #[test]
 fn output_that_waits_does_not_keep_the_agent_awake() {

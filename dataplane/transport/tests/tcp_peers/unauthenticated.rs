@@ -265,6 +265,8 @@ fn silent_strangers_are_cut_off_and_keep_nobody_out() {
     }
 }
 
+/// The data loop has no turn while strangers come, and none before the right peer has its reply. Did it take them in, they would wait
+/// for its turns, and operations for them; and so many would put the right peer out.
 #[test]
 fn a_flood_from_an_address_not_introduced_puts_nobody_out() {
     const FLOOD: u64 = 200;
@@ -281,12 +283,12 @@ fn a_flood_from_an_address_not_introduced_puts_nobody_out() {
     early.write_all(&words[..30]).unwrap();
     for _ in 0..FLOOD {
         let mut stranger = crate::raw::connect_from([127, 0, 0, 2], to);
-        let ended = crate::raw::read_exactly(&mut stranger, &mut [0], &mut || _ = turn(&mut b, &mut logs[1]));
+        let ended = crate::raw::read_exactly(&mut stranger, &mut [0], &mut || {});
         assert_ne!(ended.unwrap_err().kind(), std::io::ErrorKind::TimedOut, "still connected");
     }
     early.write_all(&words[30..]).unwrap();
     let mut reply = [0; 80];
-    crate::raw::read_exactly(&mut early, &mut reply, &mut || _ = turn(&mut b, &mut logs[1])).unwrap();
+    crate::raw::read_exactly(&mut early, &mut reply, &mut || {}).unwrap();
     assert_eq!(reply[8..12], [1, 0, 0, 0], "our version, and accepted");
     let last = Some(Ipv4Addr::new(127, 0, 0, 2).into());
     assert_eq!(acceptor.rejected(), Rejected { count: FLOOD, last });
