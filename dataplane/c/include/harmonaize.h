@@ -351,7 +351,7 @@ typedef struct harmonaize_operation_options_t {
     const double *factor;
     // Within its class, operations of a higher priority go first. 0 is the usual.
     uint8_t priority;
-    // Class among the tenant's operations: 1 latency, 2 normal, 3 bulk; else by its size.
+    // Class among the tenant's operations: 1 latency, 2 normal, 3 bulk, 4 background; else by its size.
     uint8_t tensor_class;
 } harmonaize_operation_options_t;
 

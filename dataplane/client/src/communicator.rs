@@ -59,7 +59,8 @@ pub struct OperationOptions {
     pub timeout: Option<Duration>,
     /// Within its class, operations of a higher priority go first. 0 is the usual.
     pub priority: u8,
-    /// Class among the tenant's operations on a host: 1 latency, 2 normal, 3 bulk; else by its size. Of other tenants' it takes nothing.
+    /// Class among the tenant's operations on a host: 1 latency, 2 normal, 3 bulk, 4 background; else by its size. What is background
+    /// moves where the tenant has nothing else in flight there. Of other tenants' it takes nothing.
     pub class: u8,
     /// Wanted time from call to end; none is wanted otherwise. Among equals of class and priority the earliest goes first; nothing
     /// happens to an operation that is late.

@@ -9,7 +9,7 @@ use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorStatus, Notice};
 use harmonaize_transport::Transport;
 
-fn message(direction: Direction, peer: u32, count: u64, at: u64) -> Submission {
+pub(crate) fn message(direction: Direction, peer: u32, count: u64, at: u64) -> Submission {
     let region = Region { offset: at, bytes: count * 8 };
     let (input, output) = match direction {
         Direction::Send => (region, Region::default()),
