@@ -150,6 +150,7 @@ pub extern "C" fn harmonaize_protect(
             replicas: if options.replicas == 0 { usual.replicas } else { options.replicas },
             domain,
             timeout: duration(options.timeout_ns).unwrap_or(usual.timeout),
+            shapes: usual.shapes,
         };
         Ok(harmonaize_protection_t(Mutex::new(communicator.protect(&tensors, &options)?)))
     })

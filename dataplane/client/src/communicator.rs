@@ -300,6 +300,11 @@ impl Communicator {
         &self.membership.name
     }
 
+    /// The most operations in flight of its attachment.
+    pub(crate) fn entries(&self) -> u32 {
+        self.membership.shared.entries
+    }
+
     /// Where its tensors lie.
     pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
@@ -816,6 +821,20 @@ impl Communicator {
     /// As [`Self::send`].
     pub fn recv_any(&self, tensor: &Tensor) -> Result<Operation, Error> {
         self.submit_p2p(p2p(Direction::Receive, None, tensor), tensor)
+    }
+
+    /// Has the agent copy a tensor into another one of as many bytes. It is a message from this rank to itself, whose ends are
+    /// called both, or neither.
+    pub(crate) fn copy(&self, from: &Tensor, into: &Tensor) -> Result<[Operation; 2], Error> {
+        let group = Group::new(&self.membership.shared);
+        let (calls, me) = (self.grouped(&group)?, Some(self.rank()));
+        let end = |direction, tensor: &Tensor| {
+            let signature = P2pSignature { direction, peer: me, dtype: Dtype::U8, count: tensor.bytes() };
+            calls.submit_p2p(signature, tensor)
+        };
+        let ends = [end(Direction::Send, from)?, end(Direction::Receive, into)?];
+        group.end()?;
+        Ok(ends)
     }
 
     /// What the root alone gives: nothing at the others.
