@@ -3,7 +3,7 @@
 
 use harmonaize_client::{
     Access, Client, Communicator, Dtype, Error, EventKind, ProtectOptions, Protection, ProtectionError, Rank,
-    RankState, RegroupOptions, Restored, Tensor,
+    RankState, ReduceOp, RegroupOptions, Restored, Tensor,
 };
 use harmonaize_tests::job::{Worker, at_all, deploy, joined, options, sockets};
 use harmonaize_tests::{STEP, star};
@@ -21,6 +21,21 @@ fn train(job: &Communicator, weights: &Tensor, options: &ProtectOptions) -> Resu
         }
     }
     Ok(protection)
+}
+
+/// From docs/tenants.md: the agent copies while the job computes.
+fn step_on(
+    job: &Communicator,
+    gradients: &Tensor,
+    protection: &mut Protection,
+    step: u64,
+) -> Result<bool, Error> {
+    let sealed = protection.begin_seal(step)?;
+    // Compute gradients here, which only reads the weights.
+    job.all_reduce_in_place(gradients, ReduceOp::Average)?.wait(Duration::from_secs(60))?;
+    protection.end_seal(Duration::from_secs(60))?;
+    // Update the weights here.
+    Ok(sealed)
 }
 
 /// From docs/tenants.md: goes on without the lost ranks. The first rank takes over what they had.
@@ -66,10 +81,10 @@ fn start(worker: Worker) -> Trained {
     let mut protection = train(&worker.communicator, &tensor, &apart(worker.rank)).unwrap();
     protection.wait(STEP).unwrap();
     tensor.write(0, &weights(worker.rank, 4)).unwrap();
-    assert!(protection.begin_seal(4).unwrap(), "all have waited for the step before");
-    // While the agent copies the weights, the job reduces.
-    worker.sum(4, 100_000, false, STEP).unwrap();
-    protection.end_seal(STEP).unwrap();
+    let gradients = worker.client.tensor(Dtype::F32, 100_000).unwrap();
+    gradients.write(0, &vec![1.0_f32; 100_000]).unwrap();
+    let sealed = step_on(&worker.communicator, &gradients, &mut protection, 4).unwrap();
+    assert!(sealed, "all have waited for the step before");
     assert!(protection.committed().is_some_and(|step| (1..=3).contains(&step)));
     protection.wait(STEP).unwrap();
     let descending = protection.seal(4).unwrap_err();
