@@ -150,8 +150,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ProtectionError::TooFewDomains`], [`ProtectionError::Differ`] where replicas differ, and [`ProtectionError::Peers`] where another
-    /// rank fails; of this rank [`Error::Shape`] where safetensors has no such name or type, or a shape is of another number of elements, [`Error::NoRoom`], [`Error::Foreign`]. Those of
-    /// a [split](Self::split).
+    /// rank fails; of this rank [`Error::Shape`] where safetensors has no such name or type, or a shape is of another number of elements,
+    /// [`Error::NoRoom`], [`Error::Foreign`]. Those of a [split](Self::split).
     pub fn protect(
         &self,
         tensors: &[(&str, &Tensor)],

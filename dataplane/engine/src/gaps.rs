@@ -7,7 +7,7 @@ use std::time::Duration;
 const QUIET: Duration = Duration::from_micros(500);
 
 /// The longest that it is without a turn where there is no gap. Then it has one long action, so that it ends some day.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// What a turn may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
