@@ -461,12 +461,13 @@ impl Engine {
         Ok(worked)
     }
 
-    /// What a communicator's turn may be. One that has failed waits for no gap.
+    /// What a communicator's turn may be. One that has failed, or that changes its plan, waits for no gap.
     ///
     /// Cost: for one that is below every class a look at all communicators.
     fn leave(&mut self, now: Nanos, key: Key) -> Leave {
         let Some(member) = self.communicators.get(key) else { return Leave::Whole };
-        let (waits, tenant) = (member.is_background() && member.core.failure().is_none(), member.tenant);
+        let goes_on = member.core.failure().is_none() && !member.is_changing();
+        let (waits, tenant) = (member.is_background() && goes_on, member.tenant);
         let is_busy = |other: &CommunicatorState| other.tenant == tenant && other.is_busy();
         let busy = waits && self.communicators.iter().any(is_busy);
         let Some(member) = self.communicators.get_mut(key) else { return Leave::Whole };
