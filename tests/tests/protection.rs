@@ -3,10 +3,11 @@
 
 use harmonaize_client::{
     Access, Client, Communicator, Dtype, Error, EventKind, ProtectOptions, Protection, ProtectionError, Rank,
-    RankState, RegroupOptions, Restored, Tensor,
+    RankState, ReduceOp, RegroupOptions, Restored, Tensor,
 };
 use harmonaize_tests::job::{Worker, at_all, deploy, joined, options, sockets};
 use harmonaize_tests::{STEP, star};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,21 @@ fn train(job: &Communicator, weights: &Tensor, options: &ProtectOptions) -> Resu
         }
     }
     Ok(protection)
+}
+
+/// From docs/tenants.md: the agent copies while the job computes.
+fn step_on(
+    job: &Communicator,
+    gradients: &Tensor,
+    protection: &mut Protection,
+    step: u64,
+) -> Result<bool, Error> {
+    let sealed = protection.begin_seal(step)?;
+    // Compute gradients here, which only reads the weights.
+    job.all_reduce_in_place(gradients, ReduceOp::Average)?.wait(Duration::from_secs(60))?;
+    protection.end_seal(Duration::from_secs(60))?;
+    // Update the weights here.
+    Ok(sealed)
 }
 
 /// From docs/tenants.md: goes on without the lost ranks. The first rank takes over what they had.
@@ -46,9 +62,15 @@ fn weights(rank: u32, step: u64) -> Vec<u64> {
     Worker::input(rank, step, 100_000 + 1000 * rank as usize)
 }
 
+/// The shape of a rank's weights.
+fn shape(rank: u32) -> [u64; 2] {
+    [1000, 100 + u64::from(rank)]
+}
+
 /// Every rank in a failure domain of its own: here all are on one machine.
 fn apart(rank: u32) -> ProtectOptions {
-    ProtectOptions { domain: Some(rank.into()), timeout: STEP, ..ProtectOptions::default() }
+    let shapes = BTreeMap::from([("weights".to_owned(), shape(rank).to_vec())]);
+    ProtectOptions { domain: Some(rank.into()), timeout: STEP, shapes, ..ProtectOptions::default() }
 }
 
 fn start(worker: Worker) -> Trained {
@@ -59,7 +81,10 @@ fn start(worker: Worker) -> Trained {
     let mut protection = train(&worker.communicator, &tensor, &apart(worker.rank)).unwrap();
     protection.wait(STEP).unwrap();
     tensor.write(0, &weights(worker.rank, 4)).unwrap();
-    assert!(protection.seal(4).unwrap(), "all have waited for the step before");
+    let gradients = worker.client.tensor(Dtype::F32, 100_000).unwrap();
+    gradients.write(0, &vec![1.0_f32; 100_000]).unwrap();
+    let sealed = step_on(&worker.communicator, &gradients, &mut protection, 4).unwrap();
+    assert!(sealed, "all have waited for the step before");
     assert!(protection.committed().is_some_and(|step| (1..=3).contains(&step)));
     protection.wait(STEP).unwrap();
     let descending = protection.seal(4).unwrap_err();
@@ -76,6 +101,7 @@ fn assert_lost_state(client: &Client, state: &RankState, folder: &Path) {
     assert_eq!(state.tensors().collect::<Vec<_>>(), [("weights", Dtype::U64, expected.len() as u64)]);
     let tensor = client.tensor(Dtype::U64, expected.len() as u64).unwrap();
     state.read("weights", &tensor).unwrap();
+    assert_eq!(state.shape("weights"), Some(&shape(2)[..]));
     let mut found = vec![0; expected.len()];
     tensor.read(0, &mut found).unwrap();
     assert!(found == expected, "the state of rank 2 is another one");
@@ -86,6 +112,7 @@ fn assert_lost_state(client: &Client, state: &RankState, folder: &Path) {
     let (header, data) = file.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
     let header: serde_json::Value = serde_json::from_slice(header).unwrap();
     assert_eq!(header["weights"]["dtype"], "U64");
+    assert_eq!(header["weights"]["shape"], serde_json::json!(shape(2)));
     assert_eq!(header["__metadata__"]["step"], "4");
     let bytes: Vec<u8> = expected.iter().flat_map(|value| value.to_le_bytes()).collect();
     assert!(data == bytes, "the file has another state");
@@ -136,7 +163,8 @@ fn a_lost_ranks_state_comes_back() {
             let restored = job.restore_newcomer(&[Rank(2)]).unwrap();
             assert_lost_state(&client, &restored.states[0], folder.path());
             let tensor = client.tensor(Dtype::U64, 10).unwrap();
-            let mut protection = job.protect(&[("weights", &tensor)], &apart(2)).unwrap();
+            let options = ProtectOptions { shapes: BTreeMap::new(), ..apart(2) };
+            let mut protection = job.protect(&[("weights", &tensor)], &options).unwrap();
             assert!(protection.seal(5).unwrap());
             protection.wait(STEP).unwrap();
         });

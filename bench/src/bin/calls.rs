@@ -1,12 +1,14 @@
 //! A rank that times what frameworks call beside collectives. These are groups that form by split, an abort, a rank
-//! that comes late, and recorded traffic.
+//! that comes late, protected state, and recorded traffic.
 
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use harmonaize_bench::tenant::Seat;
-use harmonaize_client::{Client, Communicator, Dtype, Error, Operation, Rank, ReduceOp, Tensor};
+use harmonaize_client::{
+    Client, Communicator, Dtype, Error, Operation, ProtectOptions, Rank, ReduceOp, Tensor,
+};
 use harmonaize_testkit::clock::monotonic_ns;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -44,6 +46,21 @@ enum Call {
         #[arg(long)]
         seconds: u64,
     },
+    /// Steps of a training whose state is protected, in turn with steps where it is not; then a rank's state is restored
+    Protected {
+        /// Bytes that a step reduces
+        #[arg(long)]
+        bytes: u64,
+        /// Bytes of each rank's state
+        #[arg(long)]
+        state: u64,
+        /// Microseconds of computing in a step
+        #[arg(long)]
+        compute_us: u64,
+        /// Steps in a row
+        #[arg(long)]
+        steps: u64,
+    },
     /// AllReduces of f32 in place, each at its microsecond of an iteration, as a training has them
     Recorded {
         /// BYTES:MICROSECOND of each, in the order of their beginning
@@ -57,6 +74,9 @@ enum Call {
         operations: Vec<(u64, u64)>,
     },
 }
+
+/// How often steps without protection and with it take turns.
+const TURNS: u64 = 4;
 
 /// Iterations of recorded traffic that are timed, after one that is not.
 const ITERATIONS: u32 = 3;
@@ -225,6 +245,77 @@ impl Member {
     }
 }
 
+/// Microseconds of the one in the middle.
+fn middle_us(times: &mut [Duration]) -> Result<f64> {
+    times.sort_unstable();
+    Ok(times.get(times.len() / 2).context("nothing was timed")?.as_secs_f64() * 1e6)
+}
+
+impl Member {
+    fn filled(&self, bytes: u64, value: f32) -> Result<Tensor> {
+        let tensor = self.client.tensor(Dtype::F32, bytes / 4)?;
+        tensor.write(0, &vec![value; usize::try_from(bytes / 4)?])?;
+        Ok(tensor)
+    }
+
+    /// What protected state costs the AllReduces of a training, and what a restore takes. A step computes, which reads the weights; it reduces,
+    /// and writes the weights.
+    fn protected(&self, bytes: u64, state: u64, compute: Duration, steps: u64) -> Result<serde_json::Value> {
+        let (rank, ranks) = (self.job.rank().0, self.job.ranks());
+        let (gradients, weights) = (self.filled(bytes, 1.0)?, self.filled(state, rank as f32)?);
+        let options =
+            ProtectOptions { domain: Some(rank.into()), timeout: PATIENCE, ..ProtectOptions::default() };
+        let mut protection = self.job.protect(&[("weights", &weights)], &options)?;
+        let (mut plain, mut beside, mut held, mut sealed) = (Vec::new(), Vec::new(), Vec::new(), 0_u64);
+        for turn in 0..2 * TURNS {
+            let protects = turn % 2 == 1;
+            for step in 0..steps {
+                // Sealing has them meet; so they do without, too.
+                self.meet()?;
+                let begun = Instant::now();
+                let is_sealed = protects && protection.begin_seal(1 + turn * steps + step)?;
+                let mut holds = begun.elapsed();
+                std::thread::sleep(compute);
+                let begun = Instant::now();
+                self.job.all_reduce_in_place(&gradients, ReduceOp::Average)?.wait(PATIENCE)?;
+                let took = begun.elapsed();
+                let times = if protects { &mut beside } else { &mut plain };
+                times.push(took);
+                if protects {
+                    let begun = Instant::now();
+                    protection.end_seal(PATIENCE)?;
+                    holds += begun.elapsed();
+                    held.push(holds);
+                    sealed += u64::from(is_sealed);
+                }
+            }
+            protection.wait(PATIENCE)?;
+        }
+        weights.write(state / 4 - 1, &[-1.0_f32])?;
+        self.meet()?;
+        let begun = Instant::now();
+        // The last rank comes as one that was started anew.
+        if rank + 1 == ranks {
+            let restored = self.job.restore_newcomer(&[Rank(rank)])?;
+            restored.states.first().context("no state came")?.read("weights", &weights)?;
+        } else {
+            protection.restore(&self.job, &[])?;
+        }
+        let took = u64::try_from(begun.elapsed().as_nanos())?;
+        let mut last = [0.0_f32];
+        weights.read(state / 4 - 1, &mut last)?;
+        ensure!(last == [rank as f32], "rank {rank} has restored {last:?}");
+        let longest = self.reduced(&self.job, took, ReduceOp::Max)?;
+        Ok(json!({
+            "plain_us": middle_us(&mut plain)?,
+            "beside_us": middle_us(&mut beside)?,
+            "held_us": middle_us(&mut held)?,
+            "sealed": sealed as f64 / (TURNS * steps) as f64,
+            "restored_seconds": longest as f64 / 1e9,
+        }))
+    }
+}
+
 fn main() -> Result<()> {
     let Arguments { seat, call } = Arguments::parse();
     let bytes = match &call {
@@ -243,6 +334,10 @@ fn main() -> Result<()> {
         Call::Late { seconds } => {
             let (waited, after) = member.late(Duration::from_secs(seconds))?;
             json!({ "seconds": waited, "after": after })
+        }
+        Call::Protected { bytes, state, compute_us, steps } => {
+            ensure!(bytes >= 4 && state >= 4 && steps > 0, "nothing to reduce, to protect, or no step");
+            member.protected(bytes, state, Duration::from_micros(compute_us), steps)?
         }
         Call::Recorded { operations } => {
             json!({ "bytes": bytes, "p50_us": member.recorded(&operations, false)?, "wrong": 0 })

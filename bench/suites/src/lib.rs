@@ -28,6 +28,7 @@ mod runs;
 mod sharing;
 pub mod small;
 pub mod stale;
+mod state;
 mod steady;
 pub mod suite;
 pub mod suites;

@@ -39,7 +39,7 @@ pub struct Request {
     /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// These parts alone; the other suites have none. Suite service: added, threads, calls. Suite rdma: stream, latency, allreduce, loss, slow, failure, aggregated. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
+    /// These parts alone; the other suites have none. Suite service: added, threads, calls, state. Suite rdma: stream, latency, allreduce, loss, slow, failure, aggregated. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner, page.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
     /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, unprotected, racks, by-racks, recorded, senders. Suite sharing: host, links, classes, link-classes, engine-weights, link-weights, hostile, idle.

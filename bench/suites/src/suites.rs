@@ -8,7 +8,7 @@ use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
 use crate::{
     aggregation, allocation, calls, codec, compression, control, cooperation, dataplane, rdma, sharing,
-    small, sweep, telemetry, threads, torch, trust,
+    small, state, sweep, telemetry, threads, torch, trust,
 };
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
@@ -38,7 +38,7 @@ pub const SUITES: &[Suite] = &[
         ..Suite::whole(
             "service",
             AGENTS,
-            "Ranks on one host: what agent and rings add to the plan alone, and two threads of the engine against one. On two hosts: groups by split, an abort, a late rank",
+            "Ranks on one host: what agent and rings add to the plan alone, and two threads of the engine against one. On two hosts: groups by split, an abort, a late rank. On four: what protected state costs, and a restore",
             Run::Built(|request, binaries, stop| {
                 let only = request.only.clone();
                 Ok(part::run(&(request, binaries, stop), SERVICE, &only))
@@ -194,6 +194,7 @@ const SERVICE: &[Part<Service>] = &[
     }),
     ("threads", |(request, binaries, stop)| threads::scale(request, binaries, stop)),
     ("calls", |(request, binaries, stop)| calls::measure(request, binaries, stop)),
+    ("state", |(request, binaries, stop)| state::measure(request, binaries, stop)),
 ];
 
 /// The suite rdma on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.

@@ -52,7 +52,7 @@ pub struct Submission {
     pub reduce: u8,
     /// [`flags`].
     pub flags: u8,
-    /// Class among the tenant's operations: 1 latency, 2 normal, 3 bulk; 0 and what is unknown: by its size.
+    /// Class among the tenant's operations: 1 latency, 2 normal, 3 bulk, 4 background; 0 and what is unknown: by its size.
     pub tensor_class: u8,
     /// Within its class, operations of a higher priority go first.
     pub priority: u8,

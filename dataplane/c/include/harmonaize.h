@@ -351,7 +351,7 @@ typedef struct harmonaize_operation_options_t {
     const double *factor;
     // Within its class, operations of a higher priority go first. 0 is the usual.
     uint8_t priority;
-    // Class among the tenant's operations: 1 latency, 2 normal, 3 bulk; else by its size.
+    // Class among the tenant's operations: 1 latency, 2 normal, 3 bulk, 4 background; else by its size.
     uint8_t tensor_class;
 } harmonaize_operation_options_t;
 
@@ -533,7 +533,7 @@ typedef struct harmonaize_choice_t {
 // Done.
 #define HARMONAIZE_OK 0
 
-// `harmonaize_test`, `harmonaize_seal`: what was begun before is in flight. No error.
+// `harmonaize_test`, `harmonaize_seal`, `harmonaize_begin_seal`: what was begun before is in flight. No error.
 #define HARMONAIZE_IN_PROGRESS 1
 
 // NULL where something is needed, or a value that means nothing.
@@ -1201,10 +1201,22 @@ harmonaize_status_t harmonaize_protect(const struct harmonaize_communicator_t *c
 
 // Seals a step: copies the tensors, and begins to send the copy to the ranks that store replicas. All ranks call it, with the
 // same step, larger than all before. The tensors may be written again when it returns. `HARMONAIZE_IN_PROGRESS`, at all ranks
-// alike: the step is not sealed, since replicas of the one before are still on their way; nobody waits for them here.
+// alike: the step is not sealed, since the copy or replicas of the one before are still on their way; nobody waits here.
 // `HARMONAIZE_OK` also says that all ranks have the step before whole, with its replicas.
 harmonaize_status_t harmonaize_seal(const struct harmonaize_protection_t *protection,
                                     uint64_t step);
+
+// Begins to seal a step, as `harmonaize_seal`; the agent copies the tensors while the job computes. They may be read meanwhile, and
+// written again once `harmonaize_end_seal` has returned. The agent has up to a quarter as many tensors in hand as the attachment
+// has entries; those beyond are copied by `harmonaize_end_seal`. Where the attachment is not mapped, this call copies all.
+harmonaize_status_t harmonaize_begin_seal(const struct harmonaize_protection_t *protection,
+                                          uint64_t step);
+
+// Waits until the tensors are copied that `harmonaize_begin_seal` has begun with, at most so long, and begins to send replicas.
+// After `HARMONAIZE_ERROR_WAIT_TIMEOUT` the agent goes on: the tensors must not be written, and it can be waited for again.
+// Without such a call before, it does nothing.
+harmonaize_status_t harmonaize_end_seal(const struct harmonaize_protection_t *protection,
+                                        uint64_t timeout_ns);
 
 // Waits until the replicas of the last sealed step are at their ranks, and those that this rank stores are here, at most so
 // long. After `HARMONAIZE_ERROR_WAIT_TIMEOUT` they go on and can be waited for again.
@@ -1217,7 +1229,7 @@ harmonaize_status_t harmonaize_committed(const struct harmonaize_protection_t *p
                                          uint64_t *step);
 
 // Writes this rank's last sealed state to a file of safetensors, and says which step that is; `step` may be NULL. The file is
-// on disk as a whole then, or was not touched. Every tensor has one dimension there; the metadata has `rank` and `step`.
+// on disk as a whole then, or was not touched. Tensors have one dimension there; the metadata has `rank` and `step`.
 harmonaize_status_t harmonaize_write_safetensors(const struct harmonaize_protection_t *protection,
                                                  const char *path,
                                                  uint64_t *step);

@@ -80,7 +80,7 @@ pub struct harmonaize_operation_options_t {
     pub factor: *const f64,
     /// Within its class, operations of a higher priority go first. 0 is the usual.
     pub priority: u8,
-    /// Class among the tenant's operations: 1 latency, 2 normal, 3 bulk; else by its size.
+    /// Class among the tenant's operations: 1 latency, 2 normal, 3 bulk, 4 background; else by its size.
     pub tensor_class: u8,
 }
 

@@ -150,6 +150,7 @@ pub extern "C" fn harmonaize_protect(
             replicas: if options.replicas == 0 { usual.replicas } else { options.replicas },
             domain,
             timeout: duration(options.timeout_ns).unwrap_or(usual.timeout),
+            shapes: usual.shapes,
         };
         Ok(harmonaize_protection_t(Mutex::new(communicator.protect(&tensors, &options)?)))
     })
@@ -157,7 +158,7 @@ pub extern "C" fn harmonaize_protect(
 
 /// Seals a step: copies the tensors, and begins to send the copy to the ranks that store replicas. All ranks call it, with the
 /// same step, larger than all before. The tensors may be written again when it returns. `HARMONAIZE_IN_PROGRESS`, at all ranks
-/// alike: the step is not sealed, since replicas of the one before are still on their way; nobody waits for them here.
+/// alike: the step is not sealed, since the copy or replicas of the one before are still on their way; nobody waits here.
 /// `HARMONAIZE_OK` also says that all ranks have the step before whole, with its replicas.
 #[unsafe(no_mangle)]
 pub extern "C" fn harmonaize_seal(
@@ -168,6 +169,31 @@ pub extern "C" fn harmonaize_seal(
         let sealed = given(protection, "protection")?.alone()?.seal(step)?;
         Ok(if sealed { HARMONAIZE_OK } else { HARMONAIZE_IN_PROGRESS })
     })
+}
+
+/// Begins to seal a step, as `harmonaize_seal`; the agent copies the tensors while the job computes. They may be read meanwhile, and
+/// written again once `harmonaize_end_seal` has returned. The agent has up to a quarter as many tensors in hand as the attachment
+/// has entries; those beyond are copied by `harmonaize_end_seal`. Where the attachment is not mapped, this call copies all.
+#[unsafe(no_mangle)]
+pub extern "C" fn harmonaize_begin_seal(
+    protection: Option<&harmonaize_protection_t>,
+    step: u64,
+) -> harmonaize_status_t {
+    answer(|| {
+        let sealed = given(protection, "protection")?.alone()?.begin_seal(step)?;
+        Ok(if sealed { HARMONAIZE_OK } else { HARMONAIZE_IN_PROGRESS })
+    })
+}
+
+/// Waits until the tensors are copied that `harmonaize_begin_seal` has begun with, at most so long, and begins to send replicas.
+/// After `HARMONAIZE_ERROR_WAIT_TIMEOUT` the agent goes on: the tensors must not be written, and it can be waited for again.
+/// Without such a call before, it does nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn harmonaize_end_seal(
+    protection: Option<&harmonaize_protection_t>,
+    timeout_ns: u64,
+) -> harmonaize_status_t {
+    call(|| Ok(given(protection, "protection")?.alone()?.end_seal(Duration::from_nanos(timeout_ns))?))
 }
 
 /// Waits until the replicas of the last sealed step are at their ranks, and those that this rank stores are here, at most so
@@ -195,7 +221,7 @@ pub extern "C" fn harmonaize_committed(
 }
 
 /// Writes this rank's last sealed state to a file of safetensors, and says which step that is; `step` may be NULL. The file is
-/// on disk as a whole then, or was not touched. Every tensor has one dimension there; the metadata has `rank` and `step`.
+/// on disk as a whole then, or was not touched. Tensors have one dimension there; the metadata has `rank` and `step`.
 #[unsafe(no_mangle)]
 pub extern "C" fn harmonaize_write_safetensors(
     protection: Option<&harmonaize_protection_t>,
@@ -375,6 +401,8 @@ mod tests {
         // SAFETY: a failed creation has left NULL.
         assert!(unsafe { protection.assume_init() }.is_none());
         assert_eq!(harmonaize_seal(None, 1), HARMONAIZE_ERROR_INVALID_ARGUMENT);
+        assert_eq!(harmonaize_begin_seal(None, 1), HARMONAIZE_ERROR_INVALID_ARGUMENT);
+        assert_eq!(harmonaize_end_seal(None, 1), HARMONAIZE_ERROR_INVALID_ARGUMENT);
         assert_eq!(harmonaize_write_safetensors(None, ptr::null(), None), HARMONAIZE_ERROR_INVALID_ARGUMENT);
         assert_eq!(harmonaize_restore(None, None, ptr::null(), 0, None), HARMONAIZE_ERROR_INVALID_ARGUMENT);
         assert_eq!(harmonaize_restored_step(None, None), HARMONAIZE_ERROR_INVALID_ARGUMENT);

@@ -7,7 +7,7 @@ pub type harmonaize_status_t = i32;
 
 /// Done.
 pub const HARMONAIZE_OK: harmonaize_status_t = 0;
-/// `harmonaize_test`, `harmonaize_seal`: what was begun before is in flight. No error.
+/// `harmonaize_test`, `harmonaize_seal`, `harmonaize_begin_seal`: what was begun before is in flight. No error.
 pub const HARMONAIZE_IN_PROGRESS: harmonaize_status_t = 1;
 /// NULL where something is needed, or a value that means nothing.
 pub const HARMONAIZE_ERROR_INVALID_ARGUMENT: harmonaize_status_t = 2;

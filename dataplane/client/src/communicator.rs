@@ -59,7 +59,8 @@ pub struct OperationOptions {
     pub timeout: Option<Duration>,
     /// Within its class, operations of a higher priority go first. 0 is the usual.
     pub priority: u8,
-    /// Class among the tenant's operations on a host: 1 latency, 2 normal, 3 bulk; else by its size. Of other tenants' it takes nothing.
+    /// Class among the tenant's operations on a host: 1 latency, 2 normal, 3 bulk, 4 background; else by its size. What is background
+    /// moves where the tenant has nothing else in flight there. Of other tenants' it takes nothing.
     pub class: u8,
     /// Wanted time from call to end; none is wanted otherwise. Among equals of class and priority the earliest goes first; nothing
     /// happens to an operation that is late.
@@ -297,6 +298,11 @@ impl Communicator {
     /// `.` and the color.
     pub fn name(&self) -> &str {
         &self.membership.name
+    }
+
+    /// The most operations in flight of its attachment.
+    pub(crate) fn entries(&self) -> u32 {
+        self.membership.shared.entries
     }
 
     /// Where its tensors lie.
@@ -815,6 +821,20 @@ impl Communicator {
     /// As [`Self::send`].
     pub fn recv_any(&self, tensor: &Tensor) -> Result<Operation, Error> {
         self.submit_p2p(p2p(Direction::Receive, None, tensor), tensor)
+    }
+
+    /// Has the agent copy a tensor into another one of as many bytes. It is a message from this rank to itself, whose ends are
+    /// called both, or neither.
+    pub(crate) fn copy(&self, from: &Tensor, into: &Tensor) -> Result<[Operation; 2], Error> {
+        let group = Group::new(&self.membership.shared);
+        let (calls, me) = (self.grouped(&group)?, Some(self.rank()));
+        let end = |direction, tensor: &Tensor| {
+            let signature = P2pSignature { direction, peer: me, dtype: Dtype::U8, count: tensor.bytes() };
+            calls.submit_p2p(signature, tensor)
+        };
+        let ends = [end(Direction::Send, from)?, end(Direction::Receive, into)?];
+        group.end()?;
+        Ok(ends)
     }
 
     /// What the root alone gives: nothing at the others.

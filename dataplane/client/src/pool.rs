@@ -95,6 +95,11 @@ impl Pool {
         if self.guard.is_inherited() { Err(Error::Forked) } else { Ok(()) }
     }
 
+    /// Whether the agent has mapped it.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.growth.is_some()
+    }
+
     fn parts(&self) -> Result<MutexGuard<'_, Vec<Part>>, Error> {
         self.owned()?;
         Ok(lock(&self.parts))

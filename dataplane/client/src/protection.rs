@@ -5,6 +5,7 @@ mod image;
 #[cfg(test)]
 mod random;
 mod replicas;
+mod snapshot;
 
 use crate::communicator::{Communicator, OperationOptions};
 use crate::pool::Pool;
@@ -13,13 +14,16 @@ use crate::{Error, Operation, ProtectionError};
 use generations::{Ledger, Member, Report, RestorePlan, StateTransfer, StoredState, agree};
 use harmonaize_abi::{Dtype, Rank, ReduceOp};
 use image::{Header, write_file};
+use snapshot::{Snapshot, TensorCopy};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The class of replicas on their way.
-const CLASS: u8 = 3;
+/// The class of replicas on their way: background.
+const CLASS: u8 = 4;
+/// The class of an agent's copies: bulk. Who waits for one that is late does not wait for a gap, too.
+const COPY_CLASS: u8 = 3;
 
 /// How state is protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,12 +35,14 @@ pub struct ProtectOptions {
     pub domain: Option<u64>,
     /// How long to wait for the other ranks to call.
     pub timeout: Duration,
+    /// Shapes of tensors by their names, as elements along each dimension. They are stored with the state. Others have one dimension.
+    pub shapes: BTreeMap<String, Vec<u64>>,
 }
 
 impl Default for ProtectOptions {
-    /// One replica, on another machine, 60 s.
+    /// One replica, on another machine, 60 s, tensors of one dimension.
     fn default() -> Self {
-        Self { replicas: 1, domain: None, timeout: Duration::from_secs(60) }
+        Self { replicas: 1, domain: None, timeout: Duration::from_secs(60), shapes: BTreeMap::new() }
     }
 }
 
@@ -63,6 +69,8 @@ pub struct Protection {
     communicator: Communicator,
     /// The same, for replicas.
     channel: Communicator,
+    /// The same, for copies within this host.
+    copier: Communicator,
     member: Member,
     header: Header,
     /// With the byte of an image where each begins.
@@ -72,6 +80,8 @@ pub struct Protection {
     /// Of the ledger's generations.
     images: [Images; 2],
     ledger: Ledger,
+    /// Of the newest generation.
+    snapshot: Snapshot,
     /// Replicas of the newest generation that are not there yet.
     transfers: Vec<Transfer>,
     vote: Tensor,
@@ -140,8 +150,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ProtectionError::TooFewDomains`], [`ProtectionError::Differ`] where replicas differ, and [`ProtectionError::Peers`] where another
-    /// rank fails; of this rank [`Error::Shape`] where safetensors has no such name or type, [`Error::NoRoom`], [`Error::Foreign`]. Those of
-    /// a [split](Self::split).
+    /// rank fails; of this rank [`Error::Shape`] where safetensors has no such name or type, or a shape is of another number of elements,
+    /// [`Error::NoRoom`], [`Error::Foreign`]. Those of a [split](Self::split).
     pub fn protect(
         &self,
         tensors: &[(&str, &Tensor)],
@@ -155,7 +165,7 @@ impl Communicator {
             if tensors.iter().any(|(_, tensor)| !is_of(tensor, pool)) {
                 return Err(Error::Foreign);
             }
-            let header = Header::new(rank, tensors)?;
+            let header = Header::new(rank, tensors, &options.shapes)?;
             let domain = options.domain.map_or_else(machine, Ok)?;
             let numbers = vec![random()?, options.replicas.into(), domain, header.image_bytes()];
             Ok((header, numbers))
@@ -187,16 +197,19 @@ impl Communicator {
         let begin = |name: &str| header.places.get(name).map_or(0, |place| place.begin);
         let tensors = tensors.iter().map(|(name, tensor)| Ok((begin(name), tensor.slice(..)?)));
         let tensors = tensors.collect::<Result<_, Error>>()?;
-        let channel = communicator.with(OperationOptions { class: CLASS, ..OperationOptions::default() })?;
+        let with = |class| communicator.with(OperationOptions { class, ..OperationOptions::default() });
+        let (channel, copier) = (with(CLASS)?, with(COPY_CLASS)?);
         Ok(Protection {
             communicator,
             channel,
+            copier,
             member: Member { id, rank: rank.0, ranks },
             header,
             tensors,
             holders: placement.into_iter().nth(rank.0 as usize).unwrap_or_default(),
             images,
             ledger: Ledger::default(),
+            snapshot: Snapshot::default(),
             transfers: Vec::new(),
             vote,
         })
@@ -214,17 +227,77 @@ impl Communicator {
 
 impl Protection {
     /// Seals a step: copies the tensors, and begins to send the copy to the ranks that store replicas. The tensors may be written again when
-    /// this returns; agents send meanwhile, in class bulk. Replicas for which the attachment has no room begin at a later call. All ranks
-    /// call it, with the same step, larger than all before. It costs an AllReduce of 24 bytes, and a copy within the memory of this host.
+    /// this returns; agents send meanwhile, in class background. Replicas for which the attachment has no room begin at a later call. All ranks
+    /// call it, with the same step, larger than all before. It costs an AllReduce of 24 bytes, and a copy within the memory of this host
+    /// in the calling thread; [`Self::begin_seal`] leaves that to the agent. Some ranks may call the one, and others the other.
     ///
-    /// `false`: the step is not sealed, since at some rank the replicas of the one before are still on their way. Nobody waits for them here.
-    /// `true` also says that all ranks have the step before whole, and its replicas.
+    /// `false`: the step is not sealed, since at some rank the copy or the replicas of the one before are still on their way. Nobody waits for
+    /// them here. `true` also says that all ranks have the step before whole, and its replicas.
     ///
     /// # Errors
     /// [`ProtectionError::Differ`] where the steps differ or do not ascend; and those of operations: then go on by
     /// [regrouping](Communicator::regroup) the job and [`Self::restore`]. After [`Error::Memory`], which leaves no snapshot here, no
     /// rank seals a further step.
     pub fn seal(&mut self, step: u64) -> Result<bool, Error> {
+        let begun = self.begin(step)?;
+        if begun {
+            self.snapshot.copy_rest()?;
+            self.advance()?;
+        }
+        Ok(begun)
+    }
+
+    /// Begins to seal a step, as [`Self::seal`]; the agent copies the tensors, in class bulk, while the job computes. They may be read
+    /// meanwhile, and written again once [`Self::end_seal`] has returned. It costs an AllReduce of 24 bytes.
+    ///
+    /// ```no_run
+    /// # use harmonaize_client::{Error, Protection};
+    /// # use std::time::Duration;
+    /// # fn train(protection: &mut Protection) -> Result<(), Error> {
+    /// for step in 1..1000 {
+    ///     protection.begin_seal(step)?;
+    ///     // Compute gradients here, which only reads the weights.
+    ///     protection.end_seal(Duration::from_secs(60))?;
+    ///     // Update the weights here.
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The agent has up to a quarter as many tensors in hand as the attachment has entries; those beyond are copied by [`Self::end_seal`].
+    /// Where the attachment is not mapped, this call copies them all.
+    ///
+    /// # Errors
+    /// As [`Self::seal`].
+    pub fn begin_seal(&mut self, step: u64) -> Result<bool, Error> {
+        let begun = self.begin(step)?;
+        if begun {
+            if !self.communicator.pool().is_mapped() {
+                self.snapshot.copy_rest()?;
+            }
+            self.advance()?;
+        }
+        Ok(begun)
+    }
+
+    /// Waits until the tensors are copied that [`Self::begin_seal`] has begun with; then they may be written. It copies what the agent
+    /// has not begun, and begins to send replicas. Without such a call before, it does nothing.
+    ///
+    /// # Errors
+    /// [`Error::WaitTimeout`] where they are not copied in time: the agent goes on, and the tensors must not be written. Those of operations:
+    /// the step is not sealed then. [`Error::Memory`] as [`Self::seal`].
+    pub fn end_seal(&mut self, timeout: Duration) -> Result<(), Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        self.snapshot.copy_rest()?;
+        while !self.advance_snapshot()? {
+            self.snapshot.wait_any(deadline)?;
+        }
+        self.advance().map(drop)
+    }
+
+    /// Has all ranks agree on a step, and begins its generation, of which nothing is copied yet. False where a rank is not done with the
+    /// one before.
+    fn begin(&mut self, step: u64) -> Result<bool, Error> {
         let progress = self.advance();
         // The complement has the least say which is the most.
         let done = matches!(progress, Ok(true)) && self.ledger.is_whole(self.member.rank);
@@ -246,23 +319,19 @@ impl Protection {
         self.images.swap(0, 1);
         self.header.step = step;
         for (owner, image) in &self.images[0] {
-            let mut transfer = |peer, receives| -> Result<(), Error> {
-                let image = image.slice(..)?;
-                self.transfers.push(Transfer { owner: *owner, image, peer, receives, operation: None });
-                Ok(())
-            };
             if *owner != self.member.rank {
-                transfer(Rank(*owner), true)?;
+                let (image, peer) = (image.slice(..)?, Rank(*owner));
+                self.transfers.push(Transfer { owner: *owner, image, peer, receives: true, operation: None });
                 continue;
             }
             image.write_bytes(0, &self.header.encode())?;
-            for (begin, tensor) in &self.tensors {
-                image.copy_from(*begin, tensor, 0, tensor.bytes())?;
-            }
-            self.holders.iter().try_for_each(|holder| transfer(Rank(*holder), false))?;
+            let copy = |(begin, tensor): &(u64, Tensor)| {
+                let into = image.slice(*begin..begin + tensor.bytes())?;
+                Ok(TensorCopy::new(tensor.slice(..)?, into))
+            };
+            let some = self.tensors.iter().filter(|(_, tensor)| tensor.bytes() > 0);
+            self.snapshot = Snapshot::new(some.map(copy).collect::<Result<_, Error>>()?);
         }
-        self.ledger.mark_whole(self.member.rank);
-        self.advance()?;
         Ok(true)
     }
 
@@ -274,13 +343,14 @@ impl Protection {
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         let deadline = Instant::now().checked_add(timeout);
         while !self.advance()? {
-            let started = self.transfers.iter_mut().filter_map(|transfer| transfer.operation.as_mut());
-            let mut started: Vec<&mut Operation> = started.collect();
-            if !started.is_empty() {
+            if self.snapshot.is_under_way() {
                 let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-                let ended = Operation::wait_any(&mut started, left.unwrap_or(Duration::MAX))?;
-                // One that has failed waits for the reason; its result stays for the next round.
-                let _ = started.get_mut(ended).map(|operation| operation.wait(Duration::ZERO));
+                self.end_seal(left.unwrap_or(Duration::MAX))?;
+            } else if self.transfers.iter().any(|transfer| transfer.operation.is_some()) {
+                wait_any(
+                    self.transfers.iter_mut().filter_map(|transfer| transfer.operation.as_mut()),
+                    deadline,
+                )?;
             } else if let Some(first) = self.transfers.first_mut() {
                 first.operation = Some(first.start(&self.channel)?);
             }
@@ -295,7 +365,8 @@ impl Protection {
     }
 
     /// Writes this rank's last sealed state to a file of safetensors, with `rank` and `step` in its metadata; which step. The file
-    /// is on disk as a whole then, or was not touched. Every tensor has one dimension.
+    /// is on disk as a whole then, or was not touched. Tensors have their
+    /// shapes.
     ///
     /// # Errors
     /// [`ProtectionError::NothingSealed`], [`ProtectionError::File`].
@@ -326,6 +397,28 @@ impl Protection {
 
     /// Begins what has not begun, and notes what has ended; whether everything has. A failure hides no end.
     fn advance(&mut self) -> Result<bool, Error> {
+        let copied = self.advance_snapshot();
+        let moved = self.advance_transfers();
+        Ok(copied? && moved?)
+    }
+
+    /// The same of the snapshot. Once it is whole, replicas may go.
+    fn advance_snapshot(&mut self) -> Result<bool, Error> {
+        let me = self.member.rank;
+        if self.snapshot.advance(&self.copier)?
+            && let Some(image) = self.images[0].get(&me)
+        {
+            for holder in &self.holders {
+                let (image, peer) = (image.slice(..)?, Rank(*holder));
+                self.transfers.push(Transfer { owner: me, image, peer, receives: false, operation: None });
+            }
+            self.ledger.mark_whole(me);
+        }
+        Ok(!self.snapshot.is_under_way())
+    }
+
+    /// The same of replicas.
+    fn advance_transfers(&mut self) -> Result<bool, Error> {
         let Self { transfers, channel, ledger, .. } = self;
         let mut failed = None;
         transfers.retain_mut(|transfer| match transfer.poll(channel) {
@@ -383,6 +476,11 @@ impl RankState {
         self.header.places.iter().map(|(name, place)| (name.as_str(), place.dtype, place.elements))
     }
 
+    /// Elements along each dimension of a tensor of that name.
+    pub fn shape(&self, name: &str) -> Option<&[u64]> {
+        self.header.places.get(name).map(|place| place.shape.as_slice())
+    }
+
     /// Copies a tensor of it into one of the same type and number of elements.
     ///
     /// # Errors
@@ -418,6 +516,8 @@ fn restore(
         Some(protection) => {
             // What has ended counts, whatever became of the others.
             let _ = protection.advance();
+            // The tensors go back: what is copied of them from now on is of no step.
+            protection.snapshot.forget();
             Ok(protection.report())
         }
         None => Ok(Report::default()),
@@ -530,6 +630,19 @@ fn exchange<T>(
     }
 }
 
+/// Waits until one of these has ended, or the time has come. Its result stays.
+fn wait_any<'a>(
+    operations: impl Iterator<Item = &'a mut Operation>,
+    deadline: Option<Instant>,
+) -> Result<(), Error> {
+    let mut operations: Vec<&mut Operation> = operations.collect();
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let ended = Operation::wait_any(&mut operations, left.unwrap_or(Duration::MAX))?;
+    // One that has failed waits for the reason.
+    let _ = operations.get_mut(ended).map(|operation| operation.wait(Duration::ZERO));
+    Ok(())
+}
+
 fn is_of(tensor: &Tensor, pool: &Arc<Pool>) -> bool {
     Arc::ptr_eq(&tensor.block.pool, pool)
 }
@@ -569,7 +682,7 @@ mod tests {
         let pool = Pool::fixed(Memory::private(1 << 16).unwrap(), ForkGuard::new().unwrap());
         let tensor = |dtype, elements| Tensor::new(&pool, dtype, elements).unwrap();
         let weights = tensor(Dtype::F32, 2);
-        let header = Header::new(Rank(3), &[("weights", &weights)]).unwrap();
+        let header = Header::new(Rank(3), &[("weights", &weights)], &BTreeMap::new()).unwrap();
         let image = tensor(Dtype::U8, header.image_bytes());
         image.write_bytes(0, &header.encode()).unwrap();
         weights.write(0, &[1.5_f32, -2.0]).unwrap();
@@ -577,6 +690,7 @@ mod tests {
         let state = RankState { image, header };
         assert_eq!((state.rank(), state.step()), (Rank(3), 0));
         assert_eq!(state.tensors().collect::<Vec<_>>(), [("weights", Dtype::F32, 2)]);
+        assert_eq!((state.shape("weights"), state.shape("bias")), (Some(&[2][..]), None));
         let copy = tensor(Dtype::F32, 2);
         state.read("weights", &copy).unwrap();
         let mut values = [0.0_f32; 2];

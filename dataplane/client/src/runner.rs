@@ -110,6 +110,22 @@ impl Runner {
         }
     }
 
+    /// Has the provider know that this process ends, once it is gone with its attachments. Elsewhere it is missed only after 15 s, if an
+    /// order was on its way to it. Waits for nothing. `elastic` says whether its job is.
+    ///
+    /// # Errors
+    /// [`Error::Runner`] where the report makes no sense, and [`Error::AgentLost`].
+    pub fn leave(&self, report: &RunnerReport, elastic: bool) -> Result<(), Error> {
+        report.check().map_err(|error| Error::Runner(error.to_string()))?;
+        let (report, wait_ns) = (report.clone(), u64::MAX);
+        // The end of who has asked and was not answered is what the provider hears of.
+        self.shared.lock()?.request(|id| match elastic {
+            true => Request::Elastic { id, report, wait_ns },
+            false => Request::Runner { id, report, wait_ns },
+        })?;
+        Ok(())
+    }
+
     fn asked(
         &self,
         report: &RunnerReport,

@@ -4,6 +4,7 @@
 use crate::aggregated::{AggregatorPath, Away};
 use crate::backlog::Backlog;
 use crate::command::CommunicatorStatus;
+use crate::gaps::Gaps;
 use crate::p2p::P2pState;
 use crate::slices::Unfinished;
 use crate::step::{CodedStep, ExecuteError, Located, culprit};
@@ -111,6 +112,12 @@ pub(crate) struct CommunicatorState {
     free: Vec<u32>,
     /// Calls in flight, by class.
     in_flight: [u32; CLASSES],
+    /// Those of them that are below every class.
+    #[serde(skip)]
+    background: usize,
+    /// How it waits for gaps, where all of them are.
+    #[serde(skip)]
+    pub(crate) gaps: Gaps,
     /// The highest priority and the first deadline of calls in flight that ask for one.
     special: Urgency,
     /// What its links were last said to carry.
@@ -181,6 +188,8 @@ impl CommunicatorState {
             calls: vec![Pending::default(); parts.calls as usize],
             free: (0..parts.calls).rev().collect(),
             in_flight: [0; CLASSES],
+            background: 0,
+            gaps: Gaps::default(),
             special: Urgency::IDLE,
             class: TrafficClass::default(),
             backlog: Backlog::default(),
@@ -289,6 +298,7 @@ impl CommunicatorState {
         if let Some(count) = self.in_flight.get_mut(pending.urgency.class as usize) {
             *count += 1;
         }
+        self.background += usize::from(pending.urgency.background);
         self.special.raise(&pending.urgency);
         debug_assert!(self.free.len() < self.calls.len(), "a token is given that is in use");
         Some(Token(token.into()))
@@ -302,6 +312,7 @@ impl CommunicatorState {
         if let Some(count) = self.in_flight.get_mut(call.urgency.class as usize) {
             *count = count.saturating_sub(1);
         }
+        self.background = self.background.saturating_sub(call.urgency.background.into());
         if call.urgency.is_special() {
             self.special = Urgency::IDLE;
             let calls = self.calls.iter().filter(|call| call.rank.is_some());
@@ -315,6 +326,16 @@ impl CommunicatorState {
         self.calls.len().saturating_sub(self.free.len())
     }
 
+    /// Whether a call is in flight that is not below every class.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.calls_in_flight() > self.background
+    }
+
+    /// Whether calls are in flight, all of them below every class.
+    pub(crate) fn is_background(&self) -> bool {
+        self.background > 0 && !self.is_busy()
+    }
+
     /// By local rank, the cookies of calls in flight, in the state that a panic may have left.
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = (&Local, Cookie)> {
         self.calls.iter().filter_map(|call| Some((self.local(call.rank?)?, call.cookie)))
@@ -323,7 +344,8 @@ impl CommunicatorState {
     /// How urgent the communicator's operations are. Each counts as the most urgent of them, for which the others are in
     /// the way.
     pub(crate) fn urgency(&self) -> Urgency {
-        Urgency { class: self.most_urgent().unwrap_or(TrafficClass::Latency), ..self.special }
+        let class = self.most_urgent().unwrap_or(TrafficClass::Latency);
+        Urgency { background: self.is_background(), class, ..self.special }
     }
 
     /// The most urgent class of calls in flight, if there are any.

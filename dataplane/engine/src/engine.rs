@@ -15,6 +15,7 @@ use crate::containment::{Aftermath, Task, contain};
 use crate::context::Context;
 use crate::execute::{post, run, scale_fetched, send_all, touched};
 use crate::feedback;
+use crate::gaps::{Gaps, Leave};
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::p2p;
 use crate::passes::PassSharing;
@@ -288,7 +289,8 @@ impl Engine {
                 let paths =
                     member.epochs.iter().filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
                 let frames = member.backlog.poll_timeout();
-                due = paths.chain(member.core.poll_timeout()).chain(frames).chain(due).min();
+                let gap = member.gaps.due();
+                due = paths.chain(member.core.poll_timeout()).chain(frames).chain(gap).chain(due).min();
             });
         }
         // Who waits for a communicator that has panicked is told in the next round.
@@ -458,6 +460,26 @@ impl Engine {
             }
         }
         Ok(worked)
+    }
+
+    /// What a communicator's turn may be. One that has failed, or that changes its plan, waits for no gap.
+    ///
+    /// Cost: for one that is below every class a look at all communicators.
+    fn leave(&mut self, now: Nanos, key: Key) -> Leave {
+        let Some(member) = self.communicators.get(key) else { return Leave::Whole };
+        let goes_on = member.core.failure().is_none() && !member.is_changing();
+        let (waits, tenant) = (member.is_background() && goes_on, member.tenant);
+        let is_busy = |other: &CommunicatorState| other.tenant == tenant && other.is_busy();
+        let busy = waits && self.communicators.iter().any(is_busy);
+        let Some(member) = self.communicators.get_mut(key) else { return Leave::Whole };
+        if !waits {
+            member.gaps = Gaps::default();
+            return Leave::Whole;
+        }
+        let leave = member.gaps.leave(now, busy);
+        // Who waits may have something to do, and so has no rest.
+        member.pending |= leave == Leave::Nothing;
+        leave
     }
 
     /// Executes a communicator's actions until it has none, or its time is over. Returns how many and whether there may be more.
@@ -822,6 +844,11 @@ impl Work for Engine {
     }
 
     fn run(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> Turn {
+        let until = match self.leave(now, key) {
+            Leave::Whole => until,
+            Leave::Action => Some(now),
+            Leave::Nothing => return Turn::default(),
+        };
         let moved = |member: &CommunicatorState| {
             (member.bytes_sent.saturating_add(member.bytes_received), member.bytes_touched)
         };

@@ -29,6 +29,7 @@ mod feedback;
 mod formation;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod gaps;
 mod handover;
 mod marks;
 mod p2p;

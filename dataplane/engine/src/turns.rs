@@ -22,6 +22,9 @@ const CLASS_WEIGHTS: [u32; CLASSES] = [64, 8, 1];
 
 pub(crate) const CLASSES: usize = TrafficClass::ALL.len();
 
+/// The class below the others, as descriptors name it. To the network it is bulk.
+const BACKGROUND: u8 = 4;
+
 /// Sizes of operations that name no class, in bytes. Up to the first they are of the class latency, and above the
 /// other of the class bulk.
 const SMALL: u64 = 64 << 10;
@@ -30,6 +33,9 @@ const LARGE: u64 = 1 << 20;
 /// How urgent an operation is among its tenant's: the least goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Urgency {
+    /// Below every class: it waits for [gaps](crate::gaps). After a hand-over it is of the class bulk.
+    #[serde(skip)]
+    pub(crate) background: bool,
     pub(crate) class: TrafficClass,
     pub(crate) priority: Reverse<u8>,
     /// When it is to end; the last of all times where it does not say.
@@ -54,10 +60,11 @@ impl Default for Urgency {
 impl Urgency {
     /// From a descriptor: class and priority as it says, the deadline from now, and no iteration.
     pub(crate) fn new(now: Nanos, bytes: u64, (class, priority, deadline_ns): (u8, u8, u64)) -> Self {
+        let background = class == BACKGROUND;
         let class = match class {
             1 => TrafficClass::Latency,
             2 => TrafficClass::Normal,
-            3 => TrafficClass::Bulk,
+            3 | BACKGROUND => TrafficClass::Bulk,
             _ if bytes <= SMALL => TrafficClass::Latency,
             _ if bytes <= LARGE => TrafficClass::Normal,
             _ => TrafficClass::Bulk,
@@ -66,7 +73,7 @@ impl Urgency {
             0 => Nanos(u64::MAX),
             within => Nanos(now.0.saturating_add(within)),
         };
-        Self { class, priority: Reverse(priority), deadline, ..Self::IDLE }
+        Self { background, class, priority: Reverse(priority), deadline, ..Self::IDLE }
     }
 
     /// The same of a step of the job; 0: it does not say of which.
@@ -76,6 +83,7 @@ impl Urgency {
 
     /// That of a communicator without operations: what it has to do is short.
     pub(crate) const IDLE: Self = Self {
+        background: false,
         class: TrafficClass::Latency,
         priority: Reverse(0),
         deadline: Nanos(u64::MAX),
@@ -114,7 +122,7 @@ struct Tenant {
 }
 
 /// What a turn of a communicator came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Turn {
     /// Actions and frames.
     pub(crate) worked: usize,
@@ -418,7 +426,7 @@ mod tests {
 
         #[test]
         fn what_a_tenant_says_of_urgency_changes_nothing_for_others(
-            class in 0..=3_u8,
+            class in 0..=4_u8,
             priority in any::<u8>(),
             deadline_ns in any::<u64>(),
             iteration in any::<u64>(),
@@ -508,6 +516,21 @@ mod tests {
         let mut order = members;
         order.sort_unstable_by_key(|at| fake.members[*at].last);
         assert_eq!(order, [4, 3, 2, 1, 0].map(|at: usize| members[at]));
+    }
+
+    #[test]
+    fn what_is_below_every_class_goes_last() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let says = [(4, 255, 1), (3, 0, 0), (4, 0, 0), (2, 0, 0)];
+        let members = says.map(|says| {
+            let at = fake.enter(&mut turns, (0, 1), (1, 1000));
+            fake.members[at].urgency = Urgency::new(Nanos(0), 1, says);
+            at
+        });
+        turns.run(Nanos(0), &mut fake);
+        let mut order = members;
+        order.sort_unstable_by_key(|at| fake.members[*at].last);
+        assert_eq!(order, [3, 1, 0, 2].map(|at: usize| members[at]));
     }
 
     #[test]

@@ -158,7 +158,8 @@ impl Communicator {
         domain: Option<u64>,
         timeout: f64,
     ) -> PyResult<Protection> {
-        let options = ProtectOptions { replicas, domain, timeout: duration(Some(timeout))? };
+        let shapes = tensors.iter().map(|(name, tensor)| (name.clone(), tensor.get().dimensions())).collect();
+        let options = ProtectOptions { replicas, domain, timeout: duration(Some(timeout))?, shapes };
         let whole = tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.get().inner.slice(..)?)));
         let whole = whole.collect::<Result<Vec<_>, Error>>().map_err(|error| raised(py, &error))?;
         let members = Arc::clone(&self.inner);

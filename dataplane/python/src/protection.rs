@@ -9,6 +9,7 @@ use crate::tensor::Tensor;
 use harmonaize_client as client;
 use harmonaize_client::{Error, Rank};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -65,6 +66,18 @@ impl Protection {
     /// Seals a step: snapshots the tensors, and begins to send the snapshot to other ranks. False where it is not sealed.
     fn seal(&self, py: Python<'_>, step: u64) -> PyResult<bool> {
         alone(py, &self.inner, move |protection| protection.seal(step))
+    }
+
+    /// Begins to seal a step: the agent copies the tensors, which may be written again once `end_seal` has returned. False where it is not
+    /// sealed.
+    fn begin_seal(&self, py: Python<'_>, step: u64) -> PyResult<bool> {
+        alone(py, &self.inner, move |protection| protection.begin_seal(step))
+    }
+
+    /// Waits until the tensors are copied that `begin_seal` has begun with, at most `timeout` seconds.
+    #[pyo3(signature = (timeout = None))]
+    fn end_seal(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        in_slices(py, duration(timeout)?, |slice| within(&self.inner, slice)?.end_seal(slice))
     }
 
     /// Waits until the replicas of the last sealed step are where they belong, at most `timeout` seconds.
@@ -163,6 +176,15 @@ impl RankState {
     fn tensors(&self) -> BTreeMap<String, (&'static str, u64)> {
         let named = self.inner.tensors();
         named.map(|(name, dtype, count)| (name.to_owned(), (dtype::numpy_name(dtype), count))).collect()
+    }
+
+    /// Elements along each dimension of its tensors, by their names.
+    #[getter]
+    fn shapes<'py>(&self, py: Python<'py>) -> PyResult<BTreeMap<String, Bound<'py, PyTuple>>> {
+        let shape = |(name, ..): (&str, _, _)| {
+            Ok((name.to_owned(), PyTuple::new(py, self.inner.shape(name).unwrap_or_default())?))
+        };
+        self.inner.tensors().map(shape).collect()
     }
 
     /// Copies a tensor of it into one of the same type and number of elements.

@@ -79,6 +79,11 @@ impl Tensor {
         Self { inner, shape, strides }
     }
 
+    /// Elements along each dimension.
+    pub(crate) fn dimensions(&self) -> Vec<u64> {
+        self.shape.iter().map(|dimension| dimension.unsigned_abs() as u64).collect()
+    }
+
     /// The first byte, for writing.
     fn address(&self, py: Python<'_>) -> PyResult<*mut u8> {
         self.inner.view_mut().map(|view| view.pointer()).map_err(|error| raised(py, &error))

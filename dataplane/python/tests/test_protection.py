@@ -56,6 +56,7 @@ def loses_a_rank(folder):
     assert (weights.numpy() == state(0, 2)).all()
     (lost,) = restored.states
     assert (lost.rank, lost.step, lost.tensors) == (1, 2, {"weights": ("float32", COUNT + 1)})
+    assert lost.shapes == {"weights": (COUNT + 1,)}
     taken = client().tensor("float32", COUNT + 1)
     lost.read("weights", taken)
     assert (taken.numpy() == state(1, 2)).all()
@@ -112,6 +113,34 @@ def seals_beside_a_thread():
 
 def test_sealing_leaves_the_interpreter_to_other_threads(pair):
     assert pair.run(seals_beside_a_thread) == [True, True]
+
+
+def seals_while_it_computes():
+    job = join("protected-copies")
+    weights = client().tensor("float32", (COUNT, 3))
+    weights.numpy()[:] = job.rank + 1
+    protection = job.protect({"weights": weights}, domain=job.rank)
+    # What was not begun has ended.
+    protection.end_seal(0)
+    for step in (1, 2):
+        assert protection.begin_seal(step)
+        # It may be read meanwhile.
+        assert (weights.numpy() == job.rank + step).all()
+        protection.end_seal(WITHIN)
+        weights.numpy()[:] = job.rank + step + 1
+        protection.wait(WITHIN)
+    assert protection.committed == 1
+    restored = protection.restore(job, [1 - job.rank])
+    (other,) = restored.states
+    assert (restored.step, other.shapes) == (2, {"weights": (COUNT, 3)})
+    taken = client().tensor("float32", (COUNT, 3))
+    other.read("weights", taken)
+    assert (weights.numpy() == job.rank + 2).all() and (taken.numpy() == 3 - job.rank).all()
+    return True
+
+
+def test_a_seal_is_copied_while_the_job_computes(pair):
+    assert pair.run(seals_while_it_computes) == [True, True]
 
 
 def waits_beside_a_seal():

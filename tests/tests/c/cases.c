@@ -434,6 +434,8 @@ static void wrong(void) {
     INVALID(harmonaize_protect(job, &no_handle, 1, NULL, &protection), "tensor");
     CHECK(!protection);
     INVALID(harmonaize_seal(NULL, 1), "protection");
+    INVALID(harmonaize_begin_seal(NULL, 1), "protection");
+    INVALID(harmonaize_end_seal(NULL, 1), "protection");
     INVALID(harmonaize_restore_newcomer(job, NULL, 1, NULL), "result");
 
     /* Of two attachments. */
@@ -633,7 +635,8 @@ static void protect(void) {
     OK(harmonaize_seal(protection, 1));
     OK(harmonaize_protection_wait(protection, STEP));
     data[0]++;
-    OK(harmonaize_seal(protection, 2));
+    OK(harmonaize_begin_seal(protection, 2));
+    OK(harmonaize_end_seal(protection, STEP));
     OK(harmonaize_committed(protection, &step));
     CHECK(step == 1);
     OK(harmonaize_protection_wait(protection, STEP));

@@ -222,13 +222,14 @@ impl Run {
         };
         let thread = std::thread::Builder::new().name("orders".to_owned()).spawn(ask);
         thread.map_err(|error| Failure::Refused(error.to_string()))?;
-        self.execute(&socket, &state, ordered).await
+        self.execute(&socket, runner, &state, ordered).await
     }
 
     /// Carries orders out until the job is over, the time is, or a signal asks this process to end.
     async fn execute(
         &self,
         socket: &Path,
+        runner: u64,
         state: &State,
         mut orders: mpsc::Receiver<Ordered>,
     ) -> Result<String, Failure> {
@@ -241,11 +242,15 @@ impl Run {
         let until = self.until.map(|until| Instant::now() + until.remaining(SystemTime::now()));
         let (mut worker, mut notice, mut last_error): (Option<Worker>, Duration, String) =
             (None, NOTICE, String::new());
+        let mut over = false;
         let mut ending: Option<Result<String, Failure>> = None;
         loop {
             if worker.is_none()
                 && let Some(outcome) = ending.take()
             {
+                if !over {
+                    self.leave(socket, runner, state);
+                }
                 return outcome;
             }
             let kill_at = worker.as_ref().and_then(|worker| worker.kill_at);
@@ -312,12 +317,15 @@ impl Run {
                             }
                         }
                         Ok(ElasticOrder::Order(RunnerOrder::Over { succeeded: true })) => {
+                            over = true;
                             ends = Some(Ok(format!("{}: over\n", self.job)));
                         }
                         Ok(ElasticOrder::Order(RunnerOrder::Over { succeeded: false })) => {
+                            over = true;
                             ends = Some(Err(Failure::Refused(format!("{}: its workers failed", self.job))));
                         }
                         Ok(ElasticOrder::Order(RunnerOrder::Infeasible { text, .. })) => {
+                            over = true;
                             ends = Some(Err(Failure::Refused(text)));
                         }
                     }
@@ -334,6 +342,17 @@ impl Run {
                 }
                 ending.get_or_insert(outcome);
             }
+        }
+    }
+
+    /// Has the provider know that this process ends. Where runners of a job end together, an order crosses the news of the end, and
+    /// control would count the host as taken until it misses the runner. It does so, too, where the agent cannot be reached now.
+    fn leave(&self, socket: &Path, runner: u64, state: &State) {
+        let report = self.report(runner, state.get());
+        if let Ok(client) = attached(Some(socket.to_owned()))
+            && let Ok(known) = client.runner()
+        {
+            let _ = known.leave(&report, self.elastic);
         }
     }
 

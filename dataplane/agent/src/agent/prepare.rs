@@ -246,7 +246,7 @@ fn tenant_index(tenants: &mut Vec<String>, tenant: &str) -> u32 {
 mod tests {
     use super::*;
     use crate::agent::RESERVE;
-    use crate::control::Event;
+    use crate::control::{ControlAnswer, Event};
     use crate::counters::{Counted, Counters};
     use crate::engines::Engines;
     use crate::paths::Paths;
@@ -621,6 +621,39 @@ mod tests {
             }
             thread.join().unwrap();
         }
+    }
+
+    /// Its last question, on an attachment of its own, is one that control does not answer.
+    #[test]
+    fn a_runner_that_leaves_is_gone_though_an_order_crosses_its_end() {
+        let (mut agent, mut messages, thread, counters) = agent();
+        agent.questions.session(true, true, true);
+        let attachments = [AttachmentId(1), AttachmentId(2)];
+        let asked = attachments.map(|attachment| {
+            attach(&mut agent, attachment, &TenantLimits::of(Quota::default(), &counters));
+            let state = WorkerState::None;
+            let report = RunnerReport { runner: 1, job: "job".to_owned(), workers: (1, 1), state };
+            let (reply, answer) = oneshot::channel();
+            let question = Question::Runner { report, elastic: false, wait: Duration::MAX, reply };
+            agent.handle_request(SessionRequest::Ask { attachment, question });
+            let Ok(from_agent::Message::AwaitOrder(told)) = messages.try_recv() else {
+                panic!("control was not asked");
+            };
+            (told.request, answer)
+        });
+        let [first, last] = asked.map(|(request, _answer)| request);
+        let order = v1::RunnerOrder { request: first, ..v1::RunnerOrder::default() };
+        agent.questions.answer(ControlAnswer::Runner(order));
+        for attachment in attachments {
+            agent.handle_request(SessionRequest::Detached { attachment });
+        }
+        let Ok(from_agent::Message::CancelOrder(gone)) = messages.try_recv() else {
+            panic!("control does not hear of the end");
+        };
+        assert_eq!(gone.request, last);
+        assert!(messages.try_recv().is_err());
+        agent.stop();
+        thread.join().unwrap();
     }
 
     /// Bytes that the links of a recipe of four hosts land in, and its staging where tensors are mapped.

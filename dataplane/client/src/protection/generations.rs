@@ -196,6 +196,8 @@ mod tests {
         begun: usize,
         voted: usize,
         counted: usize,
+        /// Whether its agent copies its tensors still.
+        copying: bool,
         /// Holders that have not acknowledged, and how far each is.
         sending: BTreeMap<u32, u8>,
         /// Owners whose replica has not come.
@@ -204,7 +206,7 @@ mod tests {
 
     impl Sealing {
         fn is_done(&self) -> bool {
-            self.sending.is_empty() && self.receiving.is_empty()
+            !self.copying && self.sending.is_empty() && self.receiving.is_empty()
         }
 
         fn image(&self, owner: u32, step: u64) -> bool {
@@ -240,9 +242,8 @@ mod tests {
             let sealing = &mut self.ranks[rank];
             sealing.ledger.begin(step);
             sealing.images.swap(0, 1);
-            sealing.images[0] = BTreeMap::from([(rank as u32, Some(step))]);
-            sealing.ledger.mark_whole(rank as u32);
-            sealing.sending = self.holders[rank].iter().map(|holder| (*holder, 0)).collect();
+            sealing.images[0] = BTreeMap::from([(rank as u32, None)]);
+            sealing.copying = true;
             sealing.receiving = receiving;
             sealing.begun += 1;
         }
@@ -264,11 +265,18 @@ mod tests {
                 }
                 return;
             }
+            let (begun, step) = (sealing.begun, sealing.ledger.newest());
+            if sealing.copying && random.below(2) == 0 {
+                sealing.copying = false;
+                sealing.images[0].insert(rank as u32, step);
+                sealing.ledger.mark_whole(rank as u32);
+                sealing.sending = self.holders[rank].iter().map(|holder| (*holder, 0)).collect();
+                return;
+            }
             let count = sealing.sending.len() as u64;
             if count == 0 {
                 return;
             }
-            let (begun, step) = (sealing.begun, sealing.ledger.newest());
             let holder = *sealing.sending.keys().nth(random.below(count) as usize).unwrap();
             let owner = rank as u32;
             let progress = sealing.sending[&holder];

@@ -48,10 +48,12 @@ pub(crate) struct Header {
 }
 
 /// A tensor of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) dtype: Dtype,
     pub(crate) elements: u64,
+    /// Elements along each dimension.
+    pub(crate) shape: Vec<u64>,
     /// Where in the image it begins, in bytes.
     pub(crate) begin: u64,
 }
@@ -71,8 +73,17 @@ struct Entry {
 }
 
 impl Header {
-    /// Of a rank's tensors, at step 0. In the image, types of larger elements come first, so that every tensor is aligned.
-    pub(crate) fn new(rank: Rank, tensors: &[(&str, &Tensor)]) -> Result<Self, Error> {
+    /// Of a rank's tensors, at step 0. Tensors without a shape have one dimension. In the image, types of larger elements come first, so
+    /// that every tensor is aligned.
+    pub(crate) fn new(
+        rank: Rank,
+        tensors: &[(&str, &Tensor)],
+        shapes: &BTreeMap<String, Vec<u64>>,
+    ) -> Result<Self, Error> {
+        let is_there = |name: &&String| tensors.iter().any(|(of, _)| of == name);
+        if let Some(name) = shapes.keys().find(|name| !is_there(name)) {
+            return Err(Error::Shape(format!("a shape of \"{name}\", of which no tensor is protected")));
+        }
         let mut header = Self { rank, step: 0, places: BTreeMap::new(), begin: 0 };
         let mut sorted = tensors.to_vec();
         sorted.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype().size()));
@@ -84,7 +95,14 @@ impl Header {
                     "a protected tensor of {dtype}: safetensors has no such type"
                 )));
             }
-            let replaced = header.places.insert(name.to_owned(), Place { dtype, elements, begin });
+            let shape = shapes.get(name).cloned().unwrap_or_else(|| vec![elements]);
+            if product(&shape) != Some(elements) {
+                return Err(Error::Shape(format!(
+                    "the protected tensor \"{name}\" has {elements} elements, which do not have the shape {shape:?}"
+                )));
+            }
+            let place = Place { dtype, elements, shape, begin };
+            let replaced = header.places.insert(name.to_owned(), place);
             if replaced.is_some() || name == METADATA {
                 return Err(Error::Shape(format!(
                     "protected tensors have names of their own, and not \"{name}\""
@@ -112,7 +130,7 @@ impl Header {
             let begin = place.begin.saturating_sub(self.begin);
             let entry = json!({
                 "dtype": format_name(place.dtype),
-                "shape": [place.elements],
+                "shape": place.shape,
                 "data_offsets": [begin, begin + place.bytes()],
             });
             (name.clone(), entry)
@@ -154,17 +172,22 @@ impl Header {
         let place = |(name, entry): (String, Value)| {
             let entry: Entry = serde_json::from_value(entry).ok()?;
             let dtype = DTYPES.iter().find(|(_, text)| *text == entry.dtype)?.0;
-            let elements = entry.shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))?;
+            let elements = product(&entry.shape)?;
             let [first, end] = entry.data_offsets;
             let bytes = elements.checked_mul(dtype.size() as u64)?;
             let fits = first.checked_add(bytes) == Some(end) && end <= image.bytes() - begin;
-            fits.then(|| (name, Place { dtype, elements, begin: begin + first }))
+            fits.then(|| (name, Place { dtype, elements, shape: entry.shape, begin: begin + first }))
         };
         let places: Option<_> = entries.into_iter().map(place).collect();
         let places =
             places.ok_or_else(|| damaged("a tensor lies outside of it, or is of an unknown type"))?;
         Ok(Self { rank: Rank(rank), step, places, begin })
     }
+}
+
+/// Elements of a shape, if they can be counted.
+fn product(shape: &[u64]) -> Option<u64> {
+    shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
 }
 
 fn format_name(dtype: Dtype) -> Option<&'static str> {
@@ -222,7 +245,8 @@ mod tests {
         let values: Vec<f32> = (0..100_000).map(|at| at as f32).collect();
         weights.write(0, &values).unwrap();
         let tensors = [("flags", &flags), ("weights", &weights), ("\"nothing\"", &nothing)];
-        let header = Header::new(Rank(4), &tensors).unwrap();
+        let shapes = BTreeMap::from([("weights".to_owned(), vec![250, 400])]);
+        let header = Header::new(Rank(4), &tensors, &shapes).unwrap();
         assert_eq!(header.begin % 8, 0);
         let image = Tensor::new(&pool, Dtype::U8, header.image_bytes()).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -240,7 +264,7 @@ mod tests {
             let (text, data) = file[8..].split_at(length);
             let parsed: Value = serde_json::from_slice(text).unwrap();
             assert_eq!(parsed[METADATA], json!({ "rank": "4", "step": step.to_string() }));
-            let weights = json!({ "dtype": "F32", "shape": [100_000], "data_offsets": [0, 400_000] });
+            let weights = json!({ "dtype": "F32", "shape": [250, 400], "data_offsets": [0, 400_000] });
             assert_eq!(parsed["weights"], weights);
             let empty = json!({ "dtype": "BF16", "shape": [0], "data_offsets": [400_000, 400_000] });
             assert_eq!(parsed["\"nothing\""], empty);
@@ -300,12 +324,35 @@ mod tests {
         let pool = pool();
         let tensor = Tensor::new(&pool, Dtype::U8, 1).unwrap();
         let complex = Tensor::new(&pool, Dtype::Complex128, 1).unwrap();
-        let refused =
-            |tensors: &[(&str, &Tensor)]| matches!(Header::new(Rank(0), tensors), Err(Error::Shape(_)));
+        let none = BTreeMap::new();
+        let refused = |tensors: &[(&str, &Tensor)]| {
+            matches!(Header::new(Rank(0), tensors, &none), Err(Error::Shape(_)))
+        };
         assert!(refused(&[("a", &tensor), ("a", &tensor)]));
         assert!(refused(&[(METADATA, &tensor)]));
         assert!(refused(&[("a", &complex)]));
         assert!(!refused(&[]));
+    }
+
+    #[test]
+    fn shapes_are_of_the_tensors_elements() {
+        let pool = pool();
+        let tensor = Tensor::new(&pool, Dtype::U16, 6).unwrap();
+        let header = |name: &str, shape: &[u64]| {
+            let shapes = BTreeMap::from([(name.to_owned(), shape.to_vec())]);
+            Header::new(Rank(0), &[("a", &tensor)], &shapes)
+        };
+        for shape in [&[6][..], &[2, 3], &[1, 6, 1]] {
+            assert_eq!(header("a", shape).unwrap().places["a"].shape, shape);
+        }
+        for (name, shape) in [("a", &[][..]), ("a", &[5]), ("a", &[0, 6]), ("a", &[u64::MAX, 2]), ("b", &[6])]
+        {
+            let error = header(name, shape).unwrap_err();
+            assert!(matches!(&error, Error::Shape(text) if text.contains(&format!("\"{name}\""))), "{error}");
+        }
+        let scalar = Tensor::new(&pool, Dtype::F64, 1).unwrap();
+        let shapes = BTreeMap::from([("s".to_owned(), Vec::new())]);
+        assert_eq!(Header::new(Rank(0), &[("s", &scalar)], &shapes).unwrap().places["s"].shape, [0_u64; 0]);
     }
 
     #[test]
@@ -320,7 +367,8 @@ mod tests {
         let metadata = r#""__metadata__":{"rank":"1","step":"2"}"#;
         let of = |entry: &str, data| image(&format!(r#"{{{metadata},"a":{entry}}}"#), data);
         let right = of(r#"{"dtype":"U16","shape":[2,3],"data_offsets":[0,12]}"#, 12);
-        assert_eq!(Header::decode(&right).unwrap().places["a"].elements, 6);
+        let place = &Header::decode(&right).unwrap().places["a"];
+        assert_eq!((place.elements, &place.shape[..]), (6, &[2, 3][..]));
         let huge = format!(r#"{{"dtype":"U16","shape":[{},{}],"data_offsets":[0,0]}}"#, u64::MAX, u64::MAX);
         let wrong = [
             image("", 0),

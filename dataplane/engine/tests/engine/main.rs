@@ -10,6 +10,7 @@ mod collectives;
 mod common;
 mod counting;
 mod feedback;
+mod gaps;
 mod interleave;
 mod marks;
 mod middle;

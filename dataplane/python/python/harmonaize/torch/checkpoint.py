@@ -57,9 +57,9 @@ def write_checkpoint(
 ) -> int:
     """Writes states to a new folder of ``torch.distributed.checkpoint``, and returns their step.
 
-    Of a ``Protection`` it is the last sealed state of this rank, so its tensors may change meanwhile. ``shapes`` gives tensors
-    shapes by their names, where a size may be -1; others have one dimension. Until it returns, ``TMPDIR`` has a copy of each
-    state.
+    Of a ``Protection`` it is the last sealed state of this rank, so its tensors may change meanwhile. Tensors have the shapes that
+    they were protected with. ``shapes`` gives some other shapes, by their names, where a size may be -1. Until it returns,
+    ``TMPDIR`` has a copy of each state.
 
     Where torch has a process group, all its ranks call this, each with states of its own or none. With ``no_dist``, or without a
     group, this process writes alone.
@@ -156,7 +156,7 @@ def _read_state(state, shapes):
         # Of no elements torch makes no tensor of a buffer.
         tensor = torch.frombuffer(image, dtype=dtype, count=count, offset=begin + first) if count else torch.empty(0, dtype=dtype)
         try:
-            tensors[name] = tensor.reshape(tuple(shapes.get(name, (count,))))
+            tensors[name] = tensor.reshape(tuple(shapes.get(name, entry["shape"])))
         except RuntimeError as error:
             shape = tuple(shapes[name])
             raise ArgumentError(f"the tensor {name!r} has {count} elements, which do not have the shape {shape}") from error
