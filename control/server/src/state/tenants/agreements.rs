@@ -12,6 +12,7 @@ use crate::state::job::decisions::Trigger;
 use crate::state::job::reduction::ReductionPolicy;
 use crate::state::job::stored::plan_change;
 use crate::state::output::{Fact, SessionId};
+use crate::state::refusal::RequestRefusal;
 use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::limits::TenantLimits;
@@ -203,7 +204,7 @@ impl Agreements {
         request: &v1::Negotiate,
     ) {
         if let Some(outcome) = self.considered(ctx, effects, room, from, request) {
-            negotiated(effects, from, request.request, &outcome);
+            negotiated(effects, from, request.request, outcome);
         }
     }
 
@@ -215,7 +216,7 @@ impl Agreements {
         room: &Room<'_>,
         from: SessionId,
         request: &v1::Negotiate,
-    ) -> Option<Result<Negotiated, Refusal>> {
+    ) -> Option<Result<Negotiated, RequestRefusal>> {
         let id = match ctx.named(&request.tenant, &request.communicator) {
             Ok(id) => id,
             Err(refused) => return Some(Err(refused)),
@@ -224,17 +225,16 @@ impl Agreements {
             return Some(Ok(Negotiated::Agreed(self.agreement(id))));
         };
         if self.pending.contains_key(&id) {
-            return Some(Err("a proposal for it is being written down; propose again after it".into()));
+            return Some(Err(RequestRefusal::ProposalPending));
         }
         if let Err(refused) = self.proposed.take(ctx.now, &request.tenant, id, "proposals") {
-            return Some(Err(refused.to_string().into()));
+            return Some(Err(refused.into()));
         }
         if propose.continue_on_loss {
-            let why = "communicators do not go on by themselves without ranks that are lost; their processes regroup";
-            return Some(Err(why.into()));
+            return Some(Err(RequestRefusal::ContinueOnLoss));
         }
         if let Some(code) = propose.unknown() {
-            return Some(Err(format!("the provider does not know collective {code} yet").into()));
+            return Some(Err(RequestRefusal::UnknownCollective(code)));
         }
         let mut wanted = Constraints::from(propose);
         let budget = wanted.budget.as_ref().and_then(|said| Budget::try_from(said).err());
@@ -428,9 +428,8 @@ impl Agreements {
 
     /// What was to be stored could not be: it is not in effect.
     pub(crate) fn store_failed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
-        let why = "the provider could not write it down; what was agreed on before still is";
         match self.pending.remove(&id).map(|pending| pending.to) {
-            Some(Some((to, request))) => negotiated(effects, to, request, &Err(why.into())),
+            Some(Some((to, request))) => negotiated(effects, to, request, Err(RequestRefusal::NotStored)),
             Some(None) => lose(ctx, effects, id, BTreeSet::new()),
             None => {}
         }
@@ -440,7 +439,7 @@ impl Agreements {
     pub(crate) fn end(&mut self, effects: &mut Effects, id: CommunicatorId) {
         let pending = self.pending.remove(&id);
         if let Some(Pending { to: Some((to, request)), .. }) = &pending {
-            negotiated(effects, *to, *request, &Err("the communicator has ended".into()));
+            negotiated(effects, *to, *request, Err(RequestRefusal::CommunicatorEnded));
         }
         let kept = self.promises.remove(&id);
         if kept.is_some() || pending.is_some() {
@@ -582,8 +581,14 @@ impl Agreements {
     }
 }
 
-fn negotiated(effects: &mut Effects, to: SessionId, request: u64, outcome: &Result<Negotiated, Refusal>) {
-    effects.send(to, to_agent::Message::Negotiated(v1::Negotiated::answer(request, outcome)));
+fn negotiated(
+    effects: &mut Effects,
+    to: SessionId,
+    request: u64,
+    outcome: Result<Negotiated, RequestRefusal>,
+) {
+    let outcome = outcome.map_err(Refusal::from);
+    effects.send(to, to_agent::Message::Negotiated(v1::Negotiated::answer(request, &outcome)));
 }
 
 fn lose(ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, clauses: BTreeSet<Clause>) {
