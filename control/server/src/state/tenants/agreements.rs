@@ -18,7 +18,7 @@ use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::limits::TenantLimits;
 use crate::state::timed::{Due, Timed};
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason, Refusal};
-use harmonaize_abi::{Collective, CommunicatorId, Pattern};
+use harmonaize_abi::{Collective, CommunicatorId, OperationId, Pattern};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Call, Fact as Told, Outcome, ProviderState, Watch, negotiate, quarters};
@@ -74,7 +74,7 @@ struct PromiseRecord {
     /// Set aside: what each host can send to the next at least.
     rate: Rate,
     watch: Watch,
-    gathered: BTreeMap<u64, Gathered>,
+    gathered: BTreeMap<OperationId, Gathered>,
 }
 
 impl Due for PromiseRecord {
@@ -95,7 +95,7 @@ struct Pending {
 #[derive(Debug, Default)]
 struct Gathered {
     collective: Option<Collective>,
-    bytes: u64,
+    bytes: Bytes,
     called: Nanos,
     ended: Nanos,
     /// Participants whose ranks have all called it and where it has not ended, as far as they have reported.
@@ -108,12 +108,12 @@ impl Gathered {
     fn called(&mut self, told: &v1::Operation) {
         let called = told.ranks.iter().map(|rank| rank.called_ns).max();
         self.called = self.called.max(Nanos(called.unwrap_or(0)));
-        self.bytes = told.bytes;
+        self.bytes = Bytes(told.bytes);
         // Agents that cannot say are of a time when nearly all were.
         self.collective = told.collective.map_or(Some(Collective::AllReduce), harmonaize_api::collective);
     }
 
-    fn call(&self, number: u64) -> Call {
+    fn call(&self, number: OperationId) -> Call {
         Call { number, collective: self.collective, bytes: self.bytes }
     }
 }
@@ -463,7 +463,7 @@ impl Agreements {
 
     /// An agent told of an operation: once all have, it is known what it took from its last rank's call.
     pub(crate) fn watch_operation(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, told: &v1::Operation) {
-        let id = CommunicatorId(told.communicator);
+        let (id, number) = (CommunicatorId(told.communicator), OperationId(told.operation));
         let Some(agents) = ctx.communicators.get(&id).map(|known| known.members.len()) else { return };
         let Some(kept) = self.promises.get_mut(&id) else { return };
         let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
@@ -471,14 +471,14 @@ impl Agreements {
         if told.ranks.iter().any(|rank| rank.failed || rank.called_ns == 0 || rank.ended_ns == 0) {
             return;
         }
-        let gathered = kept.gathered.entry(told.operation).or_default();
+        let gathered = kept.gathered.entry(number).or_default();
         gathered.called(told);
         gathered.over.insert(told.participant);
         gathered.ended = gathered.ended.max(Nanos(ended.unwrap_or(0)));
         if gathered.over.len() >= agents {
-            let call = gathered.call(told.operation);
+            let call = gathered.call(number);
             let took = gathered.ended.since(gathered.called);
-            kept.gathered.remove(&told.operation);
+            kept.gathered.remove(&number);
             kept.watch.operation(ctx.now, call, took);
             self.judge(ctx, effects, id);
         } else if kept.gathered.len() > MOST_GATHERED {
@@ -495,7 +495,7 @@ impl Agreements {
         at: Nanos,
         told: &v1::Operation,
     ) {
-        let id = CommunicatorId(told.communicator);
+        let (id, number) = (CommunicatorId(told.communicator), OperationId(told.operation));
         let Some(known) = ctx.communicators.get(&id) else { return };
         let Some(kept) = self.promises.get_mut(&id) else { return };
         let has_called = |rank: &u32| told.ranks.iter().any(|one| one.rank == *rank && one.called_ns > 0);
@@ -503,11 +503,11 @@ impl Agreements {
         if !member.is_some_and(|member| member.ranks.iter().all(has_called)) {
             return;
         }
-        let gathered = kept.gathered.entry(told.operation).or_default();
+        let gathered = kept.gathered.entry(number).or_default();
         gathered.called(told);
         gathered.open.insert(told.participant);
         if gathered.open.union(&gathered.over).count() >= known.members.len() {
-            let call = gathered.call(told.operation);
+            let call = gathered.call(number);
             let so_far = at.since(gathered.called);
             kept.watch.operation_open(ctx.now, call, so_far);
             self.judge(ctx, effects, id);
