@@ -310,3 +310,31 @@ impl Session {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session, and the agent's end of its socket.
+    fn pair() -> (Session, OwnedFd) {
+        let (socket, agent) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let (received, descriptors, unsent) = Default::default();
+        (Session { socket, received, descriptors, unsent }, agent)
+    }
+
+    #[test]
+    fn an_agent_that_closes_differs_from_a_hostile_one() {
+        let mut answers = Vec::new();
+        let (mut session, agent) = pair();
+        session.receive(&mut answers).unwrap();
+        rustix::io::write(&agent, &[0; 4]).unwrap();
+        let loss = session.receive(&mut answers).unwrap_err();
+        assert!(matches!(loss, AgentLoss::Nonsense(MessageError::Length(0))), "{loss}");
+        let (mut session, agent) = pair();
+        drop(agent);
+        assert!(matches!(session.receive(&mut answers), Err(AgentLoss::Closed)));
+        assert!(answers.is_empty());
+    }
+}
