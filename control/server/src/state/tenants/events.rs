@@ -16,7 +16,7 @@ use crate::state::world::withdrawals::NOTICE;
 use harmonaize_abi::session::{
     BatchChoice, BatchKnobs, Choice, ChoiceReason, Event, EventBatch, EventCursor, EventKind, Knobs, Refusal,
 };
-use harmonaize_abi::{CommunicatorId, CongestionLevel, Rank};
+use harmonaize_abi::{Bytes, CommunicatorId, CongestionLevel, Rank};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits, choose};
 use harmonaize_planner::{HostId, Rate};
@@ -259,13 +259,13 @@ impl Events {
         ids
     }
 
-    /// An operation took so many nanoseconds from its last rank's call, as all agents tell.
+    /// An operation took so long from its last rank's call, as all agents tell.
     pub(crate) fn operation_took(
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         id: CommunicatorId,
-        (bytes, took): (u64, u64),
+        (bytes, took): (Bytes, Duration),
     ) {
         let now = ctx.now;
         let Some(tenant) = ctx.communicators.get(&id).map(|known| &known.tenant) else { return };
