@@ -400,7 +400,7 @@ impl Agreements {
         self.judge(ctx, effects, id);
         let told = self.agreement(id);
         if let Some((to, request)) = to {
-            negotiated(effects, to, request, &Ok(Negotiated::Agreed(told)));
+            negotiated(effects, to, request, Ok(Negotiated::Agreed(told)));
         }
     }
 
