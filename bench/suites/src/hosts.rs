@@ -5,6 +5,7 @@ use super::peers::{self, Figure, PeerRun};
 use super::perftest::End;
 use super::testbed::{FOLDER, Host, SSH};
 use anyhow::{Context, Result, bail, ensure};
+use harmonaize_program::remote::is_host;
 use harmonaize_testkit::workspace;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -81,14 +82,6 @@ impl OpenMpi {
 pub fn names(value: &str) -> Option<Vec<&str>> {
     let file = value.contains('/') || value.ends_with(".toml");
     (!file).then(|| value.split(',').collect())
-}
-
-/// Whether it is a name or an address, behind a user's name or not, and no option of ssh.
-fn is_host(text: &str) -> bool {
-    let fine = |letter: char| letter.is_ascii_alphanumeric() || ".:-_%[]".contains(letter);
-    let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && name.chars().all(fine);
-    let (user, name) = text.split_once('@').map_or((None, text), |(user, name)| (Some(user), name));
-    user.is_none_or(is_name) && is_name(name)
 }
 
 impl Hosts {

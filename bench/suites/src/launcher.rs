@@ -2,6 +2,7 @@
 //! them ends.
 
 use anyhow::{Context, Result, bail, ensure};
+use harmonaize_program::remote;
 use harmonaize_testkit::process::wait_until;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -123,16 +124,7 @@ impl Launcher {
 
 /// A command as a shell reads it back.
 pub(crate) fn quoted(command: &[impl AsRef<str>]) -> String {
-    command.iter().map(|word| quote(word.as_ref())).collect::<Vec<_>>().join(" ")
-}
-
-/// A word as a shell reads it back: as it is where nothing in it means anything to a shell.
-fn quote(word: &str) -> String {
-    let fine = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,@%+".contains(letter);
-    if !word.is_empty() && word.chars().all(fine) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
+    command.iter().map(|word| remote::quoted(word.as_ref())).collect::<Vec<_>>().join(" ")
 }
 
 fn text(stream: Option<impl Read>) -> String {

@@ -20,6 +20,7 @@ use crate::allocation::Allocation;
 use crate::goodput::{Noise, StepModel};
 use crate::inventory::Inventory;
 use crate::job::Job;
+use crate::market::MarketError;
 use crate::model::Model;
 use thiserror::Error;
 
@@ -62,16 +63,25 @@ pub struct Round<'a> {
 }
 
 /// Why a policy cannot decide.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum PolicyError {
-    /// The solver of the policy's program.
-    #[error("policy {policy}: the solver says {reason}")]
-    Solver {
-        /// The policy's name.
-        policy: &'static str,
-        /// What the solver says.
-        reason: String,
+    /// Sia's cost of a job that gets nothing is no finite number.
+    #[error("policy Sia: a job that gets nothing costs {0}, which must be finite")]
+    IdleCost(f64),
+    /// What jobs must get is more than there is.
+    #[error("policy Sia: jobs that must get what they have do not fit")]
+    DoNotFit,
+    /// Pollux' worth of an idle job, to the power of its fairness, is no finite number.
+    #[error("policy Pollux: an idle job is worth {idle_worth}, which to the power {fairness} must be finite")]
+    IdleWorth {
+        /// The setting.
+        idle_worth: f64,
+        /// The other.
+        fairness: f64,
     },
+    /// The market takes no such price or bid.
+    #[error("policy Market: {0}")]
+    Market(#[from] MarketError),
     /// A value that is no number.
     #[error("policy {policy}: the value of job {job} is no number")]
     Value {

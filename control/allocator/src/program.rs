@@ -47,12 +47,10 @@ impl Program {
     ///
     /// What jobs must get does not fit, or the cost of nothing is no number.
     pub fn solve(&self, limit: Duration) -> Result<Choices, PolicyError> {
-        let wrong = |reason: String| PolicyError::Solver { policy: "Sia", reason };
         if !self.idle_cost.is_finite() {
-            return Err(wrong(format!("a job that gets nothing costs {}", self.idle_cost)));
+            return Err(PolicyError::IdleCost(self.idle_cost));
         }
-        let free = self.free();
-        let free = free.ok_or_else(|| wrong("jobs that must get what they have do not fit".to_owned()))?;
+        let free = self.free().ok_or(PolicyError::DoNotFit)?;
         match self.exact(&free, limit) {
             Some((exact, true)) => Ok(exact),
             cut => {

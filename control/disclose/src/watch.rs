@@ -8,8 +8,8 @@
 //! as its target has passed while it ran (what is left out else is known as coordinated omission), and before it has ended. After one that
 //! failed nothing comes any more: then nothing is kept of what was promised of operations.
 
-use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Clause, Constraints, MIN_BANDWIDTH_BYTES, Record, Target};
+use harmonaize_abi::{Bytes, Collective, OperationId};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -32,11 +32,11 @@ const RECOVERY_RATIO: f64 = 1.05;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Its number on the communicator, from 0.
-    pub number: u64,
+    pub number: OperationId,
     /// Of what; none of one that is not known here: it is held against nothing but an iteration's time.
     pub collective: Option<Collective>,
     /// Of each rank's tensor; of the larger where input and output differ.
-    pub bytes: u64,
+    pub bytes: Bytes,
 }
 
 /// An operation, or the operations of an iteration together.
@@ -59,7 +59,7 @@ pub struct Watch {
     partial_iteration: (u64, Duration),
     /// The operation that has not ended and has run longest, as far as is known. It stands as its number, and what it has taken
     /// so far.
-    longest_open: Option<(u64, Sample)>,
+    longest_open: Option<(OperationId, Sample)>,
     /// Whether the plan gives less than was promised.
     rate_short: bool,
     /// Whether operations failed.
@@ -93,7 +93,7 @@ impl Watch {
 
     /// An operation took `time` from its last rank's call.
     pub fn operation(&mut self, now: Duration, call: Call, time: Duration) {
-        let Call { number, collective, bytes } = call;
+        let Call { number, collective, bytes: Bytes(bytes) } = call;
         self.longest_open = self.longest_open.filter(|(open, _)| *open != number);
         let took = Sample { at: now, collective, bytes, time };
         self.record.operations += 1;
@@ -111,7 +111,7 @@ impl Watch {
 
     /// An operation that all ranks have called has taken `time` since, and has not ended.
     pub fn operation_open(&mut self, now: Duration, call: Call, time: Duration) {
-        let Call { number, collective, bytes } = call;
+        let Call { number, collective, bytes: Bytes(bytes) } = call;
         self.longest_open = Some((number, Sample { at: now, collective, bytes, time }));
     }
 
@@ -257,7 +257,8 @@ mod tests {
         bytes: u64,
         time: Duration,
     ) {
-        watch.operation(now, Call { number: watch.record().operations, collective, bytes }, time);
+        let number = OperationId(watch.record().operations);
+        watch.operation(now, Call { number, collective, bytes: Bytes(bytes) }, time);
     }
 
     fn broken(watch: &mut Watch, now: u64) -> Vec<Clause> {
@@ -343,7 +344,8 @@ mod tests {
             Constraints::new().p99(1 << 20, MS * 10).min_busbw(10_000_000).iteration(8 << 20, MS * 400);
         let mut watch = Watch::new(wanted, 4);
         (0..200).for_each(|_| ended(&mut watch, at(1), 1 << 20, MS * 9));
-        let stalled = Call { number: 200, collective: Some(Collective::AllReduce), bytes: 1 << 20 };
+        let stalled =
+            Call { number: OperationId(200), collective: Some(Collective::AllReduce), bytes: Bytes(1 << 20) };
         watch.operation_open(at(2), stalled, MS * 9);
         assert_eq!(broken(&mut watch, 2), [], "it is in time yet");
         watch.operation_open(at(2), stalled, MS * 900);

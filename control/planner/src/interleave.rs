@@ -49,7 +49,7 @@ struct PeriodicJob {
 /// How long an AllReduce of so many bytes takes these hosts along a ring. Their own links are taken to be the only limit.
 pub fn isolated_time(topology: &Topology, hosts: &[HostId], bytes: Bytes) -> Nanos {
     let rate = line_rate(topology, hosts).0.max(1) as f64;
-    Nanos((ring_bits(bytes.0, hosts.len()) / rate * 1e9).min(1e18) as u64)
+    Nanos((ring_bits(bytes, hosts.len()) / rate * 1e9).min(1e18) as u64)
 }
 
 /// The jobs that have a rhythm.
@@ -80,7 +80,7 @@ fn periodic_job(
     let tightest = parts.iter().map(|(link, part)| conditions.available(*link).0 as f64 / part);
     let rate = tightest.fold(hosts_rate(topology, job), f64::min);
     let told = rhythm.busy.0 as f64;
-    let alone = ring_bits(rhythm.bytes.0, job.hosts.len()) / rate.max(1.0) * 1e9;
+    let alone = ring_bits(rhythm.bytes, job.hosts.len()) / rate.max(1.0) * 1e9;
     let busy = if rhythm.bytes.0 == 0 { told } else { alone.min(told) };
     let period = rhythm.period.0.saturating_sub(rhythm.busy.0) as f64 + busy;
     if parts.is_empty() || rate < 1.0 || busy < 1.0 || period < 1000.0 {

@@ -278,7 +278,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
         let load = |link: LinkIndex| loads_before.get(link as usize).copied().unwrap_or(0.0);
         let slow_before = old.get(index).map_or(1.0, |(_, slowdown)| *slowdown);
         let was = running.get(index).and_then(Option::as_ref).map(|ring| (ring, slow_before));
-        let bytes = if job.operation == Bytes(0) { 1 << 20 } else { job.operation.0 };
+        let bytes = if job.operation == Bytes(0) { Bytes(1 << 20) } else { job.operation };
         let seconds = ring_bits(bytes, job.hosts.len()) / search.model.line_rate(job) * slowdown;
         assignments.push(Assignment {
             communicator: job.communicator,

@@ -22,7 +22,7 @@ pub mod state;
 mod thread;
 
 pub use access::{Access, Role};
-pub use config::{Config, ConfigError, Place, Source, StoreConfig};
+pub use config::{Config, ConfigError, ContentError, Place, Source, StoreConfig, ValueError};
 #[cfg(feature = "testing")]
 pub use service::Simulated;
 pub use service::{RunError, Server, StartError};

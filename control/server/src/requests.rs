@@ -3,7 +3,7 @@
 //! One tenant's flood fills its own queue, and whoever else asks has the next turn but for one of each that waits. What is no tenant's
 //! request never waits here.
 
-use crate::state::SessionId;
+use crate::state::{RequestRefusal, SessionId};
 use harmonaize_api::v1::{self, FromAgent, JoinRefusedKind, from_agent, to_agent};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -66,20 +66,18 @@ impl Requests {
             return Sorted::Now(message);
         }
         let queue = self.tenants.entry(tenant.to_owned()).or_default();
-        let (limit, waits, whose) = match queue.requests.len() >= MAX_WAITING {
-            true => (MAX_WAITING, queue.requests.len(), "of this tenant"),
-            false => (MAX_WAITING_ALL, self.waiting, "of all tenants"),
+        let (most, waits, of_all) = match queue.requests.len() >= MAX_WAITING {
+            true => (MAX_WAITING, queue.requests.len(), false),
+            false => (MAX_WAITING_ALL, self.waiting, true),
         };
-        if waits >= limit {
+        if waits >= most {
             if !std::mem::replace(&mut queue.overflowed, true) {
                 tracing::warn!(tenant, waits, "a tenant asks faster than control answers; more is refused");
             }
             if queue.requests.is_empty() {
                 self.tenants.remove(tenant);
             }
-            let why = format!(
-                "{waits} requests {whose} wait for the provider, and {limit} may; ask again once some are answered"
-            );
+            let why = RequestRefusal::TooManyRequests { waits, most, of_all };
             return message
                 .message
                 .and_then(|message| refusal(message, why))
@@ -131,8 +129,9 @@ fn tenant_of(message: &from_agent::Message) -> Option<&str> {
 }
 
 /// What a tenant whose request is refused is answered.
-fn refusal(message: from_agent::Message, refused: String) -> Option<to_agent::Message> {
+fn refusal(message: from_agent::Message, why: RequestRefusal) -> Option<to_agent::Message> {
     use from_agent::Message;
+    let refused = why.to_string();
     Some(match message {
         Message::Join(join) => to_agent::Message::JoinRefused(v1::JoinRefused {
             request: join.request,
@@ -239,6 +238,9 @@ mod tests {
             panic!("not refused");
         };
         assert_eq!((refused.request, refused.kind()), (u64::MAX, JoinRefusedKind::Limit));
+        let (waits, most) = (MAX_WAITING, MAX_WAITING);
+        let why = RequestRefusal::TooManyRequests { waits, most, of_all: false }.to_string();
+        assert_eq!(refused.text, why);
         assert_eq!(
             refused.text,
             "16384 requests of this tenant wait for the provider, and 16384 may; ask again once some are answered"
@@ -250,7 +252,7 @@ mod tests {
         });
         let answer_to_events = answer(requests.sort(SESSION, Box::new(events.into())));
         let to_agent::Message::EventsRead(refused) = answer_to_events else { panic!("not refused") };
-        assert!(refused.request == 7 && refused.refused.contains("16384"), "{refused:?}");
+        assert_eq!((refused.request, refused.refused), (7, why));
         assert!(matches!(requests.sort(SESSION, join("b", u64::MAX)), Sorted::Taken));
     }
 
@@ -264,7 +266,9 @@ mod tests {
         else {
             panic!("not refused");
         };
-        assert!(refused.text.starts_with("131072 requests of all tenants"), "{}", refused.text);
+        let (waits, most) = (MAX_WAITING_ALL, MAX_WAITING_ALL);
+        let why = RequestRefusal::TooManyRequests { waits, most, of_all: true };
+        assert_eq!(refused.text, why.to_string());
         assert!(!requests.tenants.contains_key("new"), "no queue is made for whom it refuses");
     }
 }

@@ -14,6 +14,7 @@ mod jobs;
 mod output;
 mod queries;
 mod reason;
+mod refusal;
 mod settings;
 mod tenants;
 #[cfg(feature = "testing")]
@@ -32,10 +33,13 @@ pub use jobs::what_if::{WhatIf, WhatIfError};
 pub use output::{Fact, Output, SessionId};
 pub use queries::{Candidates, DryRun, LastOperation, NextWorker, Queries, RankTime, Unfit};
 pub use reason::{RateChange, Reason, TurnsEnd};
+pub use refusal::RequestRefusal;
 pub use settings::{
     AllocatorSettings, LivePolicy, MarketSettings, Settings, TenantAlgorithm, TenantCongestion, Terms,
     UnknownPolicy,
 };
+pub use tenants::batch::NoBatch;
 pub(crate) use tenants::elsewhere::for_a_tenant;
+pub use tenants::limits::OverLimit;
 pub use world::operator::Instruction;
 pub use world::withdrawals::InstructionError;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 macro_rules! ids {
-    ($($(#[$meta:meta])* $name:ident($int:ty);)*) => {$(
+    ($add:ident: $($(#[$meta:meta])* $name:ident($int:ty);)*) => {$(
         $(#[$meta])*
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -17,10 +17,10 @@ macro_rules! ids {
         pub struct $name(pub $int);
 
         impl $name {
-            /// Returns the number that follows; the largest has none and returns itself.
+            /// Returns the number that follows. The largest has none and returns itself, but of numbers that begin again.
             #[must_use]
             pub const fn next(self) -> Self {
-                Self(self.0.saturating_add(1))
+                Self(self.0.$add(1))
             }
         }
 
@@ -50,7 +50,7 @@ macro_rules! ids {
     )*};
 }
 
-ids! {
+ids! { saturating_add:
     /// Identifies a communicator at every agent and at control, for good: control never gives a number twice.
     CommunicatorId(u64);
     /// What a process calls a communicator in its attachment's descriptors. The agent gives it at joining, from 1; control
@@ -82,6 +82,25 @@ ids! {
     SlotId(u64);
 }
 
+ids! { wrapping_add:
+    /// Numbers the messages of a stream, from 0 and again from 0. A stream is what one participant sends another on a channel by the
+    /// links of an epoch.
+    Sequence(u32);
+}
+
+impl Sequence {
+    /// Returns the number of the message that comes `ahead` messages later.
+    #[must_use]
+    pub const fn ahead(self, ahead: u32) -> Self {
+        Self(self.0.wrapping_add(ahead))
+    }
+
+    /// Returns which of the receiver's landing slots the message's payload has, of at least one.
+    pub fn slot(self, slots: u32) -> u32 {
+        self.0.checked_rem(slots).unwrap_or(0)
+    }
+}
+
 impl Epoch {
     /// Returns the epoch that a 64-bit field of a message carries.
     ///
@@ -108,6 +127,13 @@ mod tests {
         assert_eq!(Epoch::from_wire(7), Ok(Epoch(7)));
         assert!(Epoch::from_wire(1 << 32).is_err());
         assert_eq!(u64::from(Epoch(u32::MAX)), u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn sequences_begin_again_and_go_round_their_slots() {
+        let last = Sequence(u32::MAX);
+        assert_eq!((last.next(), last.ahead(3)), (Sequence(0), Sequence(2)));
+        assert_eq!((Sequence(7).slot(4), Sequence(7).slot(0)), (3, 0));
     }
 
     #[test]

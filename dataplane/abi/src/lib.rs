@@ -29,7 +29,7 @@ pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, S
 pub use element::{Bool, Complex64, Complex128, F8E4M3, F8E5M2};
 pub use ids::{
     ChannelId, CommunicatorHandle, CommunicatorId, Cookie, Epoch, GrantId, OperationId, SegmentId,
-    SegmentIndex, SlotId, StepId, Tag, Token,
+    SegmentIndex, Sequence, SlotId, StepId, Tag, Token,
 };
 pub use mac::keyed;
 pub use p2p::{ANY_RANK, Called, Direction, P2pSignature};

@@ -574,7 +574,13 @@ pub(crate) mod tests {
 
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
-        type Damage = (&'static str, fn(&mut Recipe));
+        type Damage = (fn(&InvalidRecipe) -> bool, fn(&mut Recipe));
+        macro_rules! is {
+            ($error:pat) => {
+                |error| matches!(error, $error)
+            };
+        }
+        use InvalidRecipe as Wrong;
         let mut coded = recipe(3, 1);
         coded.coding = Some(v1::Coding {
             codec: "int8".into(),
@@ -586,49 +592,57 @@ pub(crate) mod tests {
         assert_eq!((named(found.codec), found.max_error), (Codec::INT8, Some(1e-3)));
         assert_eq!(found.finer.map(named), Some(Codec::BF16));
         let damaged: [Damage; 21] = [
-            ("epoch 0 out of range", |r| r.epoch = 0),
-            ("epoch 4294967296 out of range", |r| r.epoch = 1 << 32),
-            ("codec \"bf17\"", |r| {
+            (is!(Wrong::OutOfRange { field: "epoch", value: 0 }), |r| r.epoch = 0),
+            (is!(Wrong::OutOfRange { field: "epoch", value: 0x1_0000_0000 }), |r| r.epoch = 1 << 32),
+            (is!(Wrong::Codec(_)), |r| {
                 let finer = Some("bf17".into());
                 r.coding =
                     Some(v1::Coding { codec: "int8".into(), fallback_codec: finer, ..v1::Coding::default() })
             }),
-            ("aggregation", |r| r.aggregation = Some(v1::Aggregation::default())),
-            ("codec \"int9\"", |r| {
+            (is!(Wrong::Aggregation(_)), |r| r.aggregation = Some(v1::Aggregation::default())),
+            (is!(Wrong::Codec(_)), |r| {
                 r.coding = Some(v1::Coding { codec: "int9".into(), ..v1::Coding::default() })
             }),
-            ("a bound of NaN", |r| {
+            (is!(Wrong::ErrorBound(_)), |r| {
                 r.coding = Some(v1::Coding {
                     codec: "int8".into(),
                     max_vnmse: Some(f64::NAN),
                     ..v1::Coding::default()
                 });
             }),
-            ("there twice", |r| r.participants[0].ranks = vec![1]),
-            ("order", |r| r.order = vec![0, 0, 1]),
-            ("racks of [1, 1]", |r| r.racks = vec![1, 1]),
-            ("first rack 4", |r| r.racks_from = 4),
-            ("no rank", |r| r.me = 9),
-            ("tuning", |r| r.tuning = None),
-            ("channels", |r| r.tuning.as_mut().unwrap().channels = 0),
-            ("collective \"allredcue\"", |r| {
+            (is!(Wrong::Ranks), |r| r.participants[0].ranks = vec![1]),
+            (is!(Wrong::Plan(PlanError::Order { .. })), |r| r.order = vec![0, 0, 1]),
+            (is!(Wrong::Plan(PlanError::Racks { .. })), |r| r.racks = vec![1, 1]),
+            (is!(Wrong::OutOfRange { field: "first rack", value: 4 }), |r| r.racks_from = 4),
+            (is!(Wrong::NoRank(9)), |r| r.me = 9),
+            (is!(Wrong::NoTuning), |r| r.tuning = None),
+            (is!(Wrong::Channels(0)), |r| r.tuning.as_mut().unwrap().channels = 0),
+            (is!(Wrong::Name { of: "collective", .. }), |r| {
                 r.tuning.as_mut().unwrap().algorithms[0].collective = "allredcue".into();
             }),
-            ("algorithm \"star\"", |r| r.tuning.as_mut().unwrap().algorithms[0].algorithm = "star".into()),
-            ("allreduce cannot go by binomial-tree", |r| {
+            (is!(Wrong::Name { of: "algorithm", .. }), |r| {
+                r.tuning.as_mut().unwrap().algorithms[0].algorithm = "star".into()
+            }),
+            (is!(Wrong::Algorithms(TableError::Algorithm { .. })), |r| {
                 r.tuning.as_mut().unwrap().algorithms[0].algorithm = "binomial-tree".into();
             }),
-            ("does not go beyond", |r| r.tuning.as_mut().unwrap().algorithms[0].up_to_bytes = 1 << 30),
-            ("chunk", |r| r.tuning.as_mut().unwrap().chunk_bytes = 1 << 40),
-            ("link name", |r| r.peers[0].link = vec![1]),
-            ("name of a congestion control", |r| r.peers[0].congestion_control = "b b r".into()),
-            ("no path", |r| r.peers[1].source_ports.clear()),
+            (is!(Wrong::Algorithms(TableError::Order { .. })), |r| {
+                r.tuning.as_mut().unwrap().algorithms[0].up_to_bytes = 1 << 30
+            }),
+            (is!(Wrong::OutOfRange { field: "chunk", .. }), |r| {
+                r.tuning.as_mut().unwrap().chunk_bytes = 1 << 40
+            }),
+            (is!(Wrong::Peer { field: "link name of another length", .. }), |r| r.peers[0].link = vec![1]),
+            (is!(Wrong::Peer { field: "name of a congestion control", .. }), |r| {
+                r.peers[0].congestion_control = "b b r".into()
+            }),
+            (is!(Wrong::Peer { field: "no path", .. }), |r| r.peers[1].source_ports.clear()),
         ];
-        for (what, damage) in damaged {
+        for (number, (is_expected, damage)) in damaged.into_iter().enumerate() {
             let mut recipe = recipe(3, 1);
             damage(&mut recipe);
-            let error = expand(&recipe, &mut VerifiedPlans::default()).expect_err(what).to_string();
-            assert!(error.contains(what), "{what}: {error}");
+            let error = expand_valid(&recipe, &mut VerifiedPlans::default()).unwrap_err();
+            assert!(is_expected(&error), "{number}: {error}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What can go wrong, said so that a person knows what to do.
 
+use crate::AgentLoss;
 use harmonaize_abi::session::{
     FailureDetail, JoinRefusal, MessageError, RefusalKind, RegionRefused, RequestError,
 };
@@ -8,6 +9,7 @@ use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What can go wrong.
@@ -66,7 +68,7 @@ pub enum Error {
     #[error("the agent is lost: {reason}; attach and join again")]
     AgentLost {
         /// What was seen.
-        reason: String,
+        reason: AgentLoss,
     },
     /// The provider has ended the attachment, because it serves the tenant there no longer.
     #[error("the agent has ended the attachment: {text}")]
@@ -411,7 +413,7 @@ impl From<EndError> for Error {
         match error {
             EndError::Memory(error) => Self::Memory(error),
             EndError::System { call, source } => Self::System { call, source: source.into() },
-            other => Self::AgentLost { reason: other.to_string() },
+            other => Self::AgentLost { reason: AgentLoss::Attachment(Arc::new(other)) },
         }
     }
 }

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod agent_loss;
 mod agreement;
 mod arena;
 mod attach;
@@ -58,6 +59,7 @@ mod shared;
 mod tensor;
 
 pub use address::AgentAddress;
+pub use agent_loss::AgentLoss;
 pub use attach::{AttachOptions, Client};
 pub use communicator::{Communicator, JoinOptions, OperationOptions, RegroupOptions};
 pub use completions::Completions;

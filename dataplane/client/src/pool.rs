@@ -1,8 +1,8 @@
 //! The memory that an attachment's tensors are taken from: the arena, and what it has grown by.
 
-use crate::Error;
 use crate::arena::Arena;
 use crate::shared::{Presence, Shared};
+use crate::{AgentLoss, Error};
 use harmonaize_abi::session::{AddedRegion, Answer, RegionRefused, Request};
 use harmonaize_shm::{ForkGuard, Memory};
 use std::os::fd::OwnedFd;
@@ -187,7 +187,7 @@ impl Pool {
         let Some(growth) = &self.growth else { return Ok(Err(RegionRefused::Access)) };
         match growth.shared.upgrade() {
             Some(shared) => Ok(Ok(shared)),
-            None => Err(Error::AgentLost { reason: "this process has detached".into() }),
+            None => Err(Error::AgentLost { reason: AgentLoss::Detached }),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The connection to the agent: the handshake, then requests and answers, never blocking.
 
-use crate::{AgentAddress, Error};
+use crate::{AgentAddress, AgentLoss, Error};
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::session::{
     Access, Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused,
@@ -37,6 +37,36 @@ pub(crate) struct Session {
 struct Unsent {
     bytes: BytesMut,
     descriptor: Option<OwnedFd>,
+}
+
+/// Why a request was not sent.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// It cannot be written as a message.
+    Message(MessageError),
+    /// The kernel refused.
+    System(Errno),
+}
+
+/// What sends.
+const SENDMSG: &str = "sendmsg";
+
+impl From<SendError> for Error {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Message(error) => error.into(),
+            SendError::System(error) => system(SENDMSG)(error),
+        }
+    }
+}
+
+impl From<SendError> for AgentLoss {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Message(error) => Self::Request(error),
+            SendError::System(source) => Self::System { call: SENDMSG, source },
+        }
+    }
 }
 
 fn system(call: &'static str) -> impl Fn(Errno) -> Error {
@@ -218,8 +248,8 @@ impl Session {
     }
 
     /// Sends a request, with a descriptor if it has one, or keeps what does not fit for [`Self::flush`].
-    pub(crate) fn send(&mut self, request: &Request, descriptor: Option<OwnedFd>) -> Result<(), Error> {
-        let message = encode(request)?;
+    pub(crate) fn send(&mut self, request: &Request, descriptor: Option<OwnedFd>) -> Result<(), SendError> {
+        let message = encode(request).map_err(SendError::Message)?;
         match self.unsent.back_mut() {
             Some(last) if descriptor.is_none() => last.bytes.extend_from_slice(&message),
             _ => self.unsent.push_back(Unsent { bytes: BytesMut::from(message.as_slice()), descriptor }),
@@ -228,7 +258,7 @@ impl Session {
     }
 
     /// Sends what waits. An agent that is gone shows when receiving.
-    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+    pub(crate) fn flush(&mut self) -> Result<(), SendError> {
         while let Some(Unsent { bytes, descriptor }) = self.unsent.front_mut() {
             let along = descriptor.as_ref().map(AsFd::as_fd);
             match send_with_descriptors(self.socket.as_fd(), bytes, along.as_slice(), SendFlags::DONTWAIT) {
@@ -242,26 +272,26 @@ impl Session {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(Errno::PIPE | Errno::CONNRESET) => self.unsent.clear(),
-                Err(error) => return Err(system("sendmsg")(error)),
+                Err(error) => return Err(SendError::System(error)),
             }
         }
         Ok(())
     }
 
     /// Takes the answers that have arrived, and the descriptors that came with them. An error means that the agent is lost.
-    pub(crate) fn receive(&mut self, answers: &mut Vec<(Answer, Option<OwnedFd>)>) -> Result<(), String> {
+    pub(crate) fn receive(&mut self, answers: &mut Vec<(Answer, Option<OwnedFd>)>) -> Result<(), AgentLoss> {
         loop {
             let mut chunk = [0; CHUNK];
             match receive_with_descriptors(self.socket.as_fd(), &mut chunk, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err("it closed the connection".into()),
+                Ok((0, _)) => return Err(AgentLoss::Closed),
                 Ok((received, came)) => {
                     self.descriptors.extend(came);
                     self.received.extend_from_slice(chunk.get(..received).unwrap_or_default());
-                    self.parse(answers).map_err(|error| format!("it sent nonsense ({error})"))?;
+                    self.parse(answers).map_err(AgentLoss::Nonsense)?;
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(format!("recvmsg: {error}")),
+                Err(source) => return Err(AgentLoss::System { call: "recvmsg", source }),
             }
         }
     }
@@ -278,5 +308,33 @@ impl Session {
             answers.push((answer, descriptor));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session, and the agent's end of its socket.
+    fn pair() -> (Session, OwnedFd) {
+        let (socket, agent) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let (received, descriptors, unsent) = Default::default();
+        (Session { socket, received, descriptors, unsent }, agent)
+    }
+
+    #[test]
+    fn an_agent_that_closes_differs_from_a_hostile_one() {
+        let mut answers = Vec::new();
+        let (mut session, agent) = pair();
+        session.receive(&mut answers).unwrap();
+        rustix::io::write(&agent, &[0; 4]).unwrap();
+        let loss = session.receive(&mut answers).unwrap_err();
+        assert!(matches!(loss, AgentLoss::Nonsense(MessageError::Length(0))), "{loss}");
+        let (mut session, agent) = pair();
+        drop(agent);
+        assert!(matches!(session.receive(&mut answers), Err(AgentLoss::Closed)));
+        assert!(answers.is_empty());
     }
 }

@@ -1,12 +1,12 @@
 //! What all handles of an attachment share, and how threads wait on it together. One sleeps in the kernel, the others on a
 //! condition variable.
 
-use crate::Error;
 use crate::communicator::nanos;
 use crate::completions::{Watch, eventfd};
 use crate::in_flight::{Buffers, InFlight};
 use crate::journal::{Journal, JournalGuard};
 use crate::session::Session;
+use crate::{AgentLoss, Error};
 use harmonaize_abi::session::{
     ALL_EVENTS, AddedRegion, Answer, BATCHES, BIDS, RUNNERS, Refused, Request, SUCCESSORS, Succession,
     TYPED_REFUSALS, Welcome,
@@ -337,7 +337,7 @@ impl Shared {
             if let Err(error) = ready
                 && error != Errno::INTR
             {
-                state.lose(Lost::Agent(format!("poll: {error}")));
+                state.lose(Lost::Agent(AgentLoss::System { call: "poll", source: error }));
             }
             // What comes from now on a task would notice, and what came before it may have left to this thread.
             if session || state.answers.values().any(|awaited| awaited.task.is_some()) {
@@ -355,7 +355,7 @@ impl Shared {
 #[derive(Debug)]
 enum Lost {
     /// The agent went, or broke the protocol.
-    Agent(String),
+    Agent(AgentLoss),
     /// The agent said so.
     Detached(Refused),
 }
@@ -363,7 +363,7 @@ enum Lost {
 impl std::fmt::Display for Lost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Agent(reason) => f.write_str(reason),
+            Self::Agent(loss) => write!(f, "{loss}"),
             Self::Detached(Refused { text, .. }) => f.write_str(text),
         }
     }
@@ -395,17 +395,17 @@ impl State {
         if self.lost.is_none()
             && let Err(error) = self.try_take()
         {
-            self.fail(&error);
+            self.fail(error);
         }
         self.unregister_unused();
     }
 
     /// The end has failed, which means nothing where the agent has said that it hands over.
-    fn fail(&mut self, error: &EndError) {
+    fn fail(&mut self, error: EndError) {
         // Its last word, if it had one, says why.
         let heard = self.receive_answers();
         if heard.is_err() || !self.end.is_paused() {
-            self.lose(Lost::Agent(error.to_string()));
+            self.lose(Lost::Agent(AgentLoss::Attachment(Arc::new(error))));
         }
     }
 
@@ -413,7 +413,7 @@ impl State {
     fn succeed(&mut self, step: &Succession) {
         let came = match self.end.succeed(step) {
             Ok(came) => came,
-            Err(error) => return self.lose(Lost::Agent(format!("its successor cannot be used: {error}"))),
+            Err(error) => return self.lose(Lost::Agent(AgentLoss::Successor(Arc::new(error)))),
         };
         if let (Some((offer, arrived)), Succession::Connect { end, .. }) = (came, step) {
             let agent = *end;
@@ -463,9 +463,9 @@ impl State {
     }
 
     /// Takes answers. An error means that the agent is gone.
-    fn receive_answers(&mut self) -> Result<(), String> {
+    fn receive_answers(&mut self) -> Result<(), AgentLoss> {
         let mut answers = Vec::new();
-        let received = self.session.flush().map_err(|error| error.to_string());
+        let received = self.session.flush().map_err(AgentLoss::from);
         let received = received.and_then(|()| self.session.receive(&mut answers));
         for (answer, descriptor) in answers {
             let id = answer.id() & !(ALL_EVENTS | TYPED_REFUSALS | BATCHES | RUNNERS | SUCCESSORS | BIDS);
@@ -518,7 +518,7 @@ impl State {
     /// Submits what was reserved.
     pub(crate) fn submit_reserved(&mut self, submission: &Submission) -> Result<(), Error> {
         if let Err(error) = self.end.submit(submission) {
-            self.fail(&error);
+            self.fail(error);
             if self.lost.is_some() {
                 self.in_flight.cancel(Cookie(submission.cookie));
             }
@@ -601,7 +601,7 @@ impl State {
         let id = self.next_id;
         self.next_id += 1;
         if let Err(error) = self.session.send(&request(id), None) {
-            self.lose(Lost::Agent(error.to_string()));
+            self.lose(Lost::Agent(error.into()));
         }
     }
 }

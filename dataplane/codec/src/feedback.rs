@@ -65,9 +65,7 @@ impl<'a> ErrorFeedback<'a> {
     /// If the views do not fit.
     pub fn complete(&self, passes: &mut Passes<'_>, sum: View<'_>) -> Result<Option<()>, CodecError> {
         let elements = elements_of_all([sum.bytes(), self.residual_out.bytes()])?;
-        let done = passes
-            .run(elements, (2, 1), |part, _| Ok(copy(part.of(sum)?, &[part.of_mut(self.residual_out)?])?))?;
-        Ok(done.map(|_| ()))
+        passes.each(elements, (2, 1), |part| Ok(copy(part.of(sum)?, &[part.of_mut(self.residual_out)?])?))
     }
 
     /// That sum was encoded, or its average of so many ranks: what its chunk left out of it is owed. The chunk is decoded once, however many
@@ -92,11 +90,10 @@ impl<'a> ErrorFeedback<'a> {
         to: ViewMut<'_>,
     ) -> Result<Option<()>, CodecError> {
         let elements = elements_of_all([from.bytes(), self.residual_in.bytes(), to.bytes()])?;
-        let done = passes.run(elements, (3, 1), |part, _| {
+        passes.each(elements, (3, 1), |part| {
             let sources = [part.of(from)?, part.of(self.residual_in)?];
             Ok(reduce(ReduceOp::Sum, Dtype::F32, &sources, &[part.of_mut(to)?], None)?)
-        })?;
-        Ok(done.map(|_| ()))
+        })
     }
 
     /// Chunks without an error leave nothing out. What is no number is told in the sum, and owed to nobody.
@@ -125,17 +122,16 @@ impl<'a> ErrorFeedback<'a> {
 
 /// Multiplies all elements.
 fn scale(passes: &mut Passes<'_>, of: ViewMut<'_>, by: f64) -> Result<Option<()>, CodecError> {
-    let done = passes.run(elements(of.bytes())?, (2, 1), |part, _| {
+    passes.each(elements(of.bytes())?, (2, 1), |part| {
         let of = part.of_mut(of)?;
         Ok(sum_scaled(Dtype::F32, &[of.as_view()], &[by], &[of])?)
-    })?;
-    Ok(done.map(|_| ()))
+    })
 }
 
 /// Makes all elements 0.
 fn clear(passes: &mut Passes<'_>, to: ViewMut<'_>) -> Result<Option<()>, CodecError> {
     const ZEROS: [u8; 4096] = [0; 4096];
-    let done = passes.run(elements(to.bytes())?, (1, 1), |part, _| {
+    passes.each(elements(to.bytes())?, (1, 1), |part| {
         let to = part.of_mut(to)?;
         for at in (0..to.bytes()).step_by(ZEROS.len()) {
             let length = ZEROS.len().min(to.bytes() - at);
@@ -145,6 +141,5 @@ fn clear(passes: &mut Passes<'_>, to: ViewMut<'_>) -> Result<Option<()>, CodecEr
             }
         }
         Ok(())
-    })?;
-    Ok(done.map(|_| ()))
+    })
 }

@@ -133,6 +133,16 @@ impl<'a> Passes<'a> {
         }
         Ok(Some(outcome))
     }
+
+    /// [`Self::run`] of a pass that comes to nothing but what it writes.
+    pub(crate) fn each(
+        &mut self,
+        elements: usize,
+        cost: (usize, usize),
+        mut part: impl FnMut(Part) -> Result<(), CodecError>,
+    ) -> Result<Option<()>, CodecError> {
+        Ok(self.run(elements, cost, |one, _| part(one))?.map(|_| ()))
+    }
 }
 
 impl Part {

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::message::{Header, Message};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ChannelId, Epoch, OperationId, P2pSignature, Rank, SegmentId, Signature, SlotId, StepId, Token,
+    ChannelId, Epoch, OperationId, P2pSignature, Rank, SegmentId, Sequence, Signature, SlotId, StepId, Token,
 };
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
 use serde::{Deserialize, Serialize};
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 pub struct PeerMessage {
     /// The other end.
     pub peer: Participant,
-    /// Number on the stream; the payload lies in landing slot `sequence % landing_slots`.
-    pub sequence: u32,
+    /// Number on the stream; the payload lies in landing slot [`Sequence::slot`].
+    pub sequence: Sequence,
     /// Bytes of payload. A compressed payload to be sent may have fewer, which the caller knows.
     pub bytes: u32,
     /// Whether the payload of this source lies in the step's first memory destination already; see [`Action::Post`].
@@ -125,7 +125,7 @@ pub enum Action {
         /// The sender of the message, on the link of the segment's epoch.
         peer: Participant,
         /// The message's number on the stream.
-        sequence: u32,
+        sequence: Sequence,
     },
     /// Begin this session with the aggregator of `epoch`; see [`crate::Communicator::handle_aggregated`] and
     /// [`crate::Communicator::handle_aggregation_ended`].

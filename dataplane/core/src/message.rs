@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use harmonaize_abi::{
-    ChannelId, Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, SegmentId, Signature,
+    ChannelId, Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, SegmentId, Sequence, Signature,
 };
 use harmonaize_aggregator::Agreement;
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ pub struct Header {
     pub epoch: Epoch,
     /// Data and piece: number of the message on its stream (sender, receiver, channel, epoch); wraps. Pull: how often the receiver has
     /// asked for this message.
-    pub sequence: u32,
+    pub sequence: Sequence,
     /// Data, credit and piece: how many messages of the reverse stream have been consumed; wraps.
     pub credit: u32,
     /// Data: number of the operation. Offer, pull, piece, received: number of the message among those of its two ranks.
@@ -95,7 +95,7 @@ impl Header {
             kind: kind as u8,
             channel: ChannelId(0),
             epoch,
-            sequence: 0,
+            sequence: Sequence(0),
             credit: 0,
             operation: 0,
             segment: 0,
@@ -364,7 +364,7 @@ mod tests {
             let mut header = Header::new(kind, Epoch(0x0102_0304));
             header.sign(&CALL);
             header.channel = ChannelId(0x0506);
-            (header.sequence, header.credit) = (7, 8);
+            (header.sequence, header.credit) = (Sequence(7), 8);
             (header.operation, header.segment, header.acknowledged) = (9, 10, SegmentId(11));
             header.generation = 12;
             add(format!("{kind:?}"), &Message { header, control: None });

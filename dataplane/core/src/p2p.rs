@@ -14,7 +14,7 @@ use crate::message::{Header, Kind};
 use crate::report::MessageInFlight;
 use crate::shared::Shared;
 use harmonaize_abi::{
-    ChannelId, Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, StepId, Token,
+    ChannelId, Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, Sequence, StepId, Token,
 };
 use harmonaize_plan::Participant;
 use serde::{Deserialize, Serialize};
@@ -116,7 +116,7 @@ struct Piece {
     id: MessageId,
     at: u64,
     bytes: u32,
-    sequence: u32,
+    sequence: Sequence,
     peer: Participant,
     link: Epoch,
     /// It was there before, or nobody waits for it.
@@ -379,8 +379,9 @@ impl P2p {
         if header.segment > send.open.bytes {
             return false;
         }
-        if header.sequence > send.round {
-            (send.round, send.next) = (header.sequence, header.segment);
+        let round = header.sequence.0;
+        if round > send.round {
+            (send.round, send.next) = (round, header.segment);
         }
         true
     }
@@ -601,7 +602,7 @@ impl P2p {
                 let Note { to, kind, id, value, dtype, round } = note;
                 return Some(shared.bare(kind, to, epoch, |header| {
                     id.write(header);
-                    (header.segment, header.dtype, header.sequence) = (value, dtype.code(), round);
+                    (header.segment, header.dtype, header.sequence) = (value, dtype.code(), Sequence(round));
                 }));
             }
         }

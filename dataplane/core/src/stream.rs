@@ -1,7 +1,7 @@
 //! Message streams between two participants on one channel: order, credit, and what has arrived but is not consumed.
 
 use crate::message::Payload;
-use harmonaize_abi::{OperationId, SegmentId, Signature};
+use harmonaize_abi::{OperationId, SegmentId, Sequence, Signature};
 use serde::{Deserialize, Serialize};
 
 /// The description of a data message that has arrived.
@@ -46,10 +46,10 @@ impl Stream {
     }
 
     /// Takes the number for the next message.
-    pub(crate) fn send(&mut self) -> u32 {
+    pub(crate) fn send(&mut self) -> Sequence {
         debug_assert!(self.may_send(), "the peer has no free slot");
-        let sequence = self.sent;
-        self.sent = self.sent.wrapping_add(1);
+        let sequence = Sequence(self.sent);
+        self.sent = sequence.next().0;
         self.check();
         sequence
     }
@@ -70,36 +70,36 @@ impl Stream {
 
     /// A message has landed. False if it is out of order or overruns the window.
     #[must_use]
-    pub(crate) fn handle_arrival(&mut self, sequence: u32, arrival: Arrival) -> bool {
+    pub(crate) fn handle_arrival(&mut self, sequence: Sequence, arrival: Arrival) -> bool {
         self.land(sequence, Some(arrival))
     }
 
     /// The same of what the caller keeps account of, as [`Self::peek`] does not.
     #[must_use]
-    pub(crate) fn handle_piece(&mut self, sequence: u32) -> bool {
+    pub(crate) fn handle_piece(&mut self, sequence: Sequence) -> bool {
         self.land(sequence, None)
     }
 
-    fn land(&mut self, sequence: u32, arrival: Option<Arrival>) -> bool {
-        if sequence != self.arrived || self.arrived.wrapping_sub(self.consumed) >= self.slots {
+    fn land(&mut self, sequence: Sequence, arrival: Option<Arrival>) -> bool {
+        if sequence != Sequence(self.arrived) || self.arrived.wrapping_sub(self.consumed) >= self.slots {
             return false;
         }
-        let index = (sequence % self.slots) as usize;
+        let index = sequence.slot(self.slots) as usize;
         if let Some(slot) = self.arrivals.get_mut(index) {
             *slot = arrival;
         }
-        self.arrived = self.arrived.wrapping_add(1);
+        self.arrived = sequence.next().0;
         self.check();
         true
     }
 
     /// The `ahead`-th message that is not consumed yet, and its number.
-    pub(crate) fn peek(&self, ahead: u32) -> Option<(u32, Arrival)> {
-        let sequence = self.consumed.wrapping_add(ahead);
+    pub(crate) fn peek(&self, ahead: u32) -> Option<(Sequence, Arrival)> {
+        let sequence = Sequence(self.consumed).ahead(ahead);
         if self.arrived.wrapping_sub(self.consumed) <= ahead {
             return None;
         }
-        let arrival = *self.arrivals.get((sequence % self.slots) as usize)?;
+        let arrival = *self.arrivals.get(sequence.slot(self.slots) as usize)?;
         Some((sequence, arrival?))
     }
 
@@ -109,8 +109,8 @@ impl Stream {
     }
 
     /// The number of the `ahead`-th message that is not consumed yet, if the peer has credit for it.
-    pub(crate) fn expect(&self, ahead: u32) -> Option<u32> {
-        (ahead < self.slots).then(|| self.consumed.wrapping_add(ahead))
+    pub(crate) fn expect(&self, ahead: u32) -> Option<Sequence> {
+        (ahead < self.slots).then(|| Sequence(self.consumed).ahead(ahead))
     }
 
     /// Frees the slot of the oldest message.

@@ -83,7 +83,7 @@ impl<'a> Context<'a> {
     pub(crate) fn landing(&self, epoch: Epoch, peer: Participant, bytes: u64) -> Option<Located<'a>> {
         let message = self.sources.iter().find(|message| message.peer == peer)?;
         let memory = self.member.links(epoch)?.landing.get(peer.0 as usize)?.as_ref()?;
-        let slot = u64::from(message.sequence % self.member.landing_slots);
+        let slot = u64::from(message.sequence.slot(self.member.landing_slots));
         let slot = u64::from(self.channel.0) * u64::from(self.member.landing_slots) + slot;
         Some((memory, slot * u64::from(self.member.slot_bytes), bytes))
     }

@@ -31,7 +31,7 @@ use crate::wake::{Woken, attend, watch};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
     ABI_VERSION, ChannelId, CommunicatorHandle, CommunicatorId, Completion, Cookie, Direction, Epoch,
-    OperationId, Rank, Region, Signature, Status as Code, StepId, Submission, Tag, Token,
+    OperationId, Rank, Region, Sequence, Signature, Status as Code, StepId, Submission, Tag, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -688,14 +688,20 @@ impl Engine {
     }
 
     /// Offers the transport where a payload to come may land.
-    fn post(&mut self, key: Key, (channel, step): (ChannelId, StepId), peer: Participant, sequence: u32) {
+    fn post(
+        &mut self,
+        key: Key,
+        (channel, step): (ChannelId, StepId),
+        peer: Participant,
+        sequence: Sequence,
+    ) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         if let Err(error) = member.reserve_staging(channel) {
             return member.fail_internal(&error.to_string());
         }
         let sources = ArrayVec::new();
         let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-        let landing = Landing { ring: channel.0, sequence };
+        let landing = Landing { ring: channel.0, sequence: sequence.0 };
         if let Err(error) = post(&context, self.transport.as_mut(), step, peer, landing) {
             member.fail_internal(&error.to_string());
         }
@@ -924,7 +930,7 @@ fn handle_frame(
     let bytes = payload.map_or(0, |(_, bytes)| bytes);
     match Message::decode(header) {
         Some((header, control))
-            if payload.is_none_or(|(l, _)| l.ring == header.channel.0 && l.sequence == header.sequence) =>
+            if payload.is_none_or(|(l, _)| l.ring == header.channel.0 && l.sequence == header.sequence.0) =>
         {
             if header.kind == Kind::Data as u8 {
                 marks.write(MarkKind::Received, || of_message(member, peer, &header, bytes));

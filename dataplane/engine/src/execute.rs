@@ -310,7 +310,7 @@ pub(crate) fn send_all(
     for message in sends {
         member.bytes_sent += u64::from(message.bytes);
         let payload = from.filter(|_| message.bytes > 0).map(|span| {
-            (Landing { ring: message.header.channel.0, sequence: message.sequence }, span.clone(), tag)
+            (Landing { ring: message.header.channel.0, sequence: message.sequence.0 }, span.clone(), tag)
         });
         empty += usize::from(payload.is_none());
         let Some(links) = member.epochs.iter().find(|links| links.epoch == message.header.epoch) else {

@@ -1,9 +1,9 @@
 //! The command line.
 
 use crate::measured::Measured;
-use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use harmonaize_client::{Collective, Dtype, ReduceOp};
+use harmonaize_program::remote::is_host;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -216,44 +216,69 @@ impl Named for ReduceOp {
     ];
 }
 
+/// Options that make no sense together.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Contradiction {
+    /// Nothing would run a command on a host.
+    #[error("--rsh is empty: what runs commands on hosts?")]
+    NoRsh,
+    /// One of the hosts is none.
+    #[error("--hosts {0}: names or addresses, with commas between them")]
+    Hosts(String),
+    /// A host would have no rank.
+    #[error("--ranks {ranks} is fewer than the {hosts} of --hosts")]
+    FewRanks { ranks: u32, hosts: usize },
+    /// Nothing would be started.
+    #[error("--dry-run shows what --ranks or --hosts starts: give one of them")]
+    NothingToShow,
+    /// Sizes would end before they begin, in bytes.
+    #[error("-b {min} is more than -e {max}")]
+    Sizes { min: u64, max: u64 },
+    /// Sizes would stay as they are.
+    #[error("-i 0 never reaches -e")]
+    NoStep,
+    /// A size of nothing would stay nothing.
+    #[error("-b 0 times a factor stays 0")]
+    NoGrowth,
+    /// No element type is reduced so.
+    #[error("no type of -d has a reduction of -o")]
+    NoReduction,
+    /// No rank has this number.
+    #[error("-r {0}: a rank, or -1 for each in turn")]
+    Root(i64),
+}
+
 impl Arguments {
     /// Refuses what no single option can see.
-    pub(crate) fn check(&self) -> Result<()> {
-        ensure!(
-            self.hosts.is_empty() || !self.rsh.trim().is_empty(),
-            "--rsh is empty: what runs commands on hosts?"
-        );
-        ensure!(
-            self.hosts.iter().all(|host| is_host(host)),
-            "--hosts {}: names or addresses, with commas between them",
-            self.hosts.join(",")
-        );
-        ensure!(
-            self.ranks.is_none_or(|ranks| ranks as usize >= self.hosts.len()),
-            "--ranks {} is fewer than the {} of --hosts",
-            self.ranks.unwrap_or(0),
-            self.hosts.len()
-        );
-        ensure!(
-            !self.dry_run || self.started().is_some(),
-            "--dry-run shows what --ranks or --hosts starts: give one of them"
-        );
-        ensure!(self.min <= self.max, "-b {} is more than -e {}", self.min.0, self.max.0);
-        ensure!(self.factor > 1 || self.step.0 > 0 || self.min == self.max, "-i 0 never reaches -e");
-        ensure!(self.min.0 > 0 || self.factor == 1, "-b 0 times a factor stays 0");
-        let mut pairs = self
-            .datatype
-            .0
-            .iter()
-            .flat_map(|(_, dtype)| self.op.0.iter().map(move |(_, op)| op.takes(*dtype)));
-        ensure!(
-            !self.collective.measured.reduces() || pairs.any(|takes| takes),
-            "no type of -d has a reduction of -o"
-        );
-        if self.root < -1 {
-            bail!("-r {}: a rank, or -1 for each in turn", self.root);
-        }
-        Ok(())
+    pub(crate) fn check(&self) -> Result<(), Contradiction> {
+        let wrong = if !self.hosts.is_empty() && self.rsh.trim().is_empty() {
+            Contradiction::NoRsh
+        } else if !self.hosts.iter().all(|host| is_host(host)) {
+            Contradiction::Hosts(self.hosts.join(","))
+        } else if let Some(ranks) = self.ranks.filter(|ranks| (*ranks as usize) < self.hosts.len()) {
+            Contradiction::FewRanks { ranks, hosts: self.hosts.len() }
+        } else if self.dry_run && self.started().is_none() {
+            Contradiction::NothingToShow
+        } else if self.min > self.max {
+            Contradiction::Sizes { min: self.min.0, max: self.max.0 }
+        } else if self.factor <= 1 && self.step.0 == 0 && self.min != self.max {
+            Contradiction::NoStep
+        } else if self.min.0 == 0 && self.factor != 1 {
+            Contradiction::NoGrowth
+        } else if self.collective.measured.reduces() && !self.has_reduction() {
+            Contradiction::NoReduction
+        } else if self.root < -1 {
+            Contradiction::Root(self.root)
+        } else {
+            return Ok(());
+        };
+        Err(wrong)
+    }
+
+    /// Whether elements of a type that is asked for are reduced in a way that is asked for.
+    fn has_reduction(&self) -> bool {
+        let takes = |dtype: Dtype| self.op.0.iter().any(|(_, op)| op.takes(dtype));
+        self.datatype.0.iter().any(|(_, dtype)| takes(*dtype))
     }
 
     /// How many ranks this process is to start, if it is: `--ranks`, or one for each of the hosts.
@@ -275,15 +300,6 @@ impl Arguments {
     }
 }
 
-/// Whether it is a name or an address, behind a user's name or not. It must be no option of the command that
-/// reaches it.
-fn is_host(text: &str) -> bool {
-    let fine = |letter: char| letter.is_ascii_alphanumeric() || ".:-_%[]".contains(letter);
-    let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && name.chars().all(fine);
-    let (user, name) = text.split_once('@').map_or((None, text), |(user, name)| (Some(user), name));
-    user.is_none_or(is_name) && is_name(name)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // tests alone
@@ -297,17 +313,21 @@ mod tests {
         golden::same("dataplane/perf/tests/golden/help.txt", &golden::help(Arguments::command()));
     }
 
-    fn parsed(line: &str) -> Result<Arguments, String> {
+    fn read(line: &str) -> Result<Arguments, clap::Error> {
         let words =
             ["harmonaize-perf", "all_reduce", "--agent", "a"].into_iter().chain(line.split_whitespace());
-        let arguments = Arguments::try_parse_from(words).map_err(|error| error.to_string())?;
-        arguments.check().map_err(|error| error.to_string())?;
-        Ok(arguments)
+        Arguments::try_parse_from(words)
+    }
+
+    fn parsed(line: &str) -> Arguments {
+        let arguments = read(line).unwrap();
+        arguments.check().unwrap();
+        arguments
     }
 
     #[test]
     fn sizes_step_as_nccl_tests() {
-        let sizes = |line| parsed(line).unwrap().sizes().collect::<Vec<_>>();
+        let sizes = |line| parsed(line).sizes().collect::<Vec<_>>();
         assert_eq!(sizes(""), [32 << 20]);
         assert_eq!(sizes("-b 8 -e 64 -f 2"), [8, 16, 32, 64]);
         assert_eq!(sizes("-b 1K -e 3k -i 1K"), [1024, 2048, 3072]);
@@ -317,36 +337,44 @@ mod tests {
     #[test]
     fn bad_options_are_refused() {
         for (line, part) in [
-            ("-b 2M -e 1M", "more than"),
-            ("-b 0 -e 8 -f 2", "stays 0"),
             ("-b 1T", "none of K, M and G"),
             ("-b x", "no number"),
             ("-d fp3", "bfloat16"),
             ("-o nand", "avg"),
-            ("-d float -o band", "no type of -d"),
-            ("-r -2", "-1 for each"),
             ("-z 4", "0..=3"),
             ("-f 0", "--stepfactor"),
-            ("--ranks 1 --hosts n1,n2", "--ranks 1 is fewer than the 2 of --hosts"),
-            ("--dry-run", "--ranks or --hosts"),
             ("--ranks 2 --rsh ssh", "--hosts"),
-            ("--ranks 2 --hosts n1,,n2", "names or addresses"),
-            ("--ranks 2 --hosts=-oProxyCommand=x", "names or addresses"),
-            ("--hosts root@-oProxyCommand", "names or addresses"),
-            ("--hosts n1,@n2", "names or addresses"),
-            ("--hosts n1,$(reboot)", "names or addresses"),
-            ("--hosts n1;reboot", "names or addresses"),
-            ("--hosts n1,n2/x", "names or addresses"),
-            ("--ranks 2 --hosts n1 --rsh=", "--rsh is empty"),
         ] {
-            let error = parsed(line).unwrap_err();
+            let error = read(line).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
         }
     }
 
     #[test]
+    fn options_that_contradict_each_other_are_refused() {
+        for (line, expected) in [
+            ("-b 2M -e 1M", Contradiction::Sizes { min: 2 << 20, max: 1 << 20 }),
+            ("-b 0 -e 8 -f 2", Contradiction::NoGrowth),
+            ("-b 0 -e 8 -i 0", Contradiction::NoStep),
+            ("-d float -o band", Contradiction::NoReduction),
+            ("-r -2", Contradiction::Root(-2)),
+            ("--ranks 1 --hosts n1,n2", Contradiction::FewRanks { ranks: 1, hosts: 2 }),
+            ("--dry-run", Contradiction::NothingToShow),
+            ("--ranks 2 --hosts n1 --rsh=", Contradiction::NoRsh),
+        ] {
+            assert_eq!(read(line).unwrap().check(), Err(expected), "{line}");
+        }
+        for hosts in
+            ["n1,,n2", "-oProxyCommand=x", "root@-oProxyCommand", "n1,@n2", "n1,$(reboot)", "n1,n2/x"]
+        {
+            let refused = read(&format!("--ranks 2 --hosts={hosts}")).unwrap().check();
+            assert_eq!(refused, Err(Contradiction::Hosts(hosts.to_owned())));
+        }
+    }
+
+    #[test]
     fn ranks_are_as_many_as_asked_for_or_one_a_host() {
-        let started = |line| parsed(line).unwrap().started();
+        let started = |line| parsed(line).started();
         assert_eq!(started(""), None);
         assert_eq!(started("--ranks 3"), Some(3));
         assert_eq!(started("--hosts n1,root@n2.lab,10.0.0.3,fe80::1%eth0"), Some(4));
@@ -368,7 +396,7 @@ mod tests {
 
     #[test]
     fn all_types_and_reductions() {
-        let all = parsed("-d all -o all").unwrap();
+        let all = parsed("-d all -o all");
         assert_eq!((all.datatype.0.len(), all.op.0.len()), (Dtype::ALL.len(), ReduceOp::ALL.len()));
     }
 }

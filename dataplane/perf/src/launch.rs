@@ -3,6 +3,7 @@
 use crate::arguments::Arguments;
 use anyhow::{Context, Result, ensure};
 use harmonaize_client::Place;
+use harmonaize_program::remote::quoted;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -163,15 +164,6 @@ fn wait_for_end(mut input: impl Read) -> bool {
             Err(_) => return opened,
         }
     }
-}
-
-/// A word as a shell takes it for one. It stays as it is where nothing in it means anything to a shell.
-fn quoted(word: &str) -> String {
-    let fine = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,@%+".contains(letter);
-    if !word.is_empty() && word.chars().all(fine) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Starts the ranks and waits for them. One that fails ends the others, which would wait for it.

@@ -1,9 +1,10 @@
-//! What all programs have alike. That is their version with its build, their manual, a daemon's log, and what it reports to
-//! systemd.
+//! What all programs have alike. That is their version with its build, their manual, a daemon's log, what it reports to
+//! systemd, and how commands reach other hosts.
 #![forbid(unsafe_code)]
 
 mod log;
 mod manual;
+pub mod remote;
 mod service;
 
 pub use log::{LogArguments, has_colours};

@@ -7,4 +7,4 @@ mod text;
 
 pub use gcra::{Gcra, Quota};
 pub use harmonaize_abi::{Bytes, Nanos, Rate, UnitError};
-pub use text::{Lines, Position, TextError, parse_toml, unchanged_but};
+pub use text::{Lines, Position, TextError, TextFlaw, parse_toml, unchanged_but};

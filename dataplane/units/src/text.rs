@@ -54,12 +54,31 @@ impl fmt::Display for Position {
 
 /// A text that is not TOML, or not what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{at}: {message}")]
+#[error("{at}: {flaw}")]
 pub struct TextError {
     /// Where.
     pub at: Position,
     /// What is wrong.
-    pub message: String,
+    pub flaw: TextFlaw,
+}
+
+/// What is wrong with a text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TextFlaw {
+    /// It is not TOML, a key is unknown or missing, or a value is not of its kind. The reader of TOML says which.
+    #[error("{0}")]
+    Toml(String),
+    /// A key that cannot change while what reads it runs.
+    #[error(
+        "`{key}` cannot change at run time{}: restart for it, or take the change back",
+        if *gone { ", and is gone here" } else { "" }
+    )]
+    Unchangeable {
+        /// Which.
+        key: String,
+        /// It is not there any more.
+        gone: bool,
+    },
 }
 
 /// Reads TOML into a value.
@@ -69,7 +88,8 @@ pub struct TextError {
 pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, TextError> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let byte = error.span().map_or(text.len(), |span| span.start);
-        TextError { at: Position::of(text, byte), message: error.message().trim_end().replace('\n', "; ") }
+        let flaw = TextFlaw::Toml(error.message().trim_end().replace('\n', "; "));
+        TextError { at: Position::of(text, byte), flaw }
     })
 }
 
@@ -90,9 +110,8 @@ pub fn unchanged_but(changeable: &[&str], before: &str, now: &str) -> Result<(),
     let places = places.unwrap_or_default();
     let place = |key: &String| places.get(key).copied().unwrap_or(now.len());
     let Some((byte, key)) = differing.map(|key| (place(key), key)).min() else { return Ok(()) };
-    let gone = if new.contains_key(key) { "" } else { ", and is gone here" };
-    let message = format!("`{key}` cannot change at run time{gone}: restart for it, or take the change back");
-    Err(TextError { at: Position::of(now, byte), message })
+    let flaw = TextFlaw::Unchangeable { key: key.clone(), gone: !new.contains_key(key) };
+    Err(TextError { at: Position::of(now, byte), flaw })
 }
 
 #[cfg(test)]
@@ -117,7 +136,7 @@ mod tests {
         for (text, line, column, message) in cases {
             let error = parse_toml::<Sample>(text).unwrap_err();
             assert_eq!(error.at, Position { line, column }, "{text}: {error}");
-            assert!(error.message.starts_with(message), "{error}");
+            assert!(matches!(&error.flaw, TextFlaw::Toml(said) if said.starts_with(message)), "{error}");
         }
         assert_eq!(Position::of("a\nb", 99), Position { line: 2, column: 2 });
         for text in ["", "a", "\n", "µ\na\n\nbcµ", "a\n"] {
@@ -130,21 +149,22 @@ mod tests {
     #[test]
     fn keys_that_must_stay_are_named_with_their_line() {
         let before = "host = \"h0\"\nspin = \"50us\"\n[[tenant]]\nname = \"a\"\n[rdma]\nmtu = 1024\n";
-        let said = |now: &str| unchanged_but(&["tenant"], before, now).map_err(|error| error.to_string());
-        assert_eq!(said(before), Ok(()));
+        let changed = |now: &str| unchanged_but(&["tenant"], before, now);
+        assert_eq!(changed(before), Ok(()));
         let spaced = before.replace("host = ", "# comment\nhost  =  ");
-        assert_eq!(said(&format!("{spaced}[[tenant]]\nname = \"b\"\n")), Ok(()));
-        let why = "cannot change at run time";
-        let expect = |now: String, expected: &str| {
-            let said = said(&now).unwrap_err();
-            assert!(said.starts_with(expected), "{said}\n{expected}");
+        assert_eq!(changed(&format!("{spaced}[[tenant]]\nname = \"b\"\n")), Ok(()));
+        let expect = |now: String, (line, column): (usize, usize), key: &str, gone: bool| {
+            let flaw = TextFlaw::Unchangeable { key: key.to_owned(), gone };
+            assert_eq!(changed(&now), Err(TextError { at: Position { line, column }, flaw }));
         };
-        expect(before.replace("50us", "60us"), &format!("line 2, column 1: `spin` {why}: restart"));
-        expect(before.replace("1024", "4096"), &format!("line 5, column 2: `rdma` {why}"));
-        expect(
-            before.replace("spin = \"50us\"\n", ""),
-            &format!("line 6, column 1: `spin` {why}, and is gone"),
+        expect(before.replace("50us", "60us"), (2, 1), "spin", false);
+        expect(before.replace("1024", "4096"), (5, 2), "rdma", false);
+        expect(before.replace("spin = \"50us\"\n", ""), (6, 1), "spin", true);
+        expect(format!("listen = 1\n{before}"), (1, 1), "listen", false);
+        assert_eq!(
+            changed("").unwrap_err().to_string(),
+            "line 1, column 1: `host` cannot change at run time, and is gone here: \
+             restart for it, or take the change back"
         );
-        expect(format!("listen = 1\n{before}"), &format!("line 1, column 1: `listen` {why}"));
     }
 }

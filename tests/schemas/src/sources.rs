@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, Item};
 
+/// Newtypes that came after a release, and what each is: what crosses is the same.
+const TRANSPARENT: &[(&str, &str)] = &[("Sequence", "u32")];
+
 /// The encoded structures of some folders, by name. Where several are named alike, `file::Name` is one of them.
 #[derive(Default)]
 pub struct Sources {
@@ -160,6 +163,11 @@ fn bare_fields(fields: &mut Fields) {
     for field in fields {
         bare(&mut field.attrs);
         field.vis = syn::Visibility::Inherited;
+        let syn::Type::Path(one) = &mut field.ty else { continue };
+        let Some(last) = one.path.segments.last_mut() else { continue };
+        if let Some((_, is)) = TRANSPARENT.iter().find(|(newtype, _)| last.ident == newtype) {
+            last.ident = syn::Ident::new(is, last.ident.span());
+        }
     }
 }
 
@@ -201,6 +209,13 @@ mod tests {
         assert_eq!(sources().all(&[]), [a, "#[repr(C)] struct B(u16);", "enum D { X, Y { z: u8 }, }"]);
         assert_eq!(sources().reachable(&["A"]).unwrap(), [a, "#[repr(C)] struct B(u16);"]);
         assert!(sources().reachable(&["C"]).unwrap_err().contains("no encoded structure C"));
+    }
+
+    #[test]
+    fn later_newtypes_are_what_they_are_of() {
+        let mut sources = Sources::default();
+        sources.add("file", "#[derive(Serialize)] struct A { one: Sequence, two: Sequences }").unwrap();
+        assert_eq!(sources.all(&[]), ["struct A { one: u32, two: Sequences, }"]);
     }
 
     #[test]

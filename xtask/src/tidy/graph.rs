@@ -64,7 +64,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("testkit", "api identity plan topology"),
     ("schemas", ""),
     ("plot", ""),
-    ("suites", "testkit identity plan plot"),
+    ("suites", "testkit identity plan plot program"),
     ("xtask", "guest testkit identity suites plot"),
 ];
 

@@ -58,7 +58,7 @@ impl Policy for MarketPolicy {
             }
         }
         let mut won: BTreeMap<usize, u32> = BTreeMap::new();
-        for bid in standing.exchange(round).map_err(wrong)?.clear().winners.keys() {
+        for bid in standing.exchange(round)?.clear().winners.keys() {
             *won.entry(job_of(*bid)).or_default() += 1;
         }
         let chosen = round.jobs.iter().map(|candidate| match pinned(candidate) {
@@ -73,10 +73,6 @@ impl Policy for MarketPolicy {
         });
         Ok(assign(round, &chosen.collect::<Vec<_>>()))
     }
-}
-
-fn wrong(error: MarketError) -> PolicyError {
-    PolicyError::Solver { policy: "Market", reason: error.to_string() }
 }
 
 /// The bids that stand, and what there is.

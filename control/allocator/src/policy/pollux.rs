@@ -103,8 +103,8 @@ impl Search {
         let cost = |worth: f64| sign * worth.powf(settings.fairness);
         let idle_cost = cost(settings.idle_worth);
         if !idle_cost.is_finite() {
-            let reason = format!("an idle job is worth {}", settings.idle_worth);
-            return Err(PolicyError::Solver { policy: "Pollux", reason });
+            let PolluxSettings { idle_worth, fairness, .. } = settings;
+            return Err(PolicyError::IdleWorth { idle_worth, fairness });
         }
         let mut of_jobs = Vec::with_capacity(round.jobs.len());
         for candidate in round.jobs {

@@ -5,6 +5,7 @@ use crate::all_to_all::line_rate;
 use crate::conditions::LinkUse;
 use harmonaize_topology::{DirectedLink, Path, PathFinder};
 use harmonaize_topology::{HostId, Node, Topology};
+use harmonaize_units::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
@@ -323,16 +324,16 @@ fn duty_cycle(job: &Job, line: f64) -> f64 {
     let busy = if rhythm.bytes.0 == 0 {
         rhythm.busy.0 as f64
     } else {
-        (ring_bits(rhythm.bytes.0, job.hosts.len()) / line * 1e9).min(rhythm.busy.0 as f64)
+        (ring_bits(rhythm.bytes, job.hosts.len()) / line * 1e9).min(rhythm.busy.0 as f64)
     };
     let quiet = rhythm.period.0.saturating_sub(rhythm.busy.0) as f64;
     if busy + quiet > 0.0 { (busy / (busy + quiet)).clamp(0.001, 1.0) } else { 1.0 }
 }
 
 /// Bits that each host of a ring sends for an AllReduce of so many bytes.
-pub(crate) fn ring_bits(bytes: u64, hosts: usize) -> f64 {
+pub(crate) fn ring_bits(bytes: Bytes, hosts: usize) -> f64 {
     let hosts = hosts.max(1) as f64;
-    bytes as f64 * 8.0 * 2.0 * (hosts - 1.0) / hosts
+    bytes.0 as f64 * 8.0 * 2.0 * (hosts - 1.0) / hosts
 }
 
 /// Whether an order names each of `count` participants once.

@@ -33,8 +33,8 @@ impl AlgorithmOverride {
         !sums(self.collective) || matches!(self.algorithm, Algorithm::OneShot | Algorithm::TwoShot)
     }
 
-    fn covers(&self, collective: Collective, bytes: u64) -> bool {
-        self.collective == collective && (self.from.0..=self.to.0).contains(&bytes)
+    fn covers(&self, collective: Collective, bytes: Bytes) -> bool {
+        self.collective == collective && (self.from..=self.to).contains(&bytes)
     }
 }
 
@@ -186,7 +186,7 @@ impl AlgorithmChoice {
             to: bounded.then_some(Bytes(up_to)),
             algorithm: self.table.choose(collective, from),
             predicted: self.costs.as_ref().map(predict),
-            overridden: self.overrides.iter().any(|one| one.covers(collective, from)),
+            overridden: self.overrides.iter().any(|one| one.covers(collective, Bytes(from))),
         }
     }
 }
@@ -217,7 +217,7 @@ fn overlay(table: &AlgorithmTable, overrides: &[AlgorithmOverride]) -> Algorithm
         ends.sort_unstable();
         ends.dedup();
         for up_to in ends {
-            let decided = own().find(|one| one.covers(collective, up_to)).map(|one| one.algorithm);
+            let decided = own().find(|one| one.covers(collective, Bytes(up_to))).map(|one| one.algorithm);
             let algorithm = decided.unwrap_or_else(|| table.choose(collective, up_to));
             ranges.push(AlgorithmRange { collective, up_to, algorithm });
         }

@@ -218,9 +218,9 @@ pub fn common_levels<'a>(mut agents: impl Iterator<Item = &'a [Level]>) -> Vec<L
 
 /// Returns the bytes that an operation of so many hosts put on the wire, relative to the uncompressed ones. None where there were
 /// none.
-pub fn coded_ratio(hosts: usize, bytes: u64, saved: u64) -> Option<f64> {
-    let exact = 2.0 * (hosts as f64 - 1.0) / hosts as f64 * bytes as f64;
-    (exact >= 1.0).then(|| (1.0 - saved as f64 / exact).max(0.0))
+pub fn coded_ratio(hosts: usize, bytes: Bytes, saved: Bytes) -> Option<f64> {
+    let exact = 2.0 * (hosts as f64 - 1.0) / hosts as f64 * bytes.0 as f64;
+    (exact >= 1.0).then(|| (1.0 - saved.0 as f64 / exact).max(0.0))
 }
 
 /// Returns the same of an operation that would leave out blocks of zeros. It goes by how many of the blocks that agents looked at were
@@ -249,8 +249,9 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_uncompressed_bytes() {
-        assert_eq!(coded_ratio(2, 1000, 250), Some(0.75));
-        assert_eq!((coded_ratio(1, 1000, 0), coded_ratio(2, 10, 20)), (None, Some(0.0)));
+        let ratio = |hosts, bytes, saved| coded_ratio(hosts, Bytes(bytes), Bytes(saved));
+        assert_eq!(ratio(2, 1000, 250), Some(0.75));
+        assert_eq!((ratio(1, 1000, 0), ratio(2, 10, 20)), (None, Some(0.0)));
         assert_eq!(nonzero_ratio([Some(16)].into_iter(), Some(32)), Some(0.25 + PLACES));
         assert_eq!(nonzero_ratio([Some(0), None].into_iter(), Some(0)), None, "a rank has not looked");
     }

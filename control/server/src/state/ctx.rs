@@ -3,13 +3,14 @@
 use crate::state::breach::Breach;
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
+use crate::state::refusal::RequestRefusal;
 use crate::state::settings::Settings;
 use crate::state::world::agents::Session;
 use crate::state::world::handovers::HandOvers;
 use crate::state::world::iterations::Operations;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::CommunicatorId;
-use harmonaize_abi::session::{MAX_NAME, Refusal, is_name};
+use harmonaize_abi::session::{MAX_NAME, is_name};
 use harmonaize_api::v1::JoinRefusedKind;
 use harmonaize_api::{SECRET_BYTES, train_key};
 use harmonaize_disclose::JoinFailure;
@@ -124,15 +125,14 @@ impl<'a> Ctx<'a> {
     ///
     /// # Errors
     /// What the tenant is told where there is none.
-    pub(crate) fn named(&self, tenant: &str, name: &str) -> Result<CommunicatorId, Refusal> {
+    pub(crate) fn named(&self, tenant: &str, name: &str) -> Result<CommunicatorId, RequestRefusal> {
         if !self.settings.tenants.iter().any(|known| known == tenant) {
-            return Err("the provider does not know this tenant".into());
+            return Err(RequestRefusal::UnknownTenant);
         }
         let runs = |known: &Communicator| known.tenant == tenant && known.name == name && !known.is_forming();
         let found = self.communicators.iter().rev().find(|(_, known)| runs(known));
-        let name: String = name.chars().take(80).collect();
-        let none = || format!("no communicator `{name}` of this tenant runs; join it first");
-        found.map(|(id, _)| *id).ok_or_else(|| Refusal::NoCommunicator(none()))
+        let none = || RequestRefusal::NoCommunicator(name.chars().take(80).collect());
+        found.map(|(id, _)| *id).ok_or_else(none)
     }
 
     /// Whether there is such a tenant, and it can name a communicator so, by the rule that agents have too.

@@ -14,6 +14,7 @@ use crate::state::breach::Breach;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
+use crate::state::refusal::RequestRefusal;
 use crate::state::settings::{AllocatorSettings, LivePolicy, Settings};
 use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
@@ -124,7 +125,7 @@ impl Jobs {
         }
         let outcome = match self.take_report(ctx, effects, from, message) {
             Ok(()) => return Ok(()),
-            Err(Refused::Text(text)) => Err(text),
+            Err(Refused::Request(why)) => Err(why),
             Err(Refused::Order(order)) => Ok(order.into()),
         };
         send(effects, from, request, outcome);
@@ -138,23 +139,21 @@ impl Jobs {
         from: SessionId,
         message: &v1::AwaitOrder,
     ) -> Result<(), Refused> {
-        let text = |text: &str| Refused::Text(text.to_owned());
-        let allocator =
-            ctx.settings.allocator.ok_or_else(|| text("the provider allocates no hosts to jobs"))?;
-        let host = ctx.sessions.get(&from).ok_or_else(|| text("the agent has no session"))?.host;
+        let allocator = ctx.settings.allocator.ok_or(RequestRefusal::NoAllocator)?;
+        let host = ctx.sessions.get(&from).ok_or(RequestRefusal::NoSession)?.host;
         if !ctx.settings.tenants.contains(&message.tenant) {
-            let refused = turn_away(message, "the provider does not know this tenant".to_owned());
-            return Err(refused.map_or_else(Refused::Text, Refused::Order));
+            let refused = turn_away(message, RequestRefusal::UnknownTenant);
+            return Err(refused.map_or_else(Refused::Request, Refused::Order));
         }
         let report = message.report();
         check(ctx, &message.tenant, &report)?;
         let bid = message.bid.map(JobBid::from);
-        bid.map_or(Ok(()), |bid| bid.check()).map_err(|error| Refused::Text(error.to_string()))?;
+        bid.map_or(Ok(()), |bid| bid.check()).map_err(RequestRefusal::Bid)?;
         let key = (message.tenant.clone(), report.job.clone());
         let runner = (host, report.runner);
         self.admit(ctx.now, allocator, (&key, runner), (&report, message.elastic))?;
         let adopts = !self.settled && !self.taken_hosts(&key).contains(&host);
-        let Some(job) = self.jobs.get_mut(&key) else { return Err(text("the job is gone")) };
+        let Some(job) = self.jobs.get_mut(&key) else { return Err(RequestRefusal::JobGone.into()) };
         if job.bid.is_none() && bid.is_some() {
             job.bid = bid;
             self.stored.changed(key.clone());
@@ -246,16 +245,15 @@ impl Jobs {
                 return Err(Refused::Order(RunnerOrder::Infeasible { text, nearest: job.workers }));
             }
             Some(job) if job.over.is_some() && report.state == WorkerState::None => {
-                let text = "a job of this name is over, and its runners end still; ask again soon";
-                return Err(Refused::Text(text.to_owned()));
+                return Err(RequestRefusal::JobOver.into());
             }
             Some(job) if job.runners.len() >= MOST_RUNNERS => {
-                return Err(Refused::Text(format!("the job has {MOST_RUNNERS} runners, as many as it may")));
+                return Err(RequestRefusal::TooManyRunners(MOST_RUNNERS).into());
             }
             Some(_) => {}
             None => {
                 if self.has_most_jobs(&key.0) {
-                    return Err(Refused::Text(format!("the tenant has {MOST_JOBS} jobs, as many as it may")));
+                    return Err(RequestRefusal::TooManyJobs(MOST_JOBS).into());
                 }
                 self.add(now, allocator, key.clone(), (report.workers, elastic));
             }
@@ -333,8 +331,8 @@ impl Jobs {
         for (key, job) in self.jobs.extract_if(.., |(owner, _), _| owner == tenant) {
             self.stored.changed(key);
             for question in job.runners.values().filter_map(|runner| runner.question) {
-                let text = "the provider does not know this tenant".to_owned();
-                send(effects, question.session, question.request, Err(text));
+                let unknown = Err(RequestRefusal::UnknownTenant);
+                send(effects, question.session, question.request, unknown);
             }
         }
     }
@@ -751,9 +749,15 @@ impl Scope {
 /// Why a runner's report is not taken.
 enum Refused {
     /// The runner may try again.
-    Text(String),
+    Request(RequestRefusal),
     /// Its job can never run so.
     Order(RunnerOrder),
+}
+
+impl From<RequestRefusal> for Refused {
+    fn from(why: RequestRefusal) -> Self {
+        Self::Request(why)
+    }
 }
 
 /// Whether a job can ever run as its runner says.
@@ -764,7 +768,7 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         Err(error @ RunnerError::Workers { least, most }) => {
             return infeasible(error.to_string(), (least.max(1), most.max(least).max(1)));
         }
-        Err(error) => return Err(Refused::Text(error.to_string())),
+        Err(error) => return Err(RequestRefusal::Report(error).into()),
     }
     let most = most_workers(ctx, tenant);
     if report.workers.0 > most {
@@ -775,7 +779,7 @@ fn check(ctx: &Ctx<'_>, tenant: &str, report: &RunnerReport) -> Result<(), Refus
         WorkerState::Running { place, .. } | WorkerState::Ended { place, .. }
             if place.workers > ctx.settings.most_ranks =>
         {
-            Err(Refused::Text("a worker of a place that is never given".to_owned()))
+            Err(RequestRefusal::NoSuchPlace.into())
         }
         _ => Ok(()),
     }
@@ -847,7 +851,8 @@ fn fact(ctx: &Ctx<'_>, effects: &mut Effects, (tenant, name): &JobKey, job: &Job
     });
 }
 
-fn send(effects: &mut Effects, to: SessionId, request: u64, order: Result<ElasticOrder, String>) {
+fn send(effects: &mut Effects, to: SessionId, request: u64, order: Result<ElasticOrder, RequestRefusal>) {
+    let order = order.map_err(|why| why.to_string());
     effects.send(to, to_agent::Message::RunnerOrder(v1::RunnerOrder::answer(request, order)));
 }
 

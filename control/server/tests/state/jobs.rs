@@ -7,7 +7,7 @@ use harmonaize_abi::session::{
 };
 use harmonaize_abi::{Nanos, Rank};
 use harmonaize_api::v1::{self, AllocationReason, JobPhase, JoinRefusedKind, from_agent};
-use harmonaize_server::state::{AllocatorSettings, LivePolicy, SessionId, Settings, Terms};
+use harmonaize_server::state::{AllocatorSettings, LivePolicy, RequestRefusal, SessionId, Settings, Terms};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -546,7 +546,7 @@ fn infeasible_ranges_are_refused_with_the_nearest() {
     assert_eq!(nearest(&play, other), (1, 2));
     // A tenant that operators want elsewhere learns nothing else.
     let elsewhere = play.add(3, "a", "job", (1, 1));
-    assert!(play.runners[&elsewhere].refused.contains("elsewhere"));
+    assert_eq!(play.runners[&elsewhere].refused, RequestRefusal::Elsewhere.to_string());
 }
 
 #[test]
@@ -560,7 +560,7 @@ fn a_worker_where_its_tenant_may_not_be_is_ended() {
     play.world.state.configure(play.world.now, again).unwrap();
     play.wait_seconds(60);
     assert_eq!(play.place(runners[1]), None, "{:?}", play.jobs());
-    assert!(play.runners[&runners[1]].refused.contains("elsewhere"));
+    assert_eq!(play.runners[&runners[1]].refused, RequestRefusal::Elsewhere.to_string());
     let place = play.place(runners[0]).map(|place| (place.generation, place.workers));
     assert_eq!(place, Some((2, 1)), "{:?}", play.jobs());
 }
@@ -606,7 +606,7 @@ fn the_tenants_quota_of_ranks_bounds_workers() {
 fn a_job_without_the_section_is_refused() {
     let mut play = Play::with(settings(4));
     let number = play.add(0, "a", "bert", (1, 1));
-    assert!(play.runners[&number].refused.contains("allocates no hosts"));
+    assert_eq!(play.runners[&number].refused, RequestRefusal::NoAllocator.to_string());
 }
 
 #[test]

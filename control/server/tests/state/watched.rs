@@ -6,8 +6,8 @@ use super::world::{SECOND, operation as timed};
 use harmonaize_abi::session::{Clause, Constraints};
 use harmonaize_abi::{Collective, CommunicatorId, Nanos};
 use harmonaize_api::v1::{self, from_agent};
-use harmonaize_server::state::Fact;
 use harmonaize_server::state::testing::Testing as _;
+use harmonaize_server::state::{Fact, RequestRefusal};
 use std::time::Duration;
 
 const MB: u64 = 1_000_000;
@@ -162,6 +162,6 @@ fn a_target_is_held_against_its_own_collective() {
     // A target for a collective of later versions is not taken for another.
     let mut strange = v1::Constraints::from(&wanted);
     strange.completions[0].collective = 200;
-    let refused = fabric.propose("a", "c0", Some(strange)).unwrap().unwrap_err().to_string();
-    assert!(refused.contains("collective 200"), "{refused}");
+    let refused = fabric.propose("a", "c0", Some(strange)).unwrap().unwrap_err();
+    assert_eq!(refused, RequestRefusal::UnknownCollective(200).into());
 }

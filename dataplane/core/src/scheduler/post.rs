@@ -5,7 +5,7 @@ use crate::action::Action;
 use crate::channel::{Channel, Segment};
 use crate::epoch::peers;
 use crate::shared::Shared;
-use harmonaize_abi::{ChannelId, StepId};
+use harmonaize_abi::{ChannelId, Sequence, StepId};
 use harmonaize_plan::{Buffer, Encoding, Operand, Participant, Step, StepKind};
 
 /// How many steps ahead of the next to be issued are looked at.
@@ -13,7 +13,7 @@ const LOOKAHEAD: usize = 16;
 
 /// Whether to post for a step.
 enum PostDecision {
-    Post(Participant, u32),
+    Post(Participant, Sequence),
     /// Nothing to post, for good.
     Never,
     /// Perhaps once earlier steps have completed.

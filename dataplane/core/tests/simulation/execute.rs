@@ -5,7 +5,7 @@ use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
 use harmonaize_abi::{
-    BlockContent, ChannelId, Dtype, Holders, OperationId, Rank, SegmentId, Signature, StepId,
+    BlockContent, ChannelId, Dtype, Holders, OperationId, Rank, SegmentId, Sequence, Signature, StepId,
 };
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
@@ -114,7 +114,7 @@ impl World {
         channel: ChannelId,
         index: StepId,
         peer: Participant,
-        sequence: u32,
+        sequence: Sequence,
     ) {
         let core = &self.nodes[at.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
@@ -129,7 +129,7 @@ impl World {
         let node = &mut self.nodes[at.0 as usize];
         let link = node.link(context.segment.epoch, peer);
         let delivered = node.delivered.get(&(link, peer.0, channel)).copied().unwrap_or(0);
-        if delivered > sequence || self.rng.random_bool(0.2) {
+        if delivered > sequence.0 || self.rng.random_bool(0.2) {
             return;
         }
         let before = node.posts.insert((link, peer.0, channel, sequence), (location, false));
@@ -345,7 +345,7 @@ impl World {
                     assert!(self.scenario.hostile.is_some(), "nothing has landed there");
                     return &mut [];
                 };
-                let slot = sequence as usize % ring.len();
+                let slot = sequence.0 as usize % ring.len();
                 &mut ring[slot].1
             }
         };
@@ -371,7 +371,7 @@ impl World {
         let Place::Landing(epoch, peer, channel, sequence) = location.place else { return };
         let ring = self.nodes[at.0 as usize].landing.get_mut(&(epoch, peer, channel));
         let Some(ring) = ring else { return };
-        let slot = sequence as usize % ring.len();
+        let slot = sequence.0 as usize % ring.len();
         let (occupied, memory) = &mut ring[slot];
         assert!(hostile || *occupied, "a message that has not arrived is consumed");
         *occupied = false;

@@ -3,7 +3,7 @@
 use super::memory::POISON;
 use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
-use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, SegmentId, StepId, Token};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, SegmentId, Sequence, StepId, Token};
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -26,7 +26,7 @@ pub(crate) struct Payload {
     pub(crate) piece: Option<(Rank, Token, usize, usize)>,
     pub(crate) channel: ChannelId,
     pub(crate) step: StepId,
-    pub(crate) sequence: u32,
+    pub(crate) sequence: Sequence,
 }
 
 /// Memory of a participant.
@@ -35,7 +35,7 @@ pub(crate) enum Place {
     Input(u32),
     Output(u32),
     Staging(ChannelId, u16),
-    Landing(Epoch, u32, ChannelId, u32),
+    Landing(Epoch, u32, ChannelId, Sequence),
 }
 
 /// A piece of it; `operation` and `segment` say when it may be touched.
@@ -207,7 +207,7 @@ impl World {
             let bytes =
                 (self.scenario.plan.tuning.chunk_bytes.max(16) + harmonaize_plan::CODED_ROOM) as usize;
             let ring = node.landing.entry(key).or_insert_with(|| vec![(false, vec![POISON; bytes]); slots]);
-            let (occupied, slot) = &mut ring[payload.sequence as usize % slots];
+            let (occupied, slot) = &mut ring[payload.sequence.0 as usize % slots];
             let stale = payload.piece.is_some();
             assert!(
                 hostile || stale || !*occupied,
@@ -255,7 +255,7 @@ impl World {
         match self.rng.random_range(0..12) {
             0 => header.channel = ChannelId(any as u16),
             1 => header.epoch = Epoch(header.epoch.0.wrapping_add(any as u32 % 3)),
-            2 => header.sequence = header.sequence.wrapping_add(any as u32 % 5),
+            2 => header.sequence = header.sequence.ahead(any as u32 % 5),
             3 => header.credit = any as u32,
             4 => header.acknowledged = SegmentId(any),
             5 => header.kind = any as u8 % 10,

@@ -5,7 +5,7 @@ use super::interleave::SlotRequests;
 use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
-use harmonaize_abi::{ChannelId, Epoch, OperationId, SegmentId, StepId};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, SegmentId, Sequence, StepId};
 use harmonaize_core::{Action, Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -49,7 +49,7 @@ pub(crate) struct Node {
     pub(crate) landing: HashMap<(Epoch, u32, ChannelId), Ring>,
     /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot. The flag says whether it
     /// is there.
-    pub(crate) posts: BTreeMap<(Epoch, u32, ChannelId, u32), (Location, bool)>,
+    pub(crate) posts: BTreeMap<(Epoch, u32, ChannelId, Sequence), (Location, bool)>,
     /// By link's epoch, peer and channel: messages delivered.
     pub(crate) delivered: HashMap<(Epoch, u32, ChannelId), u32>,
     pub(crate) tracks: BTreeMap<SegmentId, Track>,

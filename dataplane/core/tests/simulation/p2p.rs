@@ -4,7 +4,7 @@ use super::memory::POISON;
 use super::network::Payload;
 use super::scenario::{MICROSECOND, MILLISECOND, Scenario, generator};
 use super::world::{Event, Input, World};
-use harmonaize_abi::{Direction, Dtype, Epoch, P2pSignature, Rank, StepId, Token};
+use harmonaize_abi::{Direction, Dtype, Epoch, P2pSignature, Rank, Sequence, StepId, Token};
 use harmonaize_core::{CoreError, Message, Nanos, P2pCall, P2pReceipt, PeerMessage};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -45,7 +45,7 @@ pub(crate) struct Store {
     to: (Rank, Token),
     offset: usize,
     content: Vec<u8>,
-    landing: Option<(Epoch, u32, u32)>,
+    landing: Option<(Epoch, u32, Sequence)>,
     step: StepId,
 }
 
@@ -232,7 +232,7 @@ impl World {
         let (channel, peer) = (node.core.p2p_channel(), message.peer.0);
         let link = node.link(message.header.epoch, message.peer);
         let ring = node.landing.get(&(link, peer, channel)).expect("a piece that has landed");
-        let (occupied, slot) = &ring[message.sequence as usize % ring.len()];
+        let (occupied, slot) = &ring[message.sequence.0 as usize % ring.len()];
         assert!(*occupied || self.scenario.hostile.is_some(), "a piece that has not landed is stored");
         let content = slot[..message.bytes as usize].to_vec();
         let landing = Some((link, peer, message.sequence));
@@ -270,7 +270,7 @@ impl World {
         if let Some((link, peer, sequence)) = landing
             && let Some(ring) = node.landing.get_mut(&(link, peer, channel))
         {
-            let slot = sequence as usize % ring.len();
+            let slot = sequence.0 as usize % ring.len();
             ring[slot].0 = false;
         }
         self.statistics.pieces += 1;

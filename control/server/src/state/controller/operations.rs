@@ -6,7 +6,6 @@ use crate::state::job::coding::{CodecOutcome, choose_coding, coded_outcome, zero
 use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, SessionId};
-use crate::state::time::nanos;
 use crate::state::view::view;
 use crate::state::world::telemetry::OperationReports;
 use harmonaize_abi::CommunicatorId;
@@ -23,8 +22,7 @@ impl Controller {
             let ctx = &ctx!(self, now);
             if let Some((bytes, took)) = self.telemetry.operation(ctx, &mut self.outbox, from, operation) {
                 // What it waited for its turn is nobody's slowness.
-                let waited = nanos(self.turns.waited(id, number)).0;
-                let took = took.saturating_sub(waited);
+                let took = took.saturating_sub(self.turns.waited(id, number));
                 self.events.operation_took(ctx, &mut self.outbox, id, (bytes, took));
             }
         }

@@ -94,7 +94,7 @@ pub(crate) fn levels_of(ctx: &Ctx<'_>, known: &Communicator) -> Vec<Level> {
 pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<CodecOutcome> {
     let (coded, known) =
         (told.compression.as_ref()?, ctx.communicators.get(&CommunicatorId(told.communicator))?);
-    let ratio = coded_ratio(known.members.len(), told.bytes, coded.saved_bytes)?;
+    let ratio = coded_ratio(known.members.len(), Bytes(told.bytes), Bytes(coded.saved_bytes))?;
     let EpochConfig { epoch, codec: CodecChoice { codec: current, .. }, aggregation, .. } =
         known.current()?;
     // What ran by several epochs was coded by several codecs; sums of an aggregator's codes say nothing of

@@ -12,12 +12,13 @@ use crate::state::job::decisions::Trigger;
 use crate::state::job::reduction::ReductionPolicy;
 use crate::state::job::stored::plan_change;
 use crate::state::output::{Fact, SessionId};
+use crate::state::refusal::RequestRefusal;
 use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::limits::TenantLimits;
 use crate::state::timed::{Due, Timed};
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason, Refusal};
-use harmonaize_abi::{Collective, CommunicatorId, Pattern};
+use harmonaize_abi::{Collective, CommunicatorId, OperationId, Pattern};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Call, Fact as Told, Outcome, ProviderState, Watch, negotiate, quarters};
@@ -73,7 +74,7 @@ struct PromiseRecord {
     /// Set aside: what each host can send to the next at least.
     rate: Rate,
     watch: Watch,
-    gathered: BTreeMap<u64, Gathered>,
+    gathered: BTreeMap<OperationId, Gathered>,
 }
 
 impl Due for PromiseRecord {
@@ -94,7 +95,7 @@ struct Pending {
 #[derive(Debug, Default)]
 struct Gathered {
     collective: Option<Collective>,
-    bytes: u64,
+    bytes: Bytes,
     called: Nanos,
     ended: Nanos,
     /// Participants whose ranks have all called it and where it has not ended, as far as they have reported.
@@ -107,12 +108,12 @@ impl Gathered {
     fn called(&mut self, told: &v1::Operation) {
         let called = told.ranks.iter().map(|rank| rank.called_ns).max();
         self.called = self.called.max(Nanos(called.unwrap_or(0)));
-        self.bytes = told.bytes;
+        self.bytes = Bytes(told.bytes);
         // Agents that cannot say are of a time when nearly all were.
         self.collective = told.collective.map_or(Some(Collective::AllReduce), harmonaize_api::collective);
     }
 
-    fn call(&self, number: u64) -> Call {
+    fn call(&self, number: OperationId) -> Call {
         Call { number, collective: self.collective, bytes: self.bytes }
     }
 }
@@ -203,7 +204,7 @@ impl Agreements {
         request: &v1::Negotiate,
     ) {
         if let Some(outcome) = self.considered(ctx, effects, room, from, request) {
-            negotiated(effects, from, request.request, &outcome);
+            negotiated(effects, from, request.request, outcome);
         }
     }
 
@@ -215,7 +216,7 @@ impl Agreements {
         room: &Room<'_>,
         from: SessionId,
         request: &v1::Negotiate,
-    ) -> Option<Result<Negotiated, Refusal>> {
+    ) -> Option<Result<Negotiated, RequestRefusal>> {
         let id = match ctx.named(&request.tenant, &request.communicator) {
             Ok(id) => id,
             Err(refused) => return Some(Err(refused)),
@@ -224,17 +225,16 @@ impl Agreements {
             return Some(Ok(Negotiated::Agreed(self.agreement(id))));
         };
         if self.pending.contains_key(&id) {
-            return Some(Err("a proposal for it is being written down; propose again after it".into()));
+            return Some(Err(RequestRefusal::ProposalPending));
         }
         if let Err(refused) = self.proposed.take(ctx.now, &request.tenant, id, "proposals") {
-            return Some(Err(refused.to_string().into()));
+            return Some(Err(refused.into()));
         }
         if propose.continue_on_loss {
-            let why = "communicators do not go on by themselves without ranks that are lost; their processes regroup";
-            return Some(Err(why.into()));
+            return Some(Err(RequestRefusal::ContinueOnLoss));
         }
         if let Some(code) = propose.unknown() {
-            return Some(Err(format!("the provider does not know collective {code} yet").into()));
+            return Some(Err(RequestRefusal::UnknownCollective(code)));
         }
         let mut wanted = Constraints::from(propose);
         let budget = wanted.budget.as_ref().and_then(|said| Budget::try_from(said).err());
@@ -400,7 +400,7 @@ impl Agreements {
         self.judge(ctx, effects, id);
         let told = self.agreement(id);
         if let Some((to, request)) = to {
-            negotiated(effects, to, request, &Ok(Negotiated::Agreed(told)));
+            negotiated(effects, to, request, Ok(Negotiated::Agreed(told)));
         }
     }
 
@@ -428,9 +428,8 @@ impl Agreements {
 
     /// What was to be stored could not be: it is not in effect.
     pub(crate) fn store_failed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
-        let why = "the provider could not write it down; what was agreed on before still is";
         match self.pending.remove(&id).map(|pending| pending.to) {
-            Some(Some((to, request))) => negotiated(effects, to, request, &Err(why.into())),
+            Some(Some((to, request))) => negotiated(effects, to, request, Err(RequestRefusal::NotStored)),
             Some(None) => lose(ctx, effects, id, BTreeSet::new()),
             None => {}
         }
@@ -440,7 +439,7 @@ impl Agreements {
     pub(crate) fn end(&mut self, effects: &mut Effects, id: CommunicatorId) {
         let pending = self.pending.remove(&id);
         if let Some(Pending { to: Some((to, request)), .. }) = &pending {
-            negotiated(effects, *to, *request, &Err("the communicator has ended".into()));
+            negotiated(effects, *to, *request, Err(RequestRefusal::CommunicatorEnded));
         }
         let kept = self.promises.remove(&id);
         if kept.is_some() || pending.is_some() {
@@ -464,7 +463,7 @@ impl Agreements {
 
     /// An agent told of an operation: once all have, it is known what it took from its last rank's call.
     pub(crate) fn watch_operation(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, told: &v1::Operation) {
-        let id = CommunicatorId(told.communicator);
+        let (id, number) = (CommunicatorId(told.communicator), OperationId(told.operation));
         let Some(agents) = ctx.communicators.get(&id).map(|known| known.members.len()) else { return };
         let Some(kept) = self.promises.get_mut(&id) else { return };
         let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
@@ -472,14 +471,14 @@ impl Agreements {
         if told.ranks.iter().any(|rank| rank.failed || rank.called_ns == 0 || rank.ended_ns == 0) {
             return;
         }
-        let gathered = kept.gathered.entry(told.operation).or_default();
+        let gathered = kept.gathered.entry(number).or_default();
         gathered.called(told);
         gathered.over.insert(told.participant);
         gathered.ended = gathered.ended.max(Nanos(ended.unwrap_or(0)));
         if gathered.over.len() >= agents {
-            let call = gathered.call(told.operation);
+            let call = gathered.call(number);
             let took = gathered.ended.since(gathered.called);
-            kept.gathered.remove(&told.operation);
+            kept.gathered.remove(&number);
             kept.watch.operation(ctx.now, call, took);
             self.judge(ctx, effects, id);
         } else if kept.gathered.len() > MOST_GATHERED {
@@ -496,7 +495,7 @@ impl Agreements {
         at: Nanos,
         told: &v1::Operation,
     ) {
-        let id = CommunicatorId(told.communicator);
+        let (id, number) = (CommunicatorId(told.communicator), OperationId(told.operation));
         let Some(known) = ctx.communicators.get(&id) else { return };
         let Some(kept) = self.promises.get_mut(&id) else { return };
         let has_called = |rank: &u32| told.ranks.iter().any(|one| one.rank == *rank && one.called_ns > 0);
@@ -504,11 +503,11 @@ impl Agreements {
         if !member.is_some_and(|member| member.ranks.iter().all(has_called)) {
             return;
         }
-        let gathered = kept.gathered.entry(told.operation).or_default();
+        let gathered = kept.gathered.entry(number).or_default();
         gathered.called(told);
         gathered.open.insert(told.participant);
         if gathered.open.union(&gathered.over).count() >= known.members.len() {
-            let call = gathered.call(told.operation);
+            let call = gathered.call(number);
             let so_far = at.since(gathered.called);
             kept.watch.operation_open(ctx.now, call, so_far);
             self.judge(ctx, effects, id);
@@ -582,8 +581,14 @@ impl Agreements {
     }
 }
 
-fn negotiated(effects: &mut Effects, to: SessionId, request: u64, outcome: &Result<Negotiated, Refusal>) {
-    effects.send(to, to_agent::Message::Negotiated(v1::Negotiated::answer(request, outcome)));
+fn negotiated(
+    effects: &mut Effects,
+    to: SessionId,
+    request: u64,
+    outcome: Result<Negotiated, RequestRefusal>,
+) {
+    let outcome = outcome.map_err(Refusal::from);
+    effects.send(to, to_agent::Message::Negotiated(v1::Negotiated::answer(request, &outcome)));
 }
 
 fn lose(ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, clauses: BTreeSet<Clause>) {

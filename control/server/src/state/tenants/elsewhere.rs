@@ -1,24 +1,25 @@
 //! Messages of agents that name a tenant. Whoever does not let a host's agent speak for it, the file or an operator, the answer is the
 //! same.
 
+use crate::state::refusal::RequestRefusal;
 use harmonaize_abi::session::{RecallReason, RunnerOrder, WorkerState};
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
-
-/// What a tenant hears through an agent of a host that the operator does not let it be on.
-const ELSEWHERE: &str = "the provider serves this tenant elsewhere";
 
 /// How long a worker there has to end. It is less than its runner may be silent, after which its host may get others' workers.
 const NOTICE_NS: u64 = 10_000_000_000;
 
-/// The answer to a runner whose tenant may not be there. A worker that runs is to end, and without one there is this text. Nothing else of
+/// The answer to a runner whose tenant may not be there. A worker that runs is to end, and without one it is refused. Nothing else of
 /// the runner is taken in, so its job goes on without it.
-pub(crate) fn turn_away(message: &v1::AwaitOrder, text: String) -> Result<RunnerOrder, String> {
+pub(crate) fn turn_away(
+    message: &v1::AwaitOrder,
+    refusal: RequestRefusal,
+) -> Result<RunnerOrder, RequestRefusal> {
     match message.report().state {
         WorkerState::Running { place, stopping: false } => {
             let (generation, reason) = (place.generation, RecallReason::Unknown);
             Ok(RunnerOrder::Recall { generation, reason, notice_ns: NOTICE_NS })
         }
-        _ => Err(text),
+        _ => Err(refusal),
     }
 }
 
@@ -26,31 +27,35 @@ pub(crate) fn turn_away(message: &v1::AwaitOrder, text: String) -> Result<Runner
 /// tenant. There is none for all other messages: they name a communicator, and are for its members alone.
 pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'static str, to_agent::Message)> {
     use from_agent::Message;
-    let text = ELSEWHERE.to_owned();
+    let why = RequestRefusal::Elsewhere;
     Some(match message {
         Message::Join(asked) => {
             let kind = JoinRefusedKind::UnknownTenant.into();
-            let refused = v1::JoinRefused { request: asked.request, kind, text, ranks: Vec::new() };
+            let refused =
+                v1::JoinRefused { request: asked.request, kind, text: why.to_string(), ranks: Vec::new() };
             (&asked.tenant, "join", to_agent::Message::JoinRefused(refused))
         }
         Message::ReadEvents(asked) => {
-            let answer = v1::EventsRead { request: asked.request, refused: text, ..Default::default() };
+            let answer =
+                v1::EventsRead { request: asked.request, refused: why.to_string(), ..Default::default() };
             (&asked.tenant, "events", to_agent::Message::EventsRead(answer))
         }
         Message::Negotiate(asked) => {
-            let answer = v1::Negotiated { request: asked.request, refused: text, ..Default::default() };
+            let answer =
+                v1::Negotiated { request: asked.request, refused: why.to_string(), ..Default::default() };
             (&asked.tenant, "negotiate", to_agent::Message::Negotiated(answer))
         }
         Message::BeginIteration(asked) => {
-            let answer = v1::IterationChoice::answer(asked.request, Err(text.into()));
+            let answer = v1::IterationChoice::answer(asked.request, Err(why.into()));
             (&asked.tenant, "begin an iteration", to_agent::Message::IterationChoice(answer))
         }
         Message::Hint(asked) => {
-            let answer = v1::Hinted::answer(asked.request, Err(text.into()));
+            let answer = v1::Hinted::answer(asked.request, Err(why.into()));
             (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
         }
         Message::AwaitOrder(asked) => {
-            let answer = v1::RunnerOrder::answer(asked.request, turn_away(asked, text).map(Into::into));
+            let answer = turn_away(asked, why).map(Into::into).map_err(|why| why.to_string());
+            let answer = v1::RunnerOrder::answer(asked.request, answer);
             (&asked.tenant, "run a job", to_agent::Message::RunnerOrder(answer))
         }
         Message::SetBid(asked) => {

@@ -6,6 +6,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, Note};
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
+use crate::state::refusal::RequestRefusal;
 use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::batch::choose_batch;
 use crate::state::tenants::readers::{Reader, Readers};
@@ -15,7 +16,7 @@ use crate::state::world::withdrawals::NOTICE;
 use harmonaize_abi::session::{
     BatchChoice, BatchKnobs, Choice, ChoiceReason, Event, EventBatch, EventCursor, EventKind, Knobs, Refusal,
 };
-use harmonaize_abi::{CommunicatorId, CongestionLevel, Rank};
+use harmonaize_abi::{Bytes, CommunicatorId, CongestionLevel, Rank};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits, choose};
 use harmonaize_planner::{HostId, Rate};
@@ -64,8 +65,8 @@ impl Reader {
     /// What it is answered, unless it is to wait on.
     fn answer(&self, feeds: &BTreeMap<String, Feed>, now: Duration, request: u64) -> Option<v1::EventsRead> {
         match feeds.get(&self.tenant).map(|feed| feed.read(self.from)) {
-            None => Some(refused(request, "the tenant is gone")),
-            Some(Err(error)) => Some(refused(request, &error.to_string())),
+            None => Some(refused(request, &RequestRefusal::TenantGone)),
+            Some(Err(error)) => Some(refused(request, &error.into())),
             Some(Ok(batch)) if batch.events.is_empty() && batch.missed == 0 && now < self.until => None,
             Some(Ok(batch)) => Some(read(request, batch)),
         }
@@ -103,15 +104,11 @@ impl Events {
             return Err(Breach::ReadTwice);
         }
         if !ctx.settings.tenants.contains(&tenant) {
-            send(effects, session, refused(request, "the provider does not know this tenant"));
+            send(effects, session, refused(request, &RequestRefusal::UnknownTenant));
             return Ok(());
         }
         if !self.readers.has_room(session, &tenant) {
-            send(
-                effects,
-                session,
-                refused(request, "too many processes of this tenant wait for events; try again"),
-            );
+            send(effects, session, refused(request, &RequestRefusal::TooManyReaders));
             return Ok(());
         }
         // There is one for whoever asks, also with a cursor from before control began.
@@ -144,10 +141,10 @@ impl Events {
         let checked = knobs.check().and_then(|()| batch.map_or(Ok(()), |batch| batch.check()));
         let choice = match (ctx.named(&asked.tenant, &asked.communicator), checked) {
             (Err(refused), _) => Err(refused),
-            (_, Err(error)) => Err(error.to_string().into()),
+            (_, Err(error)) => Err(error.into()),
             (Ok(id), Ok(())) => self.chosen(ctx, &asked.tenant, id, &knobs, batch.as_ref()),
         };
-        let answer = v1::IterationChoice::answer(asked.request, choice);
+        let answer = v1::IterationChoice::answer(asked.request, choice.map_err(Refusal::from));
         effects.send(from, to_agent::Message::IterationChoice(answer));
     }
 
@@ -159,7 +156,7 @@ impl Events {
         id: CommunicatorId,
         knobs: &Knobs,
         batch: Option<&BatchKnobs>,
-    ) -> Result<(Choice, Option<BatchChoice>), Refusal> {
+    ) -> Result<(Choice, Option<BatchChoice>), RequestRefusal> {
         let state = self.feed(tenant).current_state(id);
         let choice = choose(knobs, &state, clock(ctx, ctx.now));
         let Some((batch, communicator)) = batch.zip(ctx.communicators.get(&id)) else {
@@ -167,7 +164,7 @@ impl Events {
         };
         let (_, most) = knobs.accumulate;
         let chosen = choose_batch(batch, most, communicator.ranks, state.slowdown);
-        let (accumulate, batch) = chosen.map_err(|error| error.to_string())?;
+        let (accumulate, batch) = chosen?;
         let reason = match (choice.checkpoint, state.slowdown) {
             (true, _) => choice.reason,
             (false, CongestionLevel::None) => ChoiceReason::Usual,
@@ -262,13 +259,13 @@ impl Events {
         ids
     }
 
-    /// An operation took so many nanoseconds from its last rank's call, as all agents tell.
+    /// An operation took so long from its last rank's call, as all agents tell.
     pub(crate) fn operation_took(
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         id: CommunicatorId,
-        (bytes, took): (u64, u64),
+        (bytes, took): (Bytes, Duration),
     ) {
         let now = ctx.now;
         let Some(tenant) = ctx.communicators.get(&id).map(|known| &known.tenant) else { return };
@@ -389,8 +386,8 @@ fn send(effects: &mut Effects, session: SessionId, answer: v1::EventsRead) {
     effects.send(session, to_agent::Message::EventsRead(answer));
 }
 
-fn refused(request: u64, why: &str) -> v1::EventsRead {
-    v1::EventsRead { request, refused: why.to_owned(), ..v1::EventsRead::default() }
+fn refused(request: u64, why: &RequestRefusal) -> v1::EventsRead {
+    v1::EventsRead { request, refused: why.to_string(), ..v1::EventsRead::default() }
 }
 
 fn read(request: u64, batch: EventBatch) -> v1::EventsRead {

@@ -9,6 +9,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, SessionId};
+use crate::state::refusal::RequestRefusal;
 use crate::state::tenants::limits::TenantLimits;
 use crate::state::world::iterations::middle;
 use harmonaize_abi::session::{Expected, Hints, Refusal};
@@ -106,15 +107,23 @@ impl AllHints {
     /// A process of a tenant says what it expects of a communicator.
     pub(crate) fn hint(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: SessionId, asked: &v1::Hint) {
         let outcome = self.take_hints(ctx, effects, asked);
-        effects.send(from, to_agent::Message::Hinted(v1::Hinted::answer(asked.request, outcome)));
+        effects.send(
+            from,
+            to_agent::Message::Hinted(v1::Hinted::answer(asked.request, outcome.map_err(Refusal::from))),
+        );
     }
 
-    fn take_hints(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, asked: &v1::Hint) -> Result<(), Refusal> {
+    fn take_hints(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        asked: &v1::Hint,
+    ) -> Result<(), RequestRefusal> {
         let id = ctx.named(&asked.tenant, &asked.communicator)?;
-        self.limits.take(ctx.now, &asked.tenant, id, "hints").map_err(|error| error.to_string())?;
+        self.limits.take(ctx.now, &asked.tenant, id, "hints")?;
         let said = asked.hints.clone().unwrap_or_default();
-        let hints = said.to_abi().ok_or("hints of a collective that the provider does not know")?;
-        hints.check().map_err(|error| error.to_string())?;
+        let hints = said.to_abi().ok_or(RequestRefusal::HintedCollective)?;
+        hints.check()?;
         let before = self.hints.get(&id);
         let order = before.map_or(0, |said| said.hints.task_priority) != hints.task_priority;
         let waited = self.overlapped(ctx, id, f64::INFINITY);

@@ -18,7 +18,7 @@ const PER: Duration = Duration::from_secs(60);
     one = MOST.0,
     all = MOST.1
 )]
-pub(crate) struct OverLimit {
+pub struct OverLimit {
     what: &'static str,
     /// How long until the next is possible, rounded up.
     seconds: u64,
@@ -88,9 +88,8 @@ mod tests {
             "one is earned in an eighth of the time"
         );
         assert_eq!(taken(&mut limits, now + PER * 2, CommunicatorId(0)), 8);
-        let refused =
-            limits.take(now + PER * 2, "a", CommunicatorId(0), "hints").map_err(|error| error.to_string());
-        assert!(refused.is_err_and(|why| why.contains("too many hints") && why.ends_with("the next in 8 s")));
+        let refused = limits.take(now + PER * 2, "a", CommunicatorId(0), "hints");
+        assert_eq!(refused, Err(OverLimit { what: "hints", seconds: 8 }));
         limits.forget("a");
         assert_eq!(taken(&mut limits, now + PER * 2, CommunicatorId(0)), 8);
     }

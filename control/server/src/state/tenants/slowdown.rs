@@ -5,7 +5,7 @@
 //! It is compared with the communicator's own past alone, and only while it is the tenant's only one that
 //! communicates: what a tenant does to itself is nobody's congestion.
 
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{Bytes, CommunicatorId};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -31,13 +31,13 @@ pub(crate) const QUIET: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 struct Took {
     /// Oldest first.
-    order: VecDeque<u64>,
+    order: VecDeque<Duration>,
     /// The same, ascending.
-    sorted: Vec<u64>,
+    sorted: Vec<Duration>,
 }
 
 impl Took {
-    fn push(&mut self, took: u64) {
+    fn push(&mut self, took: Duration) {
         let oldest = (self.order.len() >= MOST).then(|| self.order.pop_front()).flatten();
         if let Some(at) = oldest.and_then(|oldest| self.sorted.binary_search(&oldest).ok()) {
             self.sorted.remove(at);
@@ -53,8 +53,8 @@ pub(crate) type Latest = [Option<(CommunicatorId, Duration)>; 2];
 /// One communicator's operations.
 #[derive(Debug, Default)]
 pub(crate) struct Slowdown {
-    /// By bytes: nanoseconds from the last rank's call.
-    took: BTreeMap<u64, Took>,
+    /// By bytes: the time from the last rank's call.
+    took: BTreeMap<Bytes, Took>,
     /// The newest ones' parts of their usual speed.
     latest: VecDeque<f64>,
     /// When an agent last said that a long queue stands.
@@ -75,12 +75,12 @@ impl Slowdown {
         std::mem::replace(&mut self.noted, share) != share
     }
 
-    pub(crate) fn operation(&mut self, bytes: u64, took: u64) {
+    pub(crate) fn operation(&mut self, bytes: Bytes, took: Duration) {
         if let Some(usual) = self.usual(bytes) {
             if self.latest.len() >= LATEST {
                 self.latest.pop_front();
             }
-            self.latest.push_back((usual as f64 / took.max(1) as f64).min(1.0));
+            self.latest.push_back(usual.div_duration_f64(took.max(Duration::from_nanos(1))).min(1.0));
         }
         if self.took.len() >= MOST_SIZES && !self.took.contains_key(&bytes) {
             self.took.pop_first();
@@ -89,7 +89,7 @@ impl Slowdown {
     }
 
     /// What operations of this size usually take: a quarter of them took less.
-    fn usual(&self, bytes: u64) -> Option<u64> {
+    fn usual(&self, bytes: Bytes) -> Option<Duration> {
         let kept = &self.took.get(&bytes)?.sorted;
         kept.get(kept.len() / 4).copied().filter(|_| kept.len() >= FEWEST)
     }
@@ -117,23 +117,23 @@ impl Slowdown {
 mod tests {
     use super::*;
 
-    const MS: u64 = 1_000_000;
+    const MS: Duration = Duration::from_millis(1);
 
     #[test]
     fn recent_operations_are_compared_by_size() {
         let (mut slowness, now) = (Slowdown::default(), Duration::from_secs(10));
         slowness.queue = Some(now);
-        (0..20).for_each(|_| slowness.operation(1 << 20, 30 * MS));
-        (0..20).for_each(|_| slowness.operation(1 << 10, MS));
+        (0..20).for_each(|_| slowness.operation(Bytes(1 << 20), MS * 30));
+        (0..20).for_each(|_| slowness.operation(Bytes(1 << 10), MS));
         assert_eq!(slowness.share(now), 1.0);
         // One that was late is none.
-        slowness.operation(1 << 20, 900 * MS);
+        slowness.operation(Bytes(1 << 20), MS * 900);
         assert_eq!(slowness.share(now), 1.0);
-        (0..3).for_each(|_| slowness.operation(1 << 20, 300 * MS));
+        (0..3).for_each(|_| slowness.operation(Bytes(1 << 20), MS * 300));
         assert_eq!(slowness.share(now), 0.1);
-        (0..4).for_each(|_| slowness.operation(1 << 20, 50 * MS));
+        (0..4).for_each(|_| slowness.operation(Bytes(1 << 20), MS * 50));
         assert_eq!(slowness.share(now), 1.0);
-        (0..4).for_each(|_| slowness.operation(1 << 20, 300 * MS));
+        (0..4).for_each(|_| slowness.operation(Bytes(1 << 20), MS * 300));
         assert_eq!(slowness.share(now + NOTICE_INTERVAL), 1.0, "nobody says any more that a queue stands");
         slowness.forget();
         assert_eq!(slowness.share(now), 1.0);
@@ -143,12 +143,13 @@ mod tests {
     fn history_is_bounded() {
         let mut slowness = Slowdown::default();
         for bytes in 0..1000 {
-            (0..2 * MOST as u64).for_each(|took| slowness.operation(bytes, took * 7 % 100 * MS));
+            (0..2 * MOST as u32).for_each(|took| slowness.operation(Bytes(bytes), MS * (took * 7 % 100)));
         }
         // The newest stay: of 256, the 65th from below.
-        let mut newest: Vec<u64> = (MOST as u64..2 * MOST as u64).map(|took| took * 7 % 100 * MS).collect();
+        let mut newest: Vec<Duration> =
+            (MOST as u32..2 * MOST as u32).map(|took| MS * (took * 7 % 100)).collect();
         newest.sort_unstable();
-        assert_eq!(slowness.usual(999), Some(newest[MOST / 4]));
+        assert_eq!(slowness.usual(Bytes(999)), Some(newest[MOST / 4]));
         assert_eq!((slowness.took.len(), slowness.latest.len()), (MOST_SIZES, LATEST));
         assert!(
             slowness

@@ -9,7 +9,7 @@ use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
 use check::ReportFault;
-use harmonaize_abi::{CommunicatorId, Nanos, Rank, StragglerCause};
+use harmonaize_abi::{Bytes, CommunicatorId, Nanos, Rank, StragglerCause};
 use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_disclose::Fact;
 use harmonaize_planner::HostId;
@@ -187,14 +187,14 @@ impl Telemetry {
     }
 
     /// Lays what an agent tells of an operation beside what others do. Returns, once all have told, its bytes
-    /// and the nanoseconds from the last rank's call.
+    /// and the time from the last rank's call.
     pub(crate) fn operation(
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
         operation: v1::Operation,
-    ) -> Option<(u64, u64)> {
+    ) -> Option<(Bytes, Duration)> {
         let id = CommunicatorId(operation.communicator);
         let communicator = ctx.communicators.get(&id)?;
         let merging = self.communicators.entry(id).or_insert_with(|| Merging::new(id));

@@ -3,7 +3,7 @@
 
 use crate::state::job::communicator::Member;
 use crate::state::output::SessionId;
-use harmonaize_abi::{CommunicatorId, Nanos};
+use harmonaize_abi::{Bytes, CommunicatorId, Nanos};
 use harmonaize_analysis::straggler::{self, EdgeTimes, Observed, RankTimes};
 use harmonaize_api::v1::{self, StragglerCause};
 use std::collections::{BTreeMap, VecDeque};
@@ -106,7 +106,7 @@ impl Merging {
         operation: v1::Operation,
         from: SessionId,
         members: &[Member],
-    ) -> (Vec<v1::Straggler>, Option<(u64, u64)>) {
+    ) -> (Vec<v1::Straggler>, Option<(Bytes, Duration)>) {
         let (number, bytes) = (operation.operation, operation.bytes);
         let nothing = (Vec::new(), None);
         let Some(me) = members.iter().position(|member| member.session == Some(from)) else { return nothing };
@@ -149,7 +149,7 @@ impl Merging {
         if let Some(Observed { ranks, .. }) = observed.filter(|_| due) {
             self.retained = Some(WholeOperation { at: now, number, bytes, ranks });
         }
-        (judged, took.map(|took| (bytes, took)))
+        (judged, took.map(|took| (Bytes(bytes), Duration::from_nanos(took))))
     }
 
     fn judge(&mut self, observed: &Observed) -> Vec<v1::Straggler> {
