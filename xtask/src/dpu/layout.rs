@@ -441,7 +441,7 @@ mod tests {
         assert!(script.starts_with(&begins) && script.contains(" & exec "), "{script}");
         let topology = of(unit, "topology.toml").unwrap();
         let topology = harmonaize_testkit::topology::Topology::parse(&topology).unwrap();
-        assert_eq!(topology.aggregators().len(), 1);
+        assert_eq!(topology.aggregators().count(), 1);
     }
 
     #[test]
