@@ -634,7 +634,7 @@ mod tests {
             let state = WorkerState::None;
             let report = RunnerReport { runner: 1, job: "job".to_owned(), workers: (1, 1), state };
             let (reply, answer) = oneshot::channel();
-            let question = Question::Runner { report, elastic: false, wait: Duration::MAX, reply };
+            let question = Question::Runner { report, elastic: false, bid: None, wait: Duration::MAX, reply };
             agent.handle_request(SessionRequest::Ask { attachment, question });
             let Ok(from_agent::Message::AwaitOrder(told)) = messages.try_recv() else {
                 panic!("control was not asked");

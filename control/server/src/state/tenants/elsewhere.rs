@@ -59,7 +59,7 @@ pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'sta
             (&asked.tenant, "run a job", to_agent::Message::RunnerOrder(answer))
         }
         Message::SetBid(asked) => {
-            let answer = v1::BidSet::answer(asked.request, Err(text));
+            let answer = v1::BidSet::answer(asked.request, Err(why.to_string()));
             (&asked.tenant, "bid", to_agent::Message::BidSet(answer))
         }
         Message::Hello(_)
