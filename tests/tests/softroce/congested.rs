@@ -2,8 +2,7 @@
 //! control but the agents' programs in the kernel, which see SoftRoCE's packets.
 
 use crate::alone;
-use crate::flaps::{End, Job, job};
-use crate::host::PATIENCE;
+use crate::flaps::{End, Job, run};
 use crate::provider::{HOSTS, Provider, program};
 use crate::spines::{Others, RATE, Spines, topology};
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +12,15 @@ use std::time::{Duration, Instant};
 
 /// For each byte on the other way, more than so many cross the one that the plan names. Acknowledgements may cross the other.
 const MOST: u64 = 4;
+
+/// A plan is made again where a busy machine gave one up.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// Between two looks at what control says. Each takes an emulated processor a tenth of a second.
+const LOOK: Duration = Duration::from_millis(700);
+
+/// Between two rounds of the job, for the other programs that share its emulated processors.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Control's lines. A ring has all of a hop's bytes on one link; the ports are those on the wire.
 const CONTROL: &str =
@@ -35,7 +43,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T>
         if Instant::now() > deadline {
             bail!("{what}: not within {PATIENCE:?}");
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(LOOK);
     }
 }
 
@@ -122,14 +130,12 @@ impl Scene<'_> {
                     && decision.switched_ns().is_some()
             }))
         })?;
-        let took_ns = decision.at_ns - began;
-        let others_bytes = self.spines.others_bytes(&spine)?;
-        println!(
-            "  after {} ms, {others_bytes} bytes of others: {}: {}",
-            took_ns / 1_000_000,
-            decision.cause,
-            decision.reason
-        );
+        let (took_ms, bytes) = ((decision.at_ns - began) / 1_000_000, self.spines.others_bytes(&spine)?);
+        println!("  planned after {took_ms} ms, {bytes} bytes of others so far");
+        println!("  {}: {}", decision.cause, decision.reason);
+        let explained = self.provider.ask("explain")?;
+        let trains = |of: &str| explained[format!("congestion_reports_{of}")].as_u64().unwrap_or_default();
+        println!("  reports that trains verified: {}, refuted: {}", trains("verified"), trains("refuted"));
         let report = decision.congestion_report.context("no report")?;
         ensure!(report.finding.contains("congestion"), "{report:?}");
         ensure!(decision.reason.contains(&spine), "the reason names no {spine}: {}", decision.reason);
@@ -165,7 +171,7 @@ fn queue_pairs_leave_a_congested_way() {
     let Some(spines) = Spines::build() else { return };
     let agent = |_| program("harmonaize-agent");
     let Some(provider) = Provider::start_on(&topology(), CONTROL, telemetry, agent) else { return };
-    let ends = job(&provider, "congested", |job| {
+    let ends = run(Job::with_pauses(PAUSE), &provider, "congested", |job| {
         let scene = Scene { spines: &spines, provider: &provider, job };
         if let Err(error) = scene.play() {
             panic!("{error:#}\n{}", scene.account());

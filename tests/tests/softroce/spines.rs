@@ -218,20 +218,13 @@ impl Spines {
     /// The shaper of the others' link keeps their rate, from a queue that their socket keeps filled. So it is steady also where
     /// processors are busy.
     fn wire_others(&self) -> Result<()> {
-        let (near, far) = OTHERS_LINK;
-        let leaf0 = leaf(0);
-        batch(
-            "ip",
-            &[
-                format!("netns add {OTHERS}"),
-                format!(
-                    "link add others mtu {SWITCH_MTU} netns {} type veth peer name out mtu {SWITCH_MTU} netns {OTHERS}",
-                    leaf0.name()
-                ),
-            ],
-        )?;
-        leaf0.ip(&[format!("addr add {near}/31 dev others"), "link set others up".to_owned()])?;
-        let host = Namespace::named(OTHERS.to_owned());
+        let (first, host, (near, far)) = (leaf(0), Namespace::named(OTHERS), OTHERS_LINK);
+        let ends = format!(
+            "link add others mtu {SWITCH_MTU} netns {} type veth peer name out mtu {SWITCH_MTU} netns {OTHERS}",
+            first.name()
+        );
+        batch("ip", &[format!("netns add {OTHERS}"), ends])?;
+        first.ip(&[format!("addr add {near}/31 dev others"), "link set others up".to_owned()])?;
         host.ip(&[
             format!("addr add {far}/31 dev out"),
             "link set out up".to_owned(),
@@ -396,8 +389,7 @@ impl Others {
         let target = sink(number.with_context(|| format!("no spine {name}"))?);
         let receiver = leaf(1).enter(|| UdpSocket::bind((target, 0)))??;
         let target = receiver.local_addr()?;
-        let host = Namespace::named(OTHERS.to_owned());
-        let socket = host.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))??;
+        let socket = Namespace::named(OTHERS).enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))??;
         socket.connect(target)?;
         rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, WAITING)?;
         let stop = Arc::new(AtomicBool::new(false));
