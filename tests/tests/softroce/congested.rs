@@ -2,7 +2,7 @@
 //! control but the agents' programs in the kernel, which see SoftRoCE's packets.
 
 use crate::alone;
-use crate::flaps::{End, Job, run};
+use crate::flaps::{End, Job, job};
 use crate::provider::{HOSTS, Provider, program};
 use crate::spines::{Others, RATE, Spines, topology};
 use anyhow::{Context, Result, bail, ensure};
@@ -18,9 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Between two looks at what control says. Each takes an emulated processor a tenth of a second.
 const LOOK: Duration = Duration::from_millis(700);
-
-/// Between two rounds of the job, for the other programs that share its emulated processors.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Control's lines. A ring has all of a hop's bytes on one link; the ports are those on the wire.
 const CONTROL: &str =
@@ -171,7 +168,7 @@ fn queue_pairs_leave_a_congested_way() {
     let Some(spines) = Spines::build() else { return };
     let agent = |_| program("harmonaize-agent");
     let Some(provider) = Provider::start_on(&topology(), CONTROL, telemetry, agent) else { return };
-    let ends = run(Job::with_pauses(PAUSE), &provider, "congested", |job| {
+    let ends = job(&provider, "congested", |job| {
         let scene = Scene { spines: &spines, provider: &provider, job };
         if let Err(error) = scene.play() {
             panic!("{error:#}\n{}", scene.account());

@@ -28,8 +28,6 @@ pub(crate) struct Job {
     rounds: AtomicU64,
     over: AtomicBool,
     ended: AtomicBool,
-    /// Between two rounds of it.
-    pause: Duration,
 }
 
 /// Has all ranks of a job end once it is dropped, also by a panic. The scope of their threads waits for them.
@@ -42,11 +40,6 @@ impl Drop for Ends<'_> {
 }
 
 impl Job {
-    /// One that pauses so long between two rounds.
-    pub(crate) fn with_pauses(pause: Duration) -> Self {
-        Self { pause, ..Self::default() }
-    }
-
     /// Waits until it got on, or has ended.
     pub(crate) fn wait_for_progress(&self) {
         let seen = self.rounds.load(Ordering::Relaxed);
@@ -68,7 +61,6 @@ impl Job {
         if worker.rank == 0 {
             self.rounds.fetch_add(1, Ordering::Relaxed);
         }
-        std::thread::sleep(self.pause);
         Ok(worker.contents(&flag)? != [0])
     }
 
@@ -90,11 +82,7 @@ impl Job {
 
 /// Runs a job on all hosts while `meanwhile` lasts, and until it has ended.
 pub(crate) fn job(provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End> {
-    run(Job::default(), provider, name, meanwhile)
-}
-
-/// The same with this job.
-pub(crate) fn run(job: Job, provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End> {
+    let job = Job::default();
     std::thread::scope(|scope| {
         let ranks = scope.spawn(|| {
             let ends = ranks(&provider.sockets(), name, |worker| job.work(worker));

@@ -105,11 +105,12 @@ fn linked(from: &str, to: &str) -> String {
 
 /// A shaper that holds a queue of up to 200 ms: nothing is lost where others' packets stand.
 fn shaped(device: &str) -> String {
-    shaped_to(device, RATE)
+    shaped_to(device, RATE, 64)
 }
 
-fn shaped_to(device: &str, rate: u32) -> String {
-    format!("qdisc replace dev {device} root tbf rate {rate}mbit burst 64kb latency 200ms")
+/// The same for a rate in Mbit/s, with a bucket in KiB. It makes up for a timer that is late by what it holds.
+fn shaped_to(device: &str, rate: u32, bucket: u32) -> String {
+    format!("qdisc replace dev {device} root tbf rate {rate}mbit burst {bucket}kb latency 200ms")
 }
 
 /// The hardware address of a leaf's port to a host.
@@ -230,7 +231,7 @@ impl Spines {
             "link set out up".to_owned(),
             format!("route add default via {near}"),
         ])?;
-        host.tc(&[shaped_to("out", OTHERS_RATE)])
+        host.tc(&[shaped_to("out", OTHERS_RATE, 256)])
     }
 
     fn wire_spine(&self, number: usize) -> Result<()> {
