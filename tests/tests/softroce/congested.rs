@@ -132,7 +132,9 @@ impl Scene<'_> {
         println!("  {}: {}", decision.cause, decision.reason);
         let explained = self.provider.ask("explain")?;
         let trains = |of: &str| explained[format!("congestion_reports_{of}")].as_u64().unwrap_or_default();
-        println!("  reports that trains verified: {}, refuted: {}", trains("verified"), trains("refuted"));
+        let (verified, refuted) = (trains("verified"), trains("refuted"));
+        println!("  reports that trains verified: {verified}, refuted: {refuted}");
+        ensure!(verified > 0, "no train met others' traffic");
         let report = decision.congestion_report.context("no report")?;
         ensure!(report.finding.contains("congestion"), "{report:?}");
         ensure!(decision.reason.contains(&spine), "the reason names no {spine}: {}", decision.reason);
