@@ -15,17 +15,23 @@ use std::thread::JoinHandle;
 pub(crate) const RATE: u32 = 40;
 /// As all of the guest's links.
 const MTU: u32 = 4200;
-/// Bytes of others that wait at the narrow place, at most. It carries them in 60 ms. The kernel counts about twice what packets have,
-/// so that a buffer of so many, which it doubles, is that.
-const STANDING: usize = 300_000;
-/// Bytes of a datagram of others.
-const DATAGRAM: usize = 4096;
+/// What others send, in Mbit/s. It is less than a link carries, so that no queue grows for ever. A train that meets it comes out at 22
+/// Mbit/s of 40.
+const OTHERS_RATE: u32 = 32;
+/// Bytes of a datagram of others: so few packets cost an emulated processor next to nothing.
+const DATAGRAM: usize = 16_000;
+/// Between switches, where others' packets pass.
+const SWITCH_MTU: u32 = 16_384;
+/// What a socket of others keeps waiting for the shaper of their link, as the kernel counts. It lasts 60 ms at least.
+const WAITING: usize = 300_000;
 /// Where packets of RoCE v2 go.
 const ROCE_PORT: u16 = 4791;
 
 const RACKS: usize = 2;
 const SPINES: usize = 2;
 const SWITCHES: [&str; 4] = ["leaf0", "leaf1", "spine0", "spine1"];
+/// The host of others, at the first leaf.
+const OTHERS: &str = "others";
 
 /// Hosts of a rack.
 fn hosts(rack: usize) -> std::ops::Range<usize> {
@@ -60,6 +66,9 @@ fn link(rack: usize, spine: usize) -> (Ipv4Addr, Ipv4Addr) {
 fn sink(spine: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 3, spine as u8)
 }
+
+/// Both ends of the link of the first leaf and others.
+const OTHERS_LINK: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 0, 4, 0), Ipv4Addr::new(10, 0, 4, 1));
 
 /// What control is told of the fabric.
 pub(crate) fn topology() -> String {
@@ -96,7 +105,12 @@ fn linked(from: &str, to: &str) -> String {
 
 /// A shaper that holds a queue of up to 200 ms: nothing is lost where others' packets stand.
 fn shaped(device: &str) -> String {
-    format!("qdisc replace dev {device} root tbf rate {RATE}mbit burst 64kb latency 200ms")
+    shaped_to(device, RATE, 64)
+}
+
+/// The same for a rate in Mbit/s, with a bucket in KiB. It makes up for a timer that is late by what it holds.
+fn shaped_to(device: &str, rate: u32, bucket: u32) -> String {
+    format!("qdisc replace dev {device} root tbf rate {rate}mbit burst {bucket}kb latency 200ms")
 }
 
 /// The hardware address of a leaf's port to a host.
@@ -141,8 +155,8 @@ impl Spines {
         for rack in 0..RACKS {
             for spine in 0..SPINES {
                 let (near, far) = (format!("up{spine}"), format!("down{rack}"));
-                let near = format!("{near} mtu {MTU} netns leaf{rack}");
-                let far = format!("{far} mtu {MTU} netns spine{spine}");
+                let near = format!("{near} mtu {SWITCH_MTU} netns leaf{rack}");
+                let far = format!("{far} mtu {SWITCH_MTU} netns spine{spine}");
                 batch("ip", &[format!("link add {near} type veth peer name {far}")])?;
             }
         }
@@ -152,6 +166,7 @@ impl Spines {
         for number in 0..SPINES {
             self.wire_spine(number)?;
         }
+        self.wire_others()?;
         for host in 0..HOSTS {
             Host(host as u32).wait_until_active();
             let others = (0..HOSTS).filter(|other| *other != host);
@@ -201,10 +216,27 @@ impl Spines {
         here.tc(&shapers)
     }
 
+    /// The shaper of the others' link keeps their rate, from a queue that their socket keeps filled. So it is steady also where
+    /// processors are busy.
+    fn wire_others(&self) -> Result<()> {
+        let (first, host, (near, far)) = (leaf(0), Namespace::named(OTHERS), OTHERS_LINK);
+        let ends = format!(
+            "link add others mtu {SWITCH_MTU} netns {} type veth peer name out mtu {SWITCH_MTU} netns {OTHERS}",
+            first.name()
+        );
+        batch("ip", &[format!("netns add {OTHERS}"), ends])?;
+        first.ip(&[format!("addr add {near}/31 dev others"), "link set others up".to_owned()])?;
+        host.ip(&[
+            format!("addr add {far}/31 dev out"),
+            "link set out up".to_owned(),
+            format!("route add default via {near}"),
+        ])?;
+        host.tc(&[shaped_to("out", OTHERS_RATE, 256)])
+    }
+
     fn wire_spine(&self, number: usize) -> Result<()> {
         let (here, own) = (spine(number), spine_address(number));
         let mut lines = vec![format!("addr add {own}/32 dev lo")];
-        let mut shapers = Vec::new();
         for rack in 0..RACKS {
             let (far, near) = link(rack, number);
             lines.push(format!("addr add {near}/31 dev down{rack}"));
@@ -213,22 +245,33 @@ impl Spines {
                 let address = Host(host as u32).address();
                 lines.push(format!("route add {address}/32 via {far} dev down{rack} src {own}"));
             }
-            shapers.push(shaped(&format!("down{rack}")));
         }
         lines.push(format!("route add {}/32 via {} dev down1", sink(number), link(1, number).0));
         here.ip(&lines)?;
-        // What comes from the first leaf to RoCE's port is counted, and goes on.
-        shapers.push("qdisc add dev down0 clsact".to_owned());
-        shapers.push(format!(
-            "filter add dev down0 ingress protocol ip prio 1 u32 match ip protocol 17 0xff match ip dport {ROCE_PORT} 0xffff \
-             action ok"
-        ));
-        here.tc(&shapers)
+        // What comes from the first leaf to RoCE's port is counted, what others send too, and goes on. No shaper is needed here: what
+        // comes from one leaf goes to the other.
+        let counted = |prio: u32, matched: &str| {
+            format!("filter add dev down0 ingress protocol ip prio {prio} u32 {matched} action ok")
+        };
+        here.tc(&[
+            "qdisc add dev down0 clsact".to_owned(),
+            counted(1, &format!("match ip protocol 17 0xff match ip dport {ROCE_PORT} 0xffff")),
+            counted(2, &format!("match ip dst {}/32", sink(number))),
+        ])
     }
 
     /// Bytes of RoCE that have come from the first rack over a spine so far.
     pub(crate) fn roce_bytes(&self, spine: &str) -> Result<u64> {
-        let said = output_of("tc", &format!("-n {spine} -s filter show dev down0 ingress"))?;
+        self.counted(spine, 1)
+    }
+
+    /// Bytes of others, likewise.
+    pub(crate) fn others_bytes(&self, spine: &str) -> Result<u64> {
+        self.counted(spine, 2)
+    }
+
+    fn counted(&self, spine: &str, prio: u32) -> Result<u64> {
+        let said = output_of("tc", &format!("-n {spine} -s filter show dev down0 ingress prio {prio}"))?;
         let mut words = said.split_whitespace().skip_while(|word| *word != "Sent");
         let bytes = words.nth(1).and_then(|bytes| bytes.parse().ok());
         bytes.with_context(|| format!("{spine} counts nothing: {said}"))
@@ -250,7 +293,7 @@ impl Spines {
     /// What an onlooker would want to know of the switches.
     pub(crate) fn state(&self) -> String {
         let mut text = String::new();
-        for name in SWITCHES {
+        for name in SWITCHES.into_iter().chain([OTHERS]) {
             let said = output_of("tc", &format!("-n {name} -s qdisc show"))
                 .unwrap_or_else(|error| format!("{error:#}"));
             text += &format!("{name}:\n{said}");
@@ -276,7 +319,7 @@ impl Drop for Spines {
                 }
             }
             let _ = receive_on(0, &["sw"]);
-            for name in SWITCHES {
+            for name in SWITCHES.into_iter().chain([OTHERS]) {
                 let _ = output_of("ip", &format!("netns del {name}"));
             }
             (0..HOSTS).for_each(|host| Host(host as u32).wait_until_active());
@@ -332,8 +375,7 @@ fn reach_each_other() {
     }
 }
 
-/// A flow of others from the first leaf to the second over one spine. It takes what that has left, and keeps a queue standing
-/// there.
+/// A steady flow of others from the first leaf to the second over one spine.
 pub(crate) struct Others {
     stop: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
@@ -348,12 +390,14 @@ impl Others {
         let target = sink(number.with_context(|| format!("no spine {name}"))?);
         let receiver = leaf(1).enter(|| UdpSocket::bind((target, 0)))??;
         let target = receiver.local_addr()?;
-        let socket = leaf(0).enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))??;
+        let socket = Namespace::named(OTHERS).enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))??;
         socket.connect(target)?;
-        rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, STANDING)?;
+        rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, WAITING)?;
         let stop = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&stop);
         let sender = std::thread::spawn(move || {
+            // Others have processors of their own. This has little to do: a few calls each 30 ms.
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -20);
             while !ended.load(Ordering::Relaxed) {
                 // Waits for room in the queue.
                 let _ = socket.send(&[0x5a; DATAGRAM]);
