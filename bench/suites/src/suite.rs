@@ -42,7 +42,7 @@ pub struct Request {
     /// These parts alone; the other suites have none. Suite service: added, threads, calls, state. Suite rdma: stream, latency, allreduce, loss, slow, failure, aggregated. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner, page.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
-    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, unprotected, racks, by-racks, recorded, senders. Suite sharing: host, links, classes, link-classes, engine-weights, link-weights, hostile, idle.
+    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped, unprotected, racks, by-racks, recorded, senders, preloaded. Suite sharing: host, links, classes, link-classes, engine-weights, link-weights, hostile, idle.
     /// Suite trust: cut, tenants, protection, tls, sessions, streams. Suite torch: host, links, start, calls. Suite allocation: gavel, sia, queues, fairness, adapting, market, time, own
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
@@ -64,10 +64,10 @@ pub struct Request {
     /// Suite rdma by hosts' names: element types of what harmonaize-perf prints, as it names them; float without it
     #[arg(long, value_delimiter = ',', value_name = "TYPE", value_parser = plain_name)]
     pub types: Vec<String>,
-    /// Suite sweep: numbers of ranks on one host; 2, 3, 4 and 8 without it
+    /// Suite sweep: numbers of ranks on one host; 2, 3, 4 and 8 without it, and of part preloaded 2 and 4
     #[arg(long, value_delimiter = ',', value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=64))]
     pub ranks: Vec<usize>,
-    /// Suite sweep: which collectives; all without it
+    /// Suite sweep: which collectives; all without it, and of part preloaded all_reduce
     #[arg(long, value_delimiter = ',', value_parser = collectives())]
     pub collectives: Vec<String>,
     /// Suite sweep, part recorded: files of HARMONAIZE_MINA and HARMONAIZE_MCCS by name, such as vit-base or setup-1_resnet_0; all without it

@@ -20,6 +20,7 @@ mod loads;
 pub mod named;
 mod nodes;
 mod page;
+mod preloaded;
 mod recorded;
 mod senders;
 
@@ -119,9 +120,12 @@ const SITES: [(&str, Site); 6] = [
     ("by-racks", Site::ByRacks),
 ];
 
+/// The parts that are no site.
+const OTHERS: [&str; 3] = [recorded::PART, senders::PART, preloaded::PART];
+
 /// The parts' names.
 pub fn parts() -> Vec<&'static str> {
-    SITES.iter().map(|(name, _)| *name).chain([recorded::PART, senders::PART]).collect()
+    SITES.iter().map(|(name, _)| *name).chain(OTHERS).collect()
 }
 
 impl Site {
@@ -413,12 +417,13 @@ pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Re
         }
     }
     outcome.rows = settings.iter().flat_map(Setting::rows).collect();
-    for part in [recorded::PART, senders::PART].into_iter().filter(|part| wanted(part)) {
+    for part in OTHERS.into_iter().filter(|part| wanted(part)) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         let measured = match part {
             recorded::PART => recorded::measure(request, &peers, binaries, stop),
+            preloaded::PART => preloaded::measure(request, binaries, stop),
             _ => senders::measure(request, binaries, stop),
         };
         match measured {

@@ -115,7 +115,8 @@ impl Contestant {
             Self::Ours => ours(&run, hosts, lab),
             Self::Mpi(library, yields) => {
                 let command = library.command(&run, *yields, nodes.apart().as_ref());
-                finish(lab, vec![start(lab, nodes, 0, "peer", &command)?], run.figures())
+                let started = start(lab, nodes, 0, "peer", &command)?;
+                finish(|| lab.check(), vec![started], run.figures())
             }
             Self::Gloo(gloo) => {
                 // A file that all ranks see, wherever they are.
@@ -127,12 +128,13 @@ impl Contestant {
                     start(lab, nodes, *host, &format!("gloo-{rank}"), &command)
                 };
                 let ranks = hosts.iter().enumerate().map(rank).collect::<Result<_>>()?;
-                finish(lab, ranks, run.figures())
+                finish(|| lab.check(), ranks, run.figures())
             }
             Self::Relay => {
                 let mut command = Command::new(lab.program("relay"));
                 command.args(["--ranks", &hosts.len().to_string()]).args(run.arguments());
-                finish(lab, vec![start(lab, nodes, 0, "relay", &command)?], sizes.len())
+                let started = start(lab, nodes, 0, "relay", &command)?;
+                finish(|| lab.check(), vec![started], sizes.len())
             }
             Self::Ring(served) => ring(&run, *served, hosts, lab, nodes),
             Self::Stream => {
@@ -182,7 +184,7 @@ fn ring(
         start(lab, nodes, *host, &format!("ring-{rank}"), &command)
     };
     let ranks = hosts.iter().enumerate().map(rank).collect::<Result<_>>()?;
-    finish(lab, ranks, run.sizes.len())
+    finish(|| lab.check(), ranks, run.sizes.len())
 }
 
 fn start(lab: &Lab, nodes: &Nodes, host: usize, name: &str, command: &Command) -> Result<Process> {
@@ -190,12 +192,16 @@ fn start(lab: &Lab, nodes: &Nodes, host: usize, name: &str, command: &Command) -
 }
 
 /// Waits for the processes, of which the first prints a figure for each size. One that has printed all and does not end, or ends badly, has
-/// still measured.
-fn finish(lab: &mut Lab, mut processes: Vec<Process>, sizes: usize) -> Result<BTreeMap<u64, f64>> {
+/// still measured. `check` says whether to go on.
+pub(super) fn finish(
+    mut check: impl FnMut() -> Result<()>,
+    mut processes: Vec<Process>,
+    sizes: usize,
+) -> Result<BTreeMap<u64, f64>> {
     let log = processes.first().context("no rank")?.log().to_path_buf();
     let mut complete: Option<Instant> = None;
     let waited = job::wait(&mut processes, LIMIT, || {
-        lab.check()?;
+        check()?;
         if complete.is_none() && printed(&log).is_ok_and(|figures| figures.len() >= sizes) {
             complete = Some(Instant::now());
         }
@@ -204,7 +210,7 @@ fn finish(lab: &mut Lab, mut processes: Vec<Process>, sizes: usize) -> Result<BT
     });
     let figures = match (printed(&log), waited) {
         (Ok(figures), Err(error)) if figures.len() >= sizes => {
-            lab.check()?;
+            check()?;
             eprintln!("  after its figures: {error:#}");
             figures
         }
