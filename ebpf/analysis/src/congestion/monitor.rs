@@ -366,8 +366,9 @@ impl Monitor {
         };
         self.measure.signals.starved = false;
         self.update_capacity(end, stated, limits);
-        // Queues of several paths may lie apart: two packets on one path tell how its queue grew, and on two they do not.
-        self.measure.own_part = least.own_part.or(self.measure.own_part);
+        // Queues of several paths may lie apart: then packets of one path tell how its queue grew, and those of all do not.
+        let (of_all, of_path) = (self.measure.own_part, least.own_part);
+        self.measure.own_part = of_all.map_or(of_path, |all| Some(of_path.map_or(all, |path| path.max(all))));
         let load = load_pressure(self.measure.used_ppm, limits);
         self.measure.signals.load = load >= MILD;
         self.measure.pressure = self.measure.pressure.max(load);
