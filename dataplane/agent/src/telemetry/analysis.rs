@@ -104,6 +104,11 @@ impl Analysis {
         std::mem::take(&mut self.found)
     }
 
+    /// The next path that is starved again, by which no state changed.
+    pub(crate) fn poll_starved_again(&mut self) -> Option<congestion::Congestion> {
+        self.congestion.poll_starved_again()
+    }
+
     /// Own operations that have begun and not ended.
     pub(crate) fn open(&self) -> impl Iterator<Item = &Operation> {
         self.marks.open()

@@ -186,6 +186,10 @@ impl Pipeline {
         self.analysis.advance(now);
         let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
         // Control first: it hears of a path at once.
+        // Control has it proven, so it hears of that too; to others nothing has changed.
+        while let Some(again) = self.analysis.poll_starved_again() {
+            self.congestion_reports.take(now, &Found::Congestion(again));
+        }
         found.iter().for_each(|found| self.congestion_reports.take(now, found));
         self.congestion_reports.poll_reports(now, offset_ns, (own_flows, &self.analysis), &self.names);
         for found in found {

@@ -5,6 +5,7 @@ mod ports;
 mod sweep;
 
 use super::bins::{add, number_at};
+use super::cause::Outcome;
 use super::completion::CompletionMonitor;
 use super::flow::{Change, FlowHistory};
 use super::monitor::{Measure, Monitor};
@@ -77,6 +78,8 @@ pub struct Detector {
     monitor_by_link: HashMap<Link, u32>,
     active: Vec<u32>,
     found: VecDeque<Congestion>,
+    /// Paths that are starved again, by which nothing changed.
+    starved_again: BTreeMap<Link, Congestion>,
     now: Nanos,
     last_record: Nanos,
     last_poll: Nanos,
@@ -103,6 +106,7 @@ impl Detector {
             monitor_by_link: HashMap::new(),
             active: Vec::new(),
             found: VecDeque::new(),
+            starved_again: BTreeMap::new(),
             now: Nanos(0),
             last_record: Nanos(0),
             last_poll: Nanos(0),
@@ -192,6 +196,12 @@ impl Detector {
     /// The next change of a link's state or cause, oldest first.
     pub fn poll(&mut self) -> Option<Congestion> {
         self.found.pop_front()
+    }
+
+    /// The next path that is starved again, after a while in which it was not, while its state and cause stand. That is no finding: it is
+    /// said boldly, for whoever has it proven. Of each path the newest is kept.
+    pub fn poll_starved_again(&mut self) -> Option<Congestion> {
+        self.starved_again.pop_first().map(|(_, congestion)| congestion)
     }
 
     /// How every link stands that something crossed in the last minute, every port that is read, and every own queue pair that is timed.
@@ -525,7 +535,10 @@ impl Detector {
             let stated = interface.bytes_per_second;
             // What else leaves by its interface must not be what it waits for.
             let starved = |late: LatePeriod| {
-                let whole = whole.is_some_and(|whole| whole.has_room(&late, stated));
+                let whole = whole.is_some_and(|whole| {
+                    let had_room = || monitor.dominates(whole) || whole.had_room(&late, stated);
+                    whole.has_room(&late, stated) && had_room()
+                });
                 whole && monitor.has_room(&late, stated) && monitor.has_traffic(&late, stated)
             };
             let starved = monitor.due
@@ -540,6 +553,14 @@ impl Detector {
             if monitor.due {
                 monitor.measure_queue(end, stated, starved, &self.limits);
                 monitor.queue_jumped = false;
+            }
+            let path = self.monitors.get(*place as usize).and_then(Option::as_ref);
+            let whole = interface.whole.get(way).copied().flatten();
+            let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
+            let of_interface = whole.zip(path).and_then(|(whole, path)| whole.own_part_beside(path));
+            let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
+            if let Some(part) = of_interface.filter(|_| monitor.due) {
+                monitor.raise_own_part(part, &self.limits);
             }
             let measure = monitor.measure;
             let mute = measure.rtt.is_zero() && measure.pressure == 0.0;
@@ -575,19 +596,35 @@ impl Detector {
                 if monitor.is_interface() != wholes {
                     continue;
                 }
+                let interface = self.interface_of(monitor);
                 let cause = match self.common_cause(monitor) {
-                    CongestionCause::Unknown => monitor.attribute_cause(),
+                    CongestionCause::Unknown => {
+                        monitor.attribute_cause(interface.map(|interface| &interface.measure))
+                    }
                     cause => cause,
                 };
                 let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
                 let pressure = monitor.measure.pressure;
-                let changed = monitor.decide(self.now, pressure, cause, &self.limits);
+                let outcome = monitor.decide(self.now, pressure, cause, &self.limits);
                 self.pending |= monitor.has_pending_report();
-                if changed {
-                    push(&mut self.found, &mut self.lost, &self.limits, monitor.finding(self.now));
+                match outcome {
+                    Outcome::Same => {}
+                    Outcome::StarvedAgain => {
+                        self.starved_again.insert(monitor.link, monitor.finding(self.now));
+                    }
+                    Outcome::Changed => {
+                        push(&mut self.found, &mut self.lost, &self.limits, monitor.finding(self.now));
+                    }
                 }
             }
         }
+    }
+
+    /// What is known of a path's interface the same way.
+    fn interface_of(&self, monitor: &Monitor) -> Option<&Monitor> {
+        let interface = self.interfaces.get(&monitor.link.interface)?;
+        let whole = (*interface.whole.get(direction_index(monitor.link.direction))?)?;
+        self.monitors.get(whole as usize)?.as_ref()
     }
 
     /// The cause of the congestion of a path's interface.
@@ -595,11 +632,7 @@ impl Detector {
         if monitor.is_interface() {
             return CongestionCause::Unknown;
         }
-        let interface = self.interfaces.get(&monitor.link.interface);
-        let whole =
-            interface.and_then(|interface| *interface.whole.get(direction_index(monitor.link.direction))?);
-        let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
-        whole
+        self.interface_of(monitor)
             .filter(|whole| whole.hysteresis.level != CongestionLevel::None)
             .map_or(CongestionCause::Unknown, |whole| whole.cause.get())
     }

@@ -41,7 +41,8 @@
 //! ones before it, that ended in the same look. A path that has carried as much is starved, too, where such a round trip alone found a queue
 //! of which 1 to 2.7 units are not of what was sent since the one before. They must be 0.2 units longer than the link takes for what the round trip
 //! measures. That is bolder, for whoever has it proven. Others are the cause, at once. Kernels' own states of sockets could say more, and
-//! cost too much to follow.
+//! cost too much to follow. Where other paths share the interface, they may have queues apart: then there must be room, too, while what
+//! was late was acknowledged. A path that is starved again, while its state and cause stand, is no finding: it is handed out beside them.
 //!
 //! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell`] with [`Limits::evidence`] signals, and
 //! left when the pressure was below 0.6 (severe: 1.4) for the hold, which doubles when the state comes back soon, from
@@ -54,7 +55,9 @@
 //! are the cause, from 0.75 on we are. `C` is what is stated where the traffic ever came near it, else what passed between
 //! such packets, `seen / (t - s + q(t) - q(s))`, if that is more than the link ever carried *without* a queue. Where all that is
 //! known is what it carried without a queue, a queue at no more than that is others'. Without a queue, marks, loss and load are
-//! ours if our millisecond peaks reach 75% of the capacity. An unseen flow next to which we send little is found only
+//! ours if our millisecond peaks, on the path or its interface, reach 75% of the capacity. A path waits for our other paths where our
+//! bytes take [`Limits::load`] of its interface. The interface has at least the part of its least congested path, since two packets on
+//! two paths, whose queues may lie apart, do not tell how one grew. An unseen flow next to which we send little is found only
 //! as fast as our round trips follow each other; one that was there before us, and left us no rest to compare with, is not found.
 
 mod bins;

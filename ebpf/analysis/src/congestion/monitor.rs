@@ -1,7 +1,7 @@
 //! What is known of one link, and what that says.
 
 use super::bins::{self, BIN, BINS, Bins, QueueSample, add, begin_of, length, number_at};
-use super::cause::CauseState;
+use super::cause::{CauseState, Outcome};
 use super::hysteresis::{HysteresisState, MILD};
 use super::starved::{RttHistory, RttSample};
 use super::windowed::WindowedMinMax;
@@ -34,6 +34,9 @@ pub(super) const SEVERE_UNITS: u32 = 10;
 pub(super) const JITTERS: u32 = 2;
 /// Round trips in a row whose spread is taken.
 const SPREAD_RTTS: u32 = 16;
+/// Of a queue, the part that is ours from which we are the cause, and below which others are.
+const OWN_PART: f64 = 0.75;
+const CROSS_PART: f64 = 0.65;
 /// A link's recent past, its rest, its capacity and its state.
 #[derive(Debug, Clone)]
 pub(super) struct Monitor {
@@ -81,6 +84,10 @@ pub(super) struct Monitor {
     pub(super) rtt_history: RttHistory,
     /// Its queue leapt up since it was looked at.
     pub(super) queue_jumped: bool,
+    /// What it can carry, in bytes a second, as last measured; 0 where that is not known.
+    capacity: u64,
+    /// The packets that told of its queue since it was looked at.
+    news: Option<Anchors>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -134,6 +141,13 @@ pub(super) struct Measure {
     /// Of what must have come to the bottleneck to make its queue, the part that was ours.
     pub(super) own_part: Option<f64>,
     pub(super) evidence: u64,
+}
+
+impl Measure {
+    /// The most that passed in a millisecond, as a part of the capacity; 0 where that is not known.
+    fn peak_part(&self) -> f64 {
+        if self.capacity_confirmed { f64::from(ppm(self.peak, self.capacity)) / 1e6 } else { 0.0 }
+    }
 }
 
 /// Parts of a million.
@@ -202,6 +216,8 @@ impl Monitor {
             max_utilization_ppm: WindowedMinMax::default(),
             rtt_history: RttHistory::default(),
             queue_jumped: false,
+            capacity: 0,
+            news: None,
         }
     }
 
@@ -350,6 +366,9 @@ impl Monitor {
         };
         self.measure.signals.starved = false;
         self.update_capacity(end, stated, limits);
+        // Queues of several paths may lie apart: then packets of one path tell how its queue grew, and those of all do not.
+        let (of_all, of_path) = (self.measure.own_part, least.own_part);
+        self.measure.own_part = of_all.map_or(of_path, |all| Some(of_path.map_or(all, |path| path.max(all))));
         let load = load_pressure(self.measure.used_ppm, limits);
         self.measure.signals.load = load >= MILD;
         self.measure.pressure = self.measure.pressure.max(load);
@@ -405,6 +424,7 @@ impl Monitor {
         self.late = self.unit.max(jitter);
         (self.measure.capacity, self.measure.capacity_confirmed) = (known, capacity > 0);
         self.measure.used_ppm = if known == 0 { 0 } else { ppm(rate, known) };
+        (self.capacity, self.news) = (capacity, news);
         if let Some(news) = news {
             self.shares.rotate_left(1);
             // Where all that is known is what was carried without a queue: no more than that explains none.
@@ -417,9 +437,13 @@ impl Monitor {
                 *last = share;
             }
         }
+        self.measure.own_part = anchors.and_then(|_| self.own_share());
+    }
+
+    /// Which part of the queue was ours: the median of the last three; none where the last is not known.
+    fn own_share(&self) -> Option<f64> {
         let [one, two, three] = self.shares;
-        let middle = one.max(two).min(one.min(two).max(three));
-        self.measure.own_part = anchors.filter(|_| !three.is_nan()).map(|_| middle);
+        (!three.is_nan()).then(|| one.max(two).min(one.min(two).max(three)))
     }
 
     /// Takes what passed between two packets of which the queue is known as what the link carries.
@@ -530,14 +554,35 @@ impl Monitor {
         own / (seen + unseen).max(1.0)
     }
 
-    /// Takes the pressure at which the link stands, and who is the cause as of now. Whether its state or cause has changed.
+    /// The part of what this interface can carry that its own bytes took, between the packets that just told of a path's queue. None where
+    /// none did, or what the interface can carry is not known.
+    pub(super) fn own_part_beside(&self, path: &Self) -> Option<f64> {
+        let news = path.news.filter(|_| self.capacity > 0)?;
+        let mut own = 0;
+        self.between(news, |ours, _, _| own += ours);
+        let rate = per_second(own, news.until.sent.since(news.since.sent));
+        Some((rate as f64 / self.capacity as f64).min(1.0))
+    }
+
+    /// Takes the part of the interface that own bytes took. Where they fill it, those of other paths may be what this one waits for.
+    pub(super) fn raise_own_part(&mut self, of_interface: f64, limits: &Limits) {
+        if of_interface < limits.load {
+            return;
+        }
+        if let Some(last) = self.shares.last_mut() {
+            *last = last.max(of_interface);
+        }
+        self.measure.own_part = self.own_share();
+    }
+
+    /// Takes the pressure at which the link stands, and who is the cause as of now. Returns what that changes.
     pub(super) fn decide(
         &mut self,
         now: Nanos,
         pressure: f64,
         cause: CongestionCause,
         limits: &Limits,
-    ) -> bool {
+    ) -> Outcome {
         debug_assert!(self.measure.own_bytes <= self.measure.bytes, "own bytes are of all bytes");
         debug_assert!(self.measure.own_part.is_none_or(|part| (0.0..=1.0).contains(&part)));
         debug_assert!(!self.measure.capacity_confirmed || self.measure.capacity > 0);
@@ -546,7 +591,7 @@ impl Monitor {
         if self.measure.signals.starved {
             changed |= self.hysteresis.begin(now, limits);
         }
-        changed |= match self.hysteresis.level {
+        let outcome = match self.hysteresis.level {
             CongestionLevel::None => self.cause.clear(),
             _ if self.measure.signals.starved => self.cause.note_starved(now, limits),
             _ if before == CongestionLevel::None => self.cause.begin(cause),
@@ -554,11 +599,11 @@ impl Monitor {
             _ if pressure < MILD => self.cause.step(now, CongestionCause::Unknown, limits),
             _ => self.cause.step(now, cause, limits),
         };
-        changed
+        if changed { Outcome::Changed } else { outcome }
     }
 
-    /// Who the measure says is the cause.
-    pub(super) fn attribute_cause(&self) -> CongestionCause {
+    /// Who the measure says is the cause. The interface's bytes may be what a path's marks and losses are of.
+    pub(super) fn attribute_cause(&self, interface: Option<&Measure>) -> CongestionCause {
         let measure = &self.measure;
         let others = measure.bytes.saturating_sub(measure.own_bytes);
         if measure.bytes == 0 {
@@ -571,11 +616,11 @@ impl Monitor {
             Some(explained) if measure.signals.delay => explained,
             _ if measure.signals.delay || !measure.capacity_confirmed => return CongestionCause::Unknown,
             // Bursts of ours mark too: what they reach counts, not what is left of them in a longer while.
-            _ => f64::from(ppm(measure.peak, measure.capacity)) / 1e6,
+            _ => measure.peak_part().max(interface.map_or(0.0, Measure::peak_part)),
         };
         match part {
-            part if part < 0.65 => CongestionCause::CrossTraffic,
-            part if part >= 0.75 => CongestionCause::Own,
+            part if part < CROSS_PART => CongestionCause::CrossTraffic,
+            part if part >= OWN_PART => CongestionCause::Own,
             _ => self.cause.get(),
         }
     }

@@ -75,7 +75,7 @@ impl Monitor {
     }
 
     /// Whether hardly anything else passes through its interface.
-    fn dominates(&self, whole: &Self) -> bool {
+    pub(super) fn dominates(&self, whole: &Self) -> bool {
         let last = number_at(self.last_seen).saturating_sub(1);
         let lately =
             |of: &Self| of.bins.before(last, RECENT_BINS).map(|(_, bin)| bin.observed_bytes()).sum::<u64>();

@@ -76,6 +76,8 @@ pub(super) struct LatePeriod {
     pub(super) from: Nanos,
     /// When the last of it was sent.
     pub(super) until: Nanos,
+    /// When the last of it was acknowledged.
+    pub(super) acknowledged: Nanos,
     /// The least time from the acknowledgement of what was sent before to the acknowledgement of all of it.
     pub(super) took: Duration,
 }
@@ -110,7 +112,8 @@ impl Monitor {
             let took = last.acknowledged.since(leg.acknowledged);
             if took >= least {
                 let waited = waited.saturating_mul(100) >= took.saturating_mul(WAITED);
-                let of = LatePeriod { from: leg.sent, until: last.sent, took };
+                let (from, until, acknowledged) = (leg.sent, last.sent, last.acknowledged);
+                let of = LatePeriod { from, until, acknowledged, took };
                 return Some(of).filter(|_| waited && took <= MAX_PERIOD);
             }
             if !late(&leg) {
@@ -124,6 +127,12 @@ impl Monitor {
     /// Whether in that while too little passed to fill a link of a capacity: what was sent explains no queue.
     pub(super) fn has_room(&self, late: &LatePeriod, capacity: u64) -> bool {
         self.used_part(late, capacity) < STARVED_PART
+    }
+
+    /// The same while it was acknowledged. Paths of an interface may have queues apart: one is served while another's sender pauses.
+    pub(super) fn had_room(&self, late: &LatePeriod, capacity: u64) -> bool {
+        let (from, until) = (late.acknowledged.before(late.took), late.acknowledged);
+        self.has_room(&LatePeriod { from, until, ..*late }, capacity)
     }
 
     /// Whether there was anything to speak of.

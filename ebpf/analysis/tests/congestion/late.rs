@@ -6,7 +6,7 @@ use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use super::seeds;
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::Nanos;
-use harmonaize_analysis::congestion::{Detector, Limits, Link, Path};
+use harmonaize_analysis::congestion::{Congestion, Detector, Limits, Link, Path};
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, Protocol};
 use rand::{RngExt, SeedableRng};
@@ -131,10 +131,37 @@ struct LateRttEvent {
     size: u32,
 }
 
+/// A late round trip that ended at a time, and all that is reported of it.
+fn late_event(ended_ns: u64, told: LateRttEvent) -> Record {
+    let LateRttEvent { took_ns, bytes, paused_ns, size } = told;
+    let flow = FlowKey {
+        local: FlowKey::mapped(1),
+        remote: FlowKey::mapped(100),
+        local_port: 10_000,
+        remote_port: 5000,
+        interface: INTERFACE,
+        protocol: Protocol::Tcp as u8,
+        direction: Direction::Egress as u8,
+        ..FlowKey::default()
+    };
+    let sent_ns = ended_ns - took_ns;
+    Record::Event(Event {
+        time_ns: ended_ns,
+        flow,
+        kind: EventKind::LateRtt as u32,
+        count: u32::MAX,
+        total: u64::MAX,
+        burst_began_ns: sent_ns - MS,
+        burst_ended_ns: sent_ns,
+        burst_bytes: bytes,
+        paused_ns,
+        size,
+    })
+}
+
 /// Whether a connection that has sent for half a second is found starved by an event alone. It has sent 90% of its link. The event was
 /// so long ago; beside it another connection sends such a part of the link.
 fn reports_starved(told: LateRttEvent, ago_ns: u64, beside: f64) -> bool {
-    let LateRttEvent { took_ns, bytes, paused_ns, size } = told;
     let mut agent = Agent::new(7, 0, Source::Paced(STATED * (0.9 - beside)));
     let from_ns = agent.world.now_ns();
     if beside > 0.0 {
@@ -148,29 +175,7 @@ fn reports_starved(told: LateRttEvent, ago_ns: u64, beside: f64) -> bool {
     }
     assert_eq!(agent.starved(from_ns + 500 * MS), None);
     let now_ns = agent.world.now_ns();
-    let flow = FlowKey {
-        local: FlowKey::mapped(1),
-        remote: FlowKey::mapped(100),
-        local_port: 10_000,
-        remote_port: 5000,
-        interface: INTERFACE,
-        protocol: Protocol::Tcp as u8,
-        direction: Direction::Egress as u8,
-        ..FlowKey::default()
-    };
-    let sent_ns = now_ns - ago_ns - took_ns;
-    agent.detector.take(&Record::Event(Event {
-        time_ns: now_ns - ago_ns,
-        flow,
-        kind: EventKind::LateRtt as u32,
-        count: u32::MAX,
-        total: u64::MAX,
-        burst_began_ns: sent_ns - MS,
-        burst_ended_ns: sent_ns,
-        burst_bytes: bytes,
-        paused_ns,
-        size,
-    }));
+    agent.detector.take(&late_event(now_ns - ago_ns, told));
     agent.detector.advance(Nanos(now_ns));
     let found = std::iter::from_fn(|| agent.detector.poll()).last();
     let starved =
@@ -200,4 +205,29 @@ fn unexplained_queue_jump_is_reported_at_once() {
     assert!(!reports_starved(LateRttEvent { took_ns: 9_600_000, ..told }, 0, 0.0), "a host stood still");
     assert!(!reports_starved(told, 20 * MS, 0.0), "that was long ago");
     assert!(!reports_starved(told, 0, 0.4), "what the other sent is not known yet");
+}
+
+#[test]
+fn starvation_that_comes_again_is_no_finding() {
+    let mut agent = Agent::new(7, 0, Source::Paced(STATED * 0.9));
+    let mut until_ns = agent.world.now_ns() + 500 * MS;
+    assert_eq!(agent.starved(until_ns), None);
+    let (mut found, mut again) = (0, 0);
+    for _ in 0..20 {
+        // A leap that nothing sent explains, each 60 ms.
+        let told = LateRttEvent { took_ns: 4_600_000, bytes: 24_000, paused_ns: 0, size: 6_000 };
+        agent.detector.take(&late_event(agent.world.now_ns(), told));
+        until_ns += 60 * MS;
+        while agent.world.now_ns() < until_ns {
+            let now_ns = agent.world.now_ns() + MS;
+            agent.detector.advance(Nanos(now_ns));
+            agent.world.poll(now_ns, |record| agent.detector.take(record));
+            let starved = |found: &Congestion| found.signals.starved;
+            found += std::iter::from_fn(|| agent.detector.poll()).filter(starved).count();
+            again += std::iter::from_fn(|| agent.detector.poll_starved_again()).filter(starved).count();
+        }
+    }
+    println!("{found} findings, and {again} times again");
+    assert!((1..=6).contains(&found), "{found} findings");
+    assert!(again >= 12, "{again} times again");
 }

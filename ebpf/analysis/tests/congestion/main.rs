@@ -1,6 +1,7 @@
 //! Findings on links, over many seeded runs of simulated flows.
 #![allow(clippy::expect_used, clippy::indexing_slicing, unreachable_pub)] // tests alone
 
+mod alarms;
 mod connections;
 mod late;
 mod link;
