@@ -374,7 +374,7 @@ mod tests {
         let text = "{\"bytes\":8,\"times_us\":[1.0,2.5],\"wrong\":0,\"wire_bytes\":3}\n";
         assert_eq!(
             measured::<Measured>(text).unwrap(),
-            [Measured { bytes: 8, times_us: vec![1.0, 2.5], wire_bytes: 0, busy: 0.0 }]
+            [Measured { bytes: 8, times_us: vec![1.0, 2.5], wire_bytes: 3, busy: 0.0 }]
         );
         assert!(measured::<Measured>("nothing\n").is_err() && measured::<Measured>("{\"bytes\":8}").is_err());
         let ended = measured::<Ended>("10.0.0.1:4\n{\"bytes_per_second\":1.5,\"processor_seconds\":2.0}\n");

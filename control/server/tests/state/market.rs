@@ -149,6 +149,7 @@ fn bids_outlive_a_restart_of_control() {
     assert_eq!((job(&play, "bert").bid, workers(&play, &bert)), (Some(raised.into()), 2));
     // Without runners nothing is kept.
     bert.into_iter().for_each(|runner| play.die(runner));
+    play.wait_seconds(60);
     assert!(play.world.stored.jobs.values().all(|job| job.name != "bert"), "{:?}", play.world.stored.jobs);
 }
 
