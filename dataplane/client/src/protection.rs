@@ -265,7 +265,7 @@ impl Protection {
     /// ```
     ///
     /// The agent has up to a quarter as many tensors in hand as the attachment has entries; those beyond are copied by [`Self::end_seal`].
-    /// Where the attachment is not mapped, this call copies them all.
+    /// Each of them takes two entries, so that half are left to other operations. Where the attachment is not mapped, this call copies them all.
     ///
     /// # Errors
     /// As [`Self::seal`].
@@ -365,8 +365,7 @@ impl Protection {
     }
 
     /// Writes this rank's last sealed state to a file of safetensors, with `rank` and `step` in its metadata; which step. The file
-    /// is on disk as a whole then, or was not touched. Tensors have their
-    /// shapes.
+    /// is on disk as a whole then, or was not touched. Tensors have their shapes.
     ///
     /// # Errors
     /// [`ProtectionError::NothingSealed`], [`ProtectionError::File`].
