@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 struct Protected {
     plain_us: f64,
     beside_us: f64,
-    held_us: f64,
+    seal_us: f64,
     sealed: f64,
     restored_seconds: f64,
 }
@@ -75,7 +75,7 @@ fn rows(found: &[Protected], stored: &[f64]) -> Vec<Row> {
     let (beside, plain) = (of(|one| one.beside_us), of(|one| one.plain_us));
     vec![
         case("AllReduce p50 us", REDUCED).compare(&beside, &plain, "without protection"),
-        case("us that a seal holds the job, median", 1.0).state(&of(|one| one.held_us)),
+        case("us that a seal holds the job, median", 1.0).state(&of(|one| one.seal_us)),
         case("% of the steps not sealed", 1.0).state(&of(|one| 100.0 * (1.0 - one.sealed))),
         case("s to restore, one rank anew", RESTORED).compare(
             &of(|one| one.restored_seconds),
@@ -94,7 +94,7 @@ mod tests {
         let one = |beside_us, restored_seconds| Protected {
             plain_us: 1000.0,
             beside_us,
-            held_us: 100.0,
+            seal_us: 100.0,
             sealed: 0.5,
             restored_seconds,
         };

@@ -173,7 +173,8 @@ pub extern "C" fn harmonaize_seal(
 
 /// Begins to seal a step, as `harmonaize_seal`; the agent copies the tensors while the job computes. They may be read meanwhile, and
 /// written again once `harmonaize_end_seal` has returned. The agent has up to a quarter as many tensors in hand as the attachment
-/// has entries; those beyond are copied by `harmonaize_end_seal`. Where the attachment is not mapped, this call copies all.
+/// has entries, two for each; those beyond are copied by `harmonaize_end_seal`. Where the attachment is not mapped, this call copies
+/// all.
 #[unsafe(no_mangle)]
 pub extern "C" fn harmonaize_begin_seal(
     protection: Option<&harmonaize_protection_t>,

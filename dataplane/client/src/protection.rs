@@ -241,7 +241,7 @@ impl Protection {
     pub fn seal(&mut self, step: u64) -> Result<bool, Error> {
         let begun = self.begin(step)?;
         if begun {
-            self.snapshot.copy_rest()?;
+            self.snapshot.copy_remaining()?;
             self.advance()?;
         }
         Ok(begun)
@@ -265,7 +265,7 @@ impl Protection {
     /// ```
     ///
     /// The agent has up to a quarter as many tensors in hand as the attachment has entries; those beyond are copied by [`Self::end_seal`].
-    /// Where the attachment is not mapped, this call copies them all.
+    /// Each of them takes two entries, so that half are left to other operations. Where the attachment is not mapped, this call copies them all.
     ///
     /// # Errors
     /// As [`Self::seal`].
@@ -273,7 +273,7 @@ impl Protection {
         let begun = self.begin(step)?;
         if begun {
             if !self.communicator.pool().is_mapped() {
-                self.snapshot.copy_rest()?;
+                self.snapshot.copy_remaining()?;
             }
             self.advance()?;
         }
@@ -288,7 +288,7 @@ impl Protection {
     /// the step is not sealed then. [`Error::Memory`] as [`Self::seal`].
     pub fn end_seal(&mut self, timeout: Duration) -> Result<(), Error> {
         let deadline = Instant::now().checked_add(timeout);
-        self.snapshot.copy_rest()?;
+        self.snapshot.copy_remaining()?;
         while !self.advance_snapshot()? {
             self.snapshot.wait_any(deadline)?;
         }
@@ -343,7 +343,7 @@ impl Protection {
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         let deadline = Instant::now().checked_add(timeout);
         while !self.advance()? {
-            if self.snapshot.is_under_way() {
+            if self.snapshot.is_unfinished() {
                 let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
                 self.end_seal(left.unwrap_or(Duration::MAX))?;
             } else if self.transfers.iter().any(|transfer| transfer.operation.is_some()) {
@@ -365,8 +365,7 @@ impl Protection {
     }
 
     /// Writes this rank's last sealed state to a file of safetensors, with `rank` and `step` in its metadata; which step. The file
-    /// is on disk as a whole then, or was not touched. Tensors have their
-    /// shapes.
+    /// is on disk as a whole then, or was not touched. Tensors have their shapes.
     ///
     /// # Errors
     /// [`ProtectionError::NothingSealed`], [`ProtectionError::File`].
@@ -414,7 +413,7 @@ impl Protection {
             }
             self.ledger.mark_whole(me);
         }
-        Ok(!self.snapshot.is_under_way())
+        Ok(!self.snapshot.is_unfinished())
     }
 
     /// The same of replicas.

@@ -17,7 +17,7 @@ const MOST: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Between two looks at what control says. Each takes an emulated processor a tenth of a second.
-const LOOK: Duration = Duration::from_millis(700);
+const POLL_INTERVAL: Duration = Duration::from_millis(700);
 
 /// Control's lines. A ring has all of a hop's bytes on one link; the ports are those on the wire.
 const CONTROL: &str =
@@ -40,7 +40,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T>
         if Instant::now() > deadline {
             bail!("{what}: not within {PATIENCE:?}");
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

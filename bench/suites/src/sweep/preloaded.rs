@@ -66,7 +66,7 @@ impl Host {
     }
 
     /// An error unless the provider carries all calls of a program that preloads.
-    fn look(&mut self, mpi: &Mpi, run: &PeerRun<'_>) -> Result<()> {
+    fn verify(&mut self, mpi: &Mpi, run: &PeerRun<'_>) -> Result<()> {
         let few: Vec<(u64, u32)> = run.sizes.iter().map(|(bytes, _)| (*bytes, FEW)).collect();
         let mut command = mpi.command(&PeerRun { sizes: &few, ..*run }, false, None);
         self.run(command.env("HARMONAIZE_DEBUG", "info"), few.len())?;
@@ -122,7 +122,7 @@ pub(super) fn measure(request: &Request, binaries: &Binaries, stop: &Arc<AtomicB
                 eprintln!("{title}");
                 let sizes: Vec<(u64, u32)> = sizes.iter().map(|size| (*size, iterations(*size))).collect();
                 let run = PeerRun { collective: collective.name, ranks: *ranks, sizes: &sizes };
-                host.look(&ours, &run).with_context(|| format!("{title}: not all goes by the provider"))?;
+                host.verify(&ours, &run).with_context(|| format!("{title}: not all goes by the provider"))?;
                 rows.extend(rows_of(&title, &run, &contest(&mut host, &ours, &alone, &run, rounds)?));
             }
         }

@@ -13,7 +13,7 @@ const ENTRIES: u32 = 4;
 pub(crate) struct Snapshot {
     copies: Vec<TensorCopy>,
     /// Whether it is to become whole.
-    under_way: bool,
+    unfinished: bool,
 }
 
 /// A tensor that is copied.
@@ -52,12 +52,12 @@ impl TensorCopy {
 impl Snapshot {
     /// Begins one, of which nothing is copied yet.
     pub(crate) fn new(copies: Vec<TensorCopy>) -> Self {
-        Self { copies, under_way: true }
+        Self { copies, unfinished: true }
     }
 
     /// Whether something is to be copied.
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.under_way
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.unfinished
     }
 
     /// Has the agent begin what it has room for, and notes what has ended. Whether the snapshot became whole now.
@@ -78,12 +78,12 @@ impl Snapshot {
         });
         match failed {
             Some(error) => Err(error),
-            None => Ok(self.copies.is_empty() && std::mem::take(&mut self.under_way)),
+            None => Ok(self.copies.is_empty() && std::mem::take(&mut self.unfinished)),
         }
     }
 
     /// Copies here what the agent has not begun. After an error it never becomes whole.
-    pub(crate) fn copy_rest(&mut self) -> Result<(), Error> {
+    pub(crate) fn copy_remaining(&mut self) -> Result<(), Error> {
         let (begun, rest) =
             std::mem::take(&mut self.copies).into_iter().partition::<Vec<_>, _>(|copy| copy.ends.is_some());
         self.copies = begun;
@@ -123,10 +123,10 @@ mod tests {
         weights.write(0, &[1.5_f32; 100]).unwrap();
         let into = image.slice(8..408).unwrap();
         let mut snapshot = Snapshot::new(vec![TensorCopy::new(weights.slice(..).unwrap(), into)]);
-        assert!(snapshot.is_under_way());
-        snapshot.copy_rest().unwrap();
+        assert!(snapshot.is_unfinished());
+        snapshot.copy_remaining().unwrap();
         assert!(
-            snapshot.copies.is_empty() && snapshot.is_under_way(),
+            snapshot.copies.is_empty() && snapshot.is_unfinished(),
             "nobody has noted yet that it is whole"
         );
         let copy = tensor(Dtype::F32, 100);
@@ -141,7 +141,7 @@ mod tests {
         let pool = Pool::fixed(Memory::private(1 << 16).unwrap(), ForkGuard::new().unwrap());
         let tensor = |elements| Tensor::new(&pool, Dtype::U8, elements).unwrap();
         let mut snapshot = Snapshot::new(vec![TensorCopy::new(tensor(9), tensor(8))]);
-        snapshot.copy_rest().unwrap_err();
-        assert!(!snapshot.is_under_way() && snapshot.copies.is_empty());
+        snapshot.copy_remaining().unwrap_err();
+        assert!(!snapshot.is_unfinished() && snapshot.copies.is_empty());
     }
 }
