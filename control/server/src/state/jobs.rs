@@ -512,7 +512,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let ranks = job.rank_of_each();
         let kind = job.hosts().next().map(|host| ctx.settings.topology.kind(host));
-        let price = kind.and_then(|kind| told(job.quote.as_ref(), kind, job.bid));
+        let price = kind.and_then(|kind| told(job.quote.as_ref(), kind, job.quoted_bid));
         let due: Vec<(RunnerKey, Question, ElasticOrder)> = job
             .runners
             .iter()
@@ -645,6 +645,7 @@ impl Jobs {
                 job.target = share.hosts.iter().filter_map(|host| usable.get(host).copied()).collect();
                 if says {
                     (job.reason, job.quote) = ((share.reason, share.text), share.quote);
+                    job.quoted_bid = job.bid;
                 }
             }
             job.decided(scope == Scope::All);

@@ -2,7 +2,7 @@
 
 use super::jobs::{Play, ROUND, allocating, seeds};
 use super::world::SECOND;
-use harmonaize_abi::session::{HostPrice, JobBid, Price, RecallReason, RunnerOrder};
+use harmonaize_abi::session::{HostPrice, JobBid, Price, RecallReason, RunnerOrder, WorkerState};
 use harmonaize_api::v1::{self, AllocationReason, JobPhase};
 use harmonaize_server::state::{LivePolicy, MarketSettings, Settings};
 use rand::{RngExt, SeedableRng};
@@ -216,6 +216,27 @@ fn what_if_says_the_price() {
     let senseless = v1::JobBid { least_millionths: 1, further_millionths: 2, checkpoint_ns: 0 };
     let error = queries(&play, v1::AssumedJob { bid: Some(senseless), ..job }).unwrap_err();
     assert!(error.to_string().contains("for each further worker"), "{error}");
+}
+
+#[test]
+fn a_bid_that_is_changed_between_rounds_tells_nothing_of_the_price() {
+    let mut play = play();
+    bids(&mut play, "bert", 640_000);
+    bids(&mut play, "gpt", 606_000);
+    let bert = play.add_all("a", "bert", (4, 4));
+    play.add(0, "b", "gpt", (1, 1));
+    play.wait_seconds(3);
+    let price = |price| Some(HostPrice { kind: String::new(), price: Price(price) });
+    assert_eq!(job(&play, "bert").price_millionths, 606_000);
+    assert!(bert.iter().all(|runner| play.runners[runner].price == price(640_000)));
+    // A runner that says that it has no worker is offered the same place again.
+    for bid in [610_000, 600_000, 700_000] {
+        assert_eq!(play.set_bid("a", "bert", Some(JobBid::of(Price(bid)).into())), "");
+        let runner = play.runners.get_mut(&bert[0]).unwrap();
+        (runner.price, runner.report.state) = (None, WorkerState::None);
+        play.wait_seconds(2);
+        assert_eq!(play.runners[&bert[0]].price, price(640_000), "after a bid of {bid}");
+    }
 }
 
 /// What each job bids, by tenant and name.

@@ -38,7 +38,8 @@ pub(super) fn leaves_at(
     Duration::try_from_secs_f64(at).unwrap_or(now).clamp(now, now.saturating_add(longest_wait))
 }
 
-/// What a tenant is told of a job's price: of the kind that its workers have, and of no other.
+/// What a tenant is told of a job's price: of the kind that its workers have, and of no other. The bid is that of the round which quoted
+/// the price. By one that it changes meanwhile a tenant would find out the price itself.
 pub(super) fn told(quote: Option<&Quote>, kind: &str, bid: Option<JobBid>) -> Option<HostPrice> {
     let Quote { price, .. } = quote.filter(|quote| quote.kind == kind)?;
     Some(HostPrice { kind: kind.to_owned(), price: coarse_price(*price, bid.map(|bid| bid.least)) })

@@ -136,6 +136,8 @@ pub(super) struct Job {
     pub bid: Option<JobBid>,
     /// The price of the kind that it has or bid for, by the last round.
     pub quote: Option<Quote>,
+    /// What it bid then.
+    pub quoted_bid: Option<JobBid>,
     /// When its generation began, or control learned of it.
     pub began: Duration,
     /// When it leaves, since it was outbid.
@@ -183,6 +185,7 @@ impl Job {
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
             bid: None,
             quote: None,
+            quoted_bid: None,
             began: arrived,
             leaves: None,
         }
