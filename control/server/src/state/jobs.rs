@@ -632,7 +632,13 @@ impl Jobs {
                 shared = decide(&wishes)?;
             }
         }
-        for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shared.shares) {
+        for ((((_, job), usable), wish), share) in
+            jobs.into_iter().zip(&usable).zip(&wishes).zip(shared.shares)
+        {
+            if scope == Scope::All && wish.current.iter().any(|host| !share.hosts.contains(host)) {
+                // It leaves now. Once it is outbid again, it waits anew.
+                job.leaves = None;
+            }
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
             // Between rounds about all nobody loses what it can go on with.
             // Such a round asks nobody who has hosts, and has no price for a job that finds none.

@@ -329,3 +329,26 @@ fn who_cannot_wait_longer_leaves_without_a_checkpoint() {
     play.wait_seconds(15);
     assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
 }
+
+#[test]
+fn who_is_outbid_gains_no_time_by_workers_that_start_again() {
+    let mut settings = market();
+    settings.market.longest_wait = SECOND * 40;
+    let mut play = Play::with(settings);
+    play.world.wait(ROUND);
+    let checkpoint = JobBid { checkpoint_ns: 3_600_000_000_000, ..JobBid::of(Price(600_000)) };
+    play.bids.insert("bert".to_owned(), checkpoint);
+    bids(&mut play, "gpt", 700_000);
+    let bert = play.add_all("a", "bert", (1, 4));
+    play.wait_seconds(3);
+    let gpt = play.add_all("b", "gpt", (4, 4));
+    play.wait_seconds(45);
+    // It is outbid, and its workers start again because one has no runner any more.
+    let generation = job(&play, "bert").generation;
+    play.die(bert[3]);
+    play.wait_seconds(10);
+    assert!(job(&play, "bert").generation > generation, "{:#?}", play.jobs());
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (3, 0), "{:#?}", play.jobs());
+    play.wait_seconds(25);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
+}

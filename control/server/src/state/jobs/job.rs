@@ -140,7 +140,7 @@ pub(super) struct Job {
     pub quoted_bid: Option<JobBid>,
     /// When its generation began, or control learned of it.
     pub began: Duration,
-    /// When it leaves, since it was outbid.
+    /// When it leaves, since it was outbid: no later because its workers start again.
     pub leaves: Option<Duration>,
 }
 
@@ -530,7 +530,7 @@ impl Job {
         });
         self.generation = reported.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
         self.ranks = members.iter().copied().map(Some).collect();
-        (self.began, self.leaves) = (now, None);
+        self.began = now;
         self.lost = 0;
         // A runner may say that its worker failed in a generation beyond all: then each start is a failure of its own.
         self.failed_in = 0;
