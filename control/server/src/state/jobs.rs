@@ -20,7 +20,7 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use bids::{BidRefusal, leaves_at, told};
+use bids::{BidRefusal, leaves_at, next_round, told};
 use failures::StoredJobs;
 use harmonaize_abi::session::{
     ElasticOrder, JobBid, Price, RunnerError, RunnerOrder, RunnerReport, WorkerState,
@@ -399,9 +399,8 @@ impl Jobs {
             self.decide(ctx, &Links::new(view), effects, allocator, Scope::All);
             self.extra_round = None;
             // Whoever is outbid leaves when that is cheap for it.
-            let leaves = self.jobs.values().filter_map(|job| job.leaves).filter(|at| *at > ctx.now).min();
-            let next = ctx.now.saturating_add(allocator.round);
-            self.round = Some(leaves.map_or(next, |at| at.min(next)));
+            let leaves = self.jobs.values().filter_map(|job| job.leaves);
+            self.round = Some(next_round(ctx.now, allocator.round, leaves));
         } else {
             let extra = self.extra_round.take_if(|at| *at <= ctx.now).is_some();
             let lost = self.lost_round.take_if(|at| *at <= ctx.now).is_some();

@@ -1,5 +1,6 @@
 //! What jobs bid: why a bid does not stand, when a job that is outbid leaves, and what its tenant is told of the price.
 
+use super::job::GATHER;
 use super::round::Quote;
 use harmonaize_abi::session::{BidError, HostPrice, JobBid};
 use harmonaize_allocator::last_moment;
@@ -38,6 +39,13 @@ pub(super) fn leaves_at(
     Duration::try_from_secs_f64(at).unwrap_or(now).clamp(now, now.saturating_add(longest_wait))
 }
 
+/// When the next round about all jobs is: once the first of them leaves, or else after a `round`. What tenants say of their checkpoints
+/// brings no more than one a second.
+pub(super) fn next_round(now: Duration, round: Duration, leaves: impl Iterator<Item = Duration>) -> Duration {
+    let (soon, next) = (now.saturating_add(GATHER), now.saturating_add(round));
+    leaves.filter(|at| *at > now).min().map_or(next, |at| at.max(soon).min(next))
+}
+
 /// What a tenant is told of a job's price: of the kind that its workers have, and of no other. The bid is that of the round which quoted
 /// the price. By one that it changes meanwhile a tenant would find out the price itself.
 pub(super) fn told(quote: Option<&Quote>, kind: &str, bid: Option<JobBid>) -> Option<HostPrice> {
@@ -60,6 +68,19 @@ mod tests {
         assert_eq!(at(every(40_000_000_000), 600), seconds(110));
         assert_eq!(at(every(40_000_000_000), 5), seconds(105));
         assert_eq!(at(every(u64::MAX), 600), seconds(700));
+    }
+
+    #[test]
+    fn checkpoints_bring_no_round_sooner_than_a_second_after_another() {
+        let at = |milliseconds: &[u64]| {
+            let leaves = milliseconds.iter().copied().map(Duration::from_millis);
+            next_round(Duration::from_secs(100), Duration::from_secs(30), leaves).as_millis()
+        };
+        assert_eq!([at(&[]), at(&[90_000, 100_000]), at(&[200_000])], [130_000; 3]);
+        assert_eq!(
+            [at(&[100_001]), at(&[120_000, 100_999]), at(&[120_000, 105_000])],
+            [101_000, 101_000, 105_000]
+        );
     }
 
     #[test]
