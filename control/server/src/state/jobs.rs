@@ -20,7 +20,7 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use bids::{BidRefusal, leaves_at, next_round, told};
+use bids::{BidRefusal, leaves_at, next_round, take_change, told};
 use failures::StoredJobs;
 use harmonaize_abi::session::{
     ElasticOrder, JobBid, Price, RunnerError, RunnerOrder, RunnerReport, WorkerState,
@@ -213,6 +213,7 @@ impl Jobs {
         let key = (message.tenant.clone(), message.job.clone());
         let job = self.jobs.get_mut(&key).filter(|job| job.over.is_none()).ok_or(BidRefusal::NoJob)?;
         if job.bid != Some(bid) {
+            take_change(ctx.now, &mut job.bid_changes)?;
             job.bid = Some(bid);
             self.stored.changed(key);
             self.schedule(ctx.now, allocator);

@@ -352,3 +352,22 @@ fn who_is_outbid_gains_no_time_by_workers_that_start_again() {
     play.wait_seconds(25);
     assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
 }
+
+#[test]
+fn a_bid_is_changed_eight_times_a_minute_at_most() {
+    let mut play = play();
+    bids(&mut play, "bert", 600_000);
+    play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    let set = |play: &mut Play, price| play.set_bid("a", "bert", Some(JobBid::of(Price(price)).into()));
+    for price in 700_001..=700_008 {
+        assert_eq!(set(&mut play, price), "");
+    }
+    let refused = set(&mut play, 700_009);
+    assert!(refused.ends_with("8 times in a minute; change it again in 8 s"), "{refused}");
+    // The bid before stands, and to say it again is no change.
+    assert_eq!(job(&play, "bert").bid.map(|bid| bid.least_millionths), Some(700_008));
+    assert_eq!(set(&mut play, 700_008), "");
+    play.wait_seconds(8);
+    assert_eq!(set(&mut play, 700_009), "");
+}

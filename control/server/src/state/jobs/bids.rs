@@ -5,7 +5,11 @@ use super::round::Quote;
 use harmonaize_abi::session::{BidError, HostPrice, JobBid};
 use harmonaize_allocator::last_moment;
 use harmonaize_disclose::coarse_price;
+use harmonaize_units::{Gcra, Quota};
 use std::time::Duration;
+
+/// How often a job's bid may be changed: each change is stored, and brings a round about those that wait.
+const CHANGES: Quota = Quota { interval: Duration::from_millis(7_500), burst: 8 };
 
 /// Why a job's bid is as it was. The text goes to its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,9 +26,27 @@ pub(super) enum BidRefusal {
     /// No bid in the message.
     #[error("the question names no bid")]
     Missing,
+    /// It was changed too often of late.
+    #[error(
+        "a job's bid can be changed {most} times in a minute; change it again in {seconds} s",
+        most = CHANGES.burst
+    )]
+    TooOften {
+        /// How long until it can be changed again, rounded up.
+        seconds: u64,
+    },
     /// It makes no sense.
     #[error(transparent)]
     Bid(#[from] BidError),
+}
+
+/// Takes note that a job's bid is changed.
+///
+/// # Errors
+/// If this is one too many.
+pub(super) fn take_change(now: Duration, changes: &mut Gcra) -> Result<(), BidRefusal> {
+    let too_often = |next: Duration| BidRefusal::TooOften { seconds: next.saturating_sub(now).as_secs() + 1 };
+    changes.take(now, CHANGES).map_err(too_often)
 }
 
 /// When a job that is outbid leaves: at the next moment that is cheap for it since it `began`, after the longest wait at most.

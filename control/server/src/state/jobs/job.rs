@@ -7,6 +7,7 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{ElasticOrder, JobBid, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
 use harmonaize_api::v1::AllocationReason;
 use harmonaize_planner::HostId;
+use harmonaize_units::Gcra;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -134,6 +135,8 @@ pub(super) struct Job {
     pub reason: (AllocationReason, String),
     /// What it bids; the base price where its tenant has said nothing.
     pub bid: Option<JobBid>,
+    /// How often that was changed of late.
+    pub bid_changes: Gcra,
     /// The price of the kind that it has or bid for, by the last round.
     pub quote: Option<Quote>,
     /// What it bid then.
@@ -184,6 +187,7 @@ impl Job {
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
             bid: None,
+            bid_changes: Gcra::default(),
             quote: None,
             quoted_bid: None,
             began: arrived,
