@@ -2,8 +2,8 @@
 
 use harmonaize_abi::session::Price;
 
-/// The next of the prices 1, 1.5, 2, and so on to 9.5, times a power of ten. A job that has workers hears of none above its bid: it
-/// pays no more.
+/// The next of the prices 1, 1.5, 2, and so on to 9.5, times a power of ten. A job whose bid wins hears of none above it: it pays no
+/// more.
 pub fn coarse_price(price: Price, bid: Option<Price>) -> Price {
     let power = price.0.checked_ilog10().map_or(1, |digits| 10_u64.saturating_pow(digits));
     let step = (power / 2).max(1);

@@ -11,7 +11,8 @@ Examples:
   harmonaize tenant bid bert 0.65 --further 0.30           and less for workers beyond its fewest
   harmonaize tenant bid bert 0.65 --checkpoint 10min       where it is outbid it leaves at its next checkpoint
 
-The bid stands until it is changed, or the job is gone. It counts from the provider's next round on.";
+The bid stands until it is changed, or the job is gone. It counts from the provider's next round on. It replaces all of the one
+before: repeat --further and --checkpoint where they are to stay.";
 
 /// What a bid says beside its price.
 #[derive(clap::Args, Clone, Copy)]

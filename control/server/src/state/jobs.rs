@@ -20,7 +20,7 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use bids::{BidRefusal, leaves_at, told};
+use bids::{BidRefusal, leaves_at, next_round, take_change, told};
 use failures::StoredJobs;
 use harmonaize_abi::session::{
     ElasticOrder, JobBid, Price, RunnerError, RunnerOrder, RunnerReport, WorkerState,
@@ -213,6 +213,7 @@ impl Jobs {
         let key = (message.tenant.clone(), message.job.clone());
         let job = self.jobs.get_mut(&key).filter(|job| job.over.is_none()).ok_or(BidRefusal::NoJob)?;
         if job.bid != Some(bid) {
+            take_change(ctx.now, &mut job.bid_changes)?;
             job.bid = Some(bid);
             self.stored.changed(key);
             self.schedule(ctx.now, allocator);
@@ -399,9 +400,8 @@ impl Jobs {
             self.decide(ctx, &Links::new(view), effects, allocator, Scope::All);
             self.extra_round = None;
             // Whoever is outbid leaves when that is cheap for it.
-            let leaves = self.jobs.values().filter_map(|job| job.leaves).filter(|at| *at > ctx.now).min();
-            let next = ctx.now.saturating_add(allocator.round);
-            self.round = Some(leaves.map_or(next, |at| at.min(next)));
+            let leaves = self.jobs.values().filter_map(|job| job.leaves);
+            self.round = Some(next_round(ctx.now, allocator.round, leaves));
         } else {
             let extra = self.extra_round.take_if(|at| *at <= ctx.now).is_some();
             let lost = self.lost_round.take_if(|at| *at <= ctx.now).is_some();
@@ -512,7 +512,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let ranks = job.rank_of_each();
         let kind = job.hosts().next().map(|host| ctx.settings.topology.kind(host));
-        let price = kind.and_then(|kind| told(job.quote.as_ref(), kind, job.bid));
+        let price = kind.and_then(|kind| told(job.quote.as_ref(), kind, job.quoted_bid));
         let due: Vec<(RunnerKey, Question, ElasticOrder)> = job
             .runners
             .iter()
@@ -632,7 +632,13 @@ impl Jobs {
                 shared = decide(&wishes)?;
             }
         }
-        for (((_, job), usable), share) in jobs.into_iter().zip(&usable).zip(shared.shares) {
+        for ((((_, job), usable), wish), share) in
+            jobs.into_iter().zip(&usable).zip(&wishes).zip(shared.shares)
+        {
+            if scope == Scope::All && wish.current.iter().any(|host| !share.hosts.contains(host)) {
+                // It leaves now. Once it is outbid again, it waits anew.
+                job.leaves = None;
+            }
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
             // Between rounds about all nobody loses what it can go on with.
             // Such a round asks nobody who has hosts, and has no price for a job that finds none.
@@ -645,6 +651,7 @@ impl Jobs {
                 job.target = share.hosts.iter().filter_map(|host| usable.get(host).copied()).collect();
                 if says {
                     (job.reason, job.quote) = ((share.reason, share.text), share.quote);
+                    job.quoted_bid = job.bid;
                 }
             }
             job.decided(scope == Scope::All);

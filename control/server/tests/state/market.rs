@@ -2,7 +2,7 @@
 
 use super::jobs::{Play, ROUND, allocating, seeds};
 use super::world::SECOND;
-use harmonaize_abi::session::{HostPrice, JobBid, Price, RecallReason, RunnerOrder};
+use harmonaize_abi::session::{HostPrice, JobBid, Price, RecallReason, RunnerOrder, WorkerState};
 use harmonaize_api::v1::{self, AllocationReason, JobPhase};
 use harmonaize_server::state::{LivePolicy, MarketSettings, Settings};
 use rand::{RngExt, SeedableRng};
@@ -219,6 +219,27 @@ fn what_if_says_the_price() {
     assert!(error.to_string().contains("for each further worker"), "{error}");
 }
 
+#[test]
+fn a_bid_that_is_changed_between_rounds_tells_nothing_of_the_price() {
+    let mut play = play();
+    bids(&mut play, "bert", 640_000);
+    bids(&mut play, "gpt", 606_000);
+    let bert = play.add_all("a", "bert", (4, 4));
+    play.add(0, "b", "gpt", (1, 1));
+    play.wait_seconds(3);
+    let price = |price| Some(HostPrice { kind: String::new(), price: Price(price) });
+    assert_eq!(job(&play, "bert").price_millionths, 606_000);
+    assert!(bert.iter().all(|runner| play.runners[runner].price == price(640_000)));
+    // A runner that says that it has no worker is offered the same place again.
+    for bid in [610_000, 600_000, 700_000] {
+        assert_eq!(play.set_bid("a", "bert", Some(JobBid::of(Price(bid)).into())), "");
+        let runner = play.runners.get_mut(&bert[0]).unwrap();
+        (runner.price, runner.report.state) = (None, WorkerState::None);
+        play.wait_seconds(2);
+        assert_eq!(play.runners[&bert[0]].price, price(640_000), "after a bid of {bid}");
+    }
+}
+
 /// What each job bids, by tenant and name.
 fn standing(play: &Play) -> BTreeMap<(String, String), Option<v1::JobBid>> {
     play.jobs().into_iter().map(|job| ((job.tenant, job.job), job.bid)).collect()
@@ -308,4 +329,46 @@ fn who_cannot_wait_longer_leaves_without_a_checkpoint() {
     assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (2, 0), "{:#?}", play.jobs());
     play.wait_seconds(15);
     assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
+}
+
+#[test]
+fn who_is_outbid_gains_no_time_by_workers_that_start_again() {
+    let mut settings = market();
+    settings.market.longest_wait = SECOND * 40;
+    let mut play = Play::with(settings);
+    play.world.wait(ROUND);
+    let checkpoint = JobBid { checkpoint_ns: 3_600_000_000_000, ..JobBid::of(Price(600_000)) };
+    play.bids.insert("bert".to_owned(), checkpoint);
+    bids(&mut play, "gpt", 700_000);
+    let bert = play.add_all("a", "bert", (1, 4));
+    play.wait_seconds(3);
+    let gpt = play.add_all("b", "gpt", (4, 4));
+    play.wait_seconds(45);
+    // It is outbid, and its workers start again because one has no runner any more.
+    let generation = job(&play, "bert").generation;
+    play.die(bert[3]);
+    play.wait_seconds(10);
+    assert!(job(&play, "bert").generation > generation, "{:#?}", play.jobs());
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (3, 0), "{:#?}", play.jobs());
+    play.wait_seconds(25);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
+}
+
+#[test]
+fn a_bid_is_changed_eight_times_a_minute_at_most() {
+    let mut play = play();
+    bids(&mut play, "bert", 600_000);
+    play.add_all("a", "bert", (2, 2));
+    play.wait_seconds(3);
+    let set = |play: &mut Play, price| play.set_bid("a", "bert", Some(JobBid::of(Price(price)).into()));
+    for price in 700_001..=700_008 {
+        assert_eq!(set(&mut play, price), "");
+    }
+    let refused = set(&mut play, 700_009);
+    assert!(refused.ends_with("8 times in a minute; change it again in 8 s"), "{refused}");
+    // The bid before stands, and to say it again is no change.
+    assert_eq!(job(&play, "bert").bid.map(|bid| bid.least_millionths), Some(700_008));
+    assert_eq!(set(&mut play, 700_008), "");
+    play.wait_seconds(8);
+    assert_eq!(set(&mut play, 700_009), "");
 }

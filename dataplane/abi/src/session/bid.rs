@@ -152,7 +152,7 @@ impl JobBid {
 pub struct HostPrice {
     /// The kind; empty where it has no name.
     pub kind: String,
-    /// The price of a worker, never above the job's own bid while it has workers.
+    /// The price of a worker, never above the job's own bid while that wins.
     pub price: Price,
 }
 

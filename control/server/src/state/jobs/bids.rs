@@ -1,10 +1,15 @@
 //! What jobs bid: why a bid does not stand, when a job that is outbid leaves, and what its tenant is told of the price.
 
+use super::job::GATHER;
 use super::round::Quote;
 use harmonaize_abi::session::{BidError, HostPrice, JobBid};
 use harmonaize_allocator::last_moment;
 use harmonaize_disclose::coarse_price;
+use harmonaize_units::{Gcra, Quota};
 use std::time::Duration;
+
+/// How often a job's bid may be changed: each change is stored, and brings a round about those that wait.
+const CHANGES: Quota = Quota { interval: Duration::from_millis(7_500), burst: 8 };
 
 /// Why a job's bid is as it was. The text goes to its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,9 +26,27 @@ pub(super) enum BidRefusal {
     /// No bid in the message.
     #[error("the question names no bid")]
     Missing,
+    /// It was changed too often of late.
+    #[error(
+        "a job's bid can be changed {most} times in a minute; change it again in {seconds} s",
+        most = CHANGES.burst
+    )]
+    TooOften {
+        /// How long until it can be changed again, rounded up.
+        seconds: u64,
+    },
     /// It makes no sense.
     #[error(transparent)]
     Bid(#[from] BidError),
+}
+
+/// Takes note that a job's bid is changed.
+///
+/// # Errors
+/// If this is one too many.
+pub(super) fn take_change(now: Duration, changes: &mut Gcra) -> Result<(), BidRefusal> {
+    let too_often = |next: Duration| BidRefusal::TooOften { seconds: next.saturating_sub(now).as_secs() + 1 };
+    changes.take(now, CHANGES).map_err(too_often)
 }
 
 /// When a job that is outbid leaves: at the next moment that is cheap for it since it `began`, after the longest wait at most.
@@ -38,7 +61,15 @@ pub(super) fn leaves_at(
     Duration::try_from_secs_f64(at).unwrap_or(now).clamp(now, now.saturating_add(longest_wait))
 }
 
-/// What a tenant is told of a job's price: of the kind that its workers have, and of no other.
+/// When the next round about all jobs is: once the first of them leaves, or else after a `round`. What tenants say of their checkpoints
+/// brings no more than one a second.
+pub(super) fn next_round(now: Duration, round: Duration, leaves: impl Iterator<Item = Duration>) -> Duration {
+    let (soon, next) = (now.saturating_add(GATHER), now.saturating_add(round));
+    leaves.filter(|at| *at > now).min().map_or(next, |at| at.max(soon).min(next))
+}
+
+/// What a tenant is told of a job's price: of the kind that its workers have, and of no other. The bid is that of the round which quoted
+/// the price. By one that it changes meanwhile a tenant would find out the price itself.
 pub(super) fn told(quote: Option<&Quote>, kind: &str, bid: Option<JobBid>) -> Option<HostPrice> {
     let Quote { price, .. } = quote.filter(|quote| quote.kind == kind)?;
     Some(HostPrice { kind: kind.to_owned(), price: coarse_price(*price, bid.map(|bid| bid.least)) })
@@ -59,6 +90,19 @@ mod tests {
         assert_eq!(at(every(40_000_000_000), 600), seconds(110));
         assert_eq!(at(every(40_000_000_000), 5), seconds(105));
         assert_eq!(at(every(u64::MAX), 600), seconds(700));
+    }
+
+    #[test]
+    fn checkpoints_bring_no_round_sooner_than_a_second_after_another() {
+        let at = |milliseconds: &[u64]| {
+            let leaves = milliseconds.iter().copied().map(Duration::from_millis);
+            next_round(Duration::from_secs(100), Duration::from_secs(30), leaves).as_millis()
+        };
+        assert_eq!([at(&[]), at(&[90_000, 100_000]), at(&[200_000])], [130_000; 3]);
+        assert_eq!(
+            [at(&[100_001]), at(&[120_000, 100_999]), at(&[120_000, 105_000])],
+            [101_000, 101_000, 105_000]
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{ElasticOrder, JobBid, RecallReason, RunnerOrder, WorkerPlace, WorkerState};
 use harmonaize_api::v1::AllocationReason;
 use harmonaize_planner::HostId;
+use harmonaize_units::Gcra;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -134,11 +135,15 @@ pub(super) struct Job {
     pub reason: (AllocationReason, String),
     /// What it bids; the base price where its tenant has said nothing.
     pub bid: Option<JobBid>,
+    /// How often that was changed of late.
+    pub bid_changes: Gcra,
     /// The price of the kind that it has or bid for, by the last round.
     pub quote: Option<Quote>,
+    /// What it bid then.
+    pub quoted_bid: Option<JobBid>,
     /// When its generation began, or control learned of it.
     pub began: Duration,
-    /// When it leaves, since it was outbid.
+    /// When it leaves, since it was outbid: no later because its workers start again.
     pub leaves: Option<Duration>,
 }
 
@@ -182,7 +187,9 @@ impl Job {
             over: None,
             reason: (AllocationReason::New, "no round has decided about it yet".to_owned()),
             bid: None,
+            bid_changes: Gcra::default(),
             quote: None,
+            quoted_bid: None,
             began: arrived,
             leaves: None,
         }
@@ -527,7 +534,7 @@ impl Job {
         });
         self.generation = reported.chain([self.generation]).max().unwrap_or(0).saturating_add(1);
         self.ranks = members.iter().copied().map(Some).collect();
-        (self.began, self.leaves) = (now, None);
+        self.began = now;
         self.lost = 0;
         // A runner may say that its worker failed in a generation beyond all: then each start is a failure of its own.
         self.failed_in = 0;

@@ -15,6 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::TryFromIntError;
 use std::time::Duration;
 
+/// How often a round clears the market at most. Each time it does so without those that have won, and find their hosts taken.
+const MOST_CLEARINGS: u32 = 4;
+
 /// Why a policy cannot decide. The text goes to operators.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ShareError {
@@ -125,6 +128,7 @@ pub(super) struct Shared {
 /// What each job has until the next round: the policy gives the fewest workers of a job's range, or nothing. Hosts that are left over go
 /// to those that run, one to each in turn. All hosts of a job are of one kind. Of hosts that nobody else needs more, a job gets those where
 /// its operations are predicted to take least. In a market a job gets as many workers as its bids win, and none is left over for others.
+/// Where hosts that a bid has won are kept by others, the market is cleared again without that bid.
 ///
 /// # Errors
 /// Why the policy cannot decide.
@@ -160,56 +164,70 @@ pub(super) fn share(
     let pool: BTreeSet<HostId> =
         considered.iter().filter_map(of).flat_map(|wish| wish.hosts.iter().copied()).collect();
     let pools: Vec<(&str, Vec<HostId>)> = by_kind(topology, pool.into_iter()).into_iter().collect();
-    let bidders: Vec<&Wish> = considered.iter().filter_map(of).collect();
-    let Decided { given, quotes, prices } = match policy {
-        LivePolicy::Market => clear(rules, &pools, &bidders)?,
-        LivePolicy::Fifo | LivePolicy::LeastAttained => decide(policy, now, &pools, &bidders)?,
-    };
-
     let mut places = Places::new(wishes, predictions);
     // Who has hosts keeps them before others are placed; first of all who stays for a while.
     let order =
         |at: &usize| of(at).map_or(2, |wish| 2 - u8::from(!wish.current.is_empty()) - u8::from(wish.stays));
-    let mut decisions: Vec<(usize, Option<Given>, Option<Quote>)> =
-        considered.iter().zip(given).zip(quotes).map(|((at, given), quote)| (*at, given, quote)).collect();
-    decisions.sort_by_key(|(at, ..)| order(at));
-    let (mut running, mut without) = (Vec::new(), Vec::new());
-    for (at, given, quote) in decisions {
-        let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
-        *share = Share { quote, ..Share::none(AllocationReason::NoRoom, String::new()) };
-        if wish.stays {
-            share.hosts = places.keep(&wish.current);
-            continue;
-        }
-        let Some(given) = given else { continue };
-        let Some((kind, pool)) = pools.get(given.kind.0) else { continue };
-        let preferred = given.preferred.iter().filter_map(|each| pool.get(*each as usize).copied());
-        let preferred: Vec<HostId> = preferred.collect();
-        let hosts = places.take((wish, *kind), &[], &preferred, wish.workers.0 as usize);
-        if hosts.is_empty() {
-            without.push((at, given.most));
-        } else {
-            share.hosts = hosts;
-            running.push((at, *kind, given.most));
-        }
-    }
-    // The policy counts hosts, also those where the job has no runner. Another kind may have room where it has some.
-    for (at, most) in without {
-        let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
-        for (kind, _) in &pools {
-            let price = prices.get(*kind).copied();
-            let bid = wish.bid.map_or(rules.base_price(kind), |bid| bid.least);
-            if price.is_some_and(|price| price > bid) {
+    let (mut bidding, mut clearings) = (considered, 0);
+    let (mut running, prices) = loop {
+        clearings += 1;
+        places.taken.clear();
+        let bidders: Vec<&Wish> = bidding.iter().filter_map(of).collect();
+        let Decided { given, quotes, prices } = match policy {
+            LivePolicy::Market => clear(rules, &pools, &bidders)?,
+            LivePolicy::Fifo | LivePolicy::LeastAttained => decide(policy, now, &pools, &bidders)?,
+        };
+        let mut decisions: Vec<(usize, Option<Given>, Option<Quote>)> =
+            bidding.iter().zip(given).zip(quotes).map(|((at, given), quote)| (*at, given, quote)).collect();
+        decisions.sort_by_key(|(at, ..)| order(at));
+        let (mut running, mut without, mut unplaced) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for (at, given, quote) in decisions {
+            let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
+            // Who stays was outbid in the first clearing, and has its price.
+            let quote = share.quote.take().filter(|_| wish.stays).or(quote);
+            *share = Share { quote, ..Share::none(AllocationReason::NoRoom, String::new()) };
+            if wish.stays {
+                share.hosts = places.keep(&wish.current);
                 continue;
             }
-            share.hosts = places.take((wish, *kind), &[], &[], wish.workers.0 as usize);
-            if !share.hosts.is_empty() {
-                share.quote = price.map(|price| Quote { kind: (*kind).to_owned(), price });
-                running.push((at, *kind, most));
-                break;
+            let Some(given) = given else { continue };
+            let Some((kind, pool)) = pools.get(given.kind.0) else { continue };
+            let preferred = given.preferred.iter().filter_map(|each| pool.get(*each as usize).copied());
+            let preferred: Vec<HostId> = preferred.collect();
+            let hosts = places.take((wish, *kind), &[], &preferred, wish.workers.0 as usize);
+            if hosts.is_empty() {
+                without.push((at, given.most));
+            } else {
+                share.hosts = hosts;
+                running.push((at, *kind, given.most));
             }
         }
-    }
+        // The policy counts hosts, also those where the job has no runner. Another kind may have room where it has some.
+        for (at, most) in without {
+            let (Some(wish), Some(share)) = (wishes.get(at), shares.get_mut(at)) else { continue };
+            for (kind, _) in &pools {
+                let price = prices.get(*kind).copied();
+                let bid = wish.bid.map_or(rules.base_price(kind), |bid| bid.least);
+                if price.is_some_and(|price| price > bid) {
+                    continue;
+                }
+                share.hosts = places.take((wish, *kind), &[], &[], wish.workers.0 as usize);
+                if !share.hosts.is_empty() {
+                    share.quote = price.map(|price| Quote { kind: (*kind).to_owned(), price });
+                    running.push((at, *kind, most));
+                    break;
+                }
+            }
+            if share.hosts.is_empty() {
+                unplaced.insert(at);
+            }
+        }
+        // What it has won stands idle, and another's bid must not have lost to that.
+        if policy != LivePolicy::Market || unplaced.is_empty() || clearings >= MOST_CLEARINGS {
+            break (running, prices);
+        }
+        bidding.retain(|at| !unplaced.contains(at));
+    };
     running.sort_unstable();
     loop {
         let mut grew = false;
@@ -870,6 +888,33 @@ mod tests {
         assert!(shares[1].2.ends_with("fewer hosts than its 3 are left at that"), "{shares:?}");
         let (shares, _) = traded(&[loses, wins]);
         assert_eq!((shares[0].0, shares[1].0), (0, 3));
+    }
+
+    #[test]
+    fn a_bid_for_hosts_that_are_taken_puts_nobody_out() {
+        // The second wins a host, and has a runner where the first keeps its own alone.
+        let wishes = [
+            bidding(wish(0, (1, 1), &[0], &[0]), 800_000),
+            bidding(wish(1, (1, 1), &[0], &[]), 900_000),
+            bidding(wish(2, (1, 1), &[1], &[1]), 600_000),
+        ];
+        let (shares, price) = traded(&wishes);
+        assert_eq!(shares.iter().map(|share| share.0).collect::<Vec<_>>(), [1, 0, 1], "{shares:?}");
+        assert_eq!((price, shares[1].1), (Price(500_000), AllocationReason::NoRoom));
+        // Nor does one that waits for hosts until another's checkpoint.
+        let all = &[0, 1, 2, 3];
+        let stays = Wish { stays: true, ..bidding(wish(0, (2, 2), all, &[0, 1]), 600_000) };
+        let wishes = [
+            stays,
+            bidding(wish(1, (4, 4), all, &[]), 700_000),
+            bidding(wish(2, (1, 1), all, &[2]), 550_000),
+        ];
+        let (shares, _) = traded(&wishes);
+        assert_eq!(shares.iter().map(|share| share.0).collect::<Vec<_>>(), [2, 0, 1], "{shares:?}");
+        assert!(
+            shares[0].2.starts_with("outbid: the price of kind a100 is 0.60, its bid 0.60"),
+            "{shares:?}"
+        );
     }
 
     #[test]
