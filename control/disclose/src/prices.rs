@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbouring_prices_are_told_alike() {
+    fn neighbouring_prices_are_alike() {
         let coarse = |price| coarse_price(Price(price), None).0;
         assert_eq!([0, 1, 9].map(coarse), [0, 1, 9]);
         assert_eq!([600_001, 606_000, 650_000].map(coarse), [650_000; 3]);

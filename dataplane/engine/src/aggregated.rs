@@ -41,13 +41,13 @@ const MAX_RECEIVE_CALLS: usize = 8;
 const MAX_IDLE_POLLS: u32 = 16;
 
 /// Packets in, what they say to the communicator, packets out. What is to be stored of tensors that are not mapped goes into
-/// `asked`. How much was done.
+/// `transfers`. How much was done.
 pub(crate) fn progress(
     path: &mut AggregatorPath,
     now: Nanos,
     (key, member): (Key, &mut CommunicatorState),
     attachments: &Table<Attachment>,
-    asked: &mut Vec<PendingTransfer>,
+    transfers: &mut Vec<PendingTransfer>,
 ) -> usize {
     let time = now.into();
     let mut worked = submit_fetched(path, now, member, attachments);
@@ -71,7 +71,7 @@ pub(crate) fn progress(
         worked += received;
     }
     let of = (key, *epoch);
-    worked += notify_core(now, of, (&mut *worker, &mut *session), member, attachments, asked);
+    worked += notify_core(now, of, (&mut *worker, &mut *session), member, attachments, transfers);
     let reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
     let mut write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
     while worked < 2 * BATCH && datagrams.push(&mut write) {
@@ -87,7 +87,7 @@ pub(crate) fn progress(
         }
     }
     // Sending may have found that the aggregator is silent.
-    worked + notify_core(now, of, (worker, session), member, attachments, asked)
+    worked + notify_core(now, of, (worker, session), member, attachments, transfers)
 }
 
 /// Gives the worker those segments in order whose inputs are all here. How many.
@@ -167,7 +167,7 @@ fn handle_done(
     (index, coded): (SegmentIndex, Option<CodingReport>),
     member: &mut CommunicatorState,
     attachments: &Table<Attachment>,
-    asked: &mut Vec<PendingTransfer>,
+    transfers: &mut Vec<PendingTransfer>,
 ) {
     let done = member.core.aggregated_segment(epoch, index);
     if let Some((channel, segment)) = done
@@ -175,7 +175,7 @@ fn handle_done(
         && member.core.failure().is_none()
     {
         let purpose = Purpose::Store { epoch, index, coded };
-        match transfers::store(member, (key, channel), attachments, (purpose, false), asked) {
+        match transfers::store(member, (key, channel), attachments, (purpose, false), transfers) {
             Ok(true) => return,
             Ok(false) => {}
             Err(error) => return member.fail_internal(&error.to_string()),
@@ -191,7 +191,7 @@ fn notify_core(
     (worker, session): (&mut Worker, &mut Session),
     member: &mut CommunicatorState,
     attachments: &Table<Attachment>,
-    asked: &mut Vec<PendingTransfer>,
+    transfers: &mut Vec<PendingTransfer>,
 ) -> usize {
     let mut told = 0;
     if session.probe_only && worker.is_answered() {
@@ -212,7 +212,7 @@ fn notify_core(
                     ..CodingReport::default()
                 };
                 let done = (segment, coded.then_some(told));
-                handle_done(now, (key, epoch), done, member, attachments, asked);
+                handle_done(now, (key, epoch), done, member, attachments, transfers);
             }
             Event::Ended(_) if std::mem::take(&mut session.probe_only) => {
                 member.core.handle_aggregation_ended(now, epoch)
@@ -534,15 +534,15 @@ impl<'a> SegmentTensors<'a> {
 }
 
 /// Has a sum that was held stored in the tensors that are not mapped. Their operation does not end before.
-pub(crate) fn store_held(
+pub(crate) fn store_staged(
     member: &mut CommunicatorState,
     (key, channel): (Key, ChannelId),
     attachments: &Table<Attachment>,
-    asked: &mut Vec<PendingTransfer>,
+    transfers: &mut Vec<PendingTransfer>,
 ) -> Result<(), ExecuteError> {
     let Some(segment) = member.core.segment(channel) else { return Ok(()) };
     let aside = segment.signature.reduce == ReduceOp::Average;
-    if transfers::store(member, (key, channel), attachments, (Purpose::CopyOut, aside), asked)? {
+    if transfers::store(member, (key, channel), attachments, (Purpose::CopyOut, aside), transfers)? {
         member.core.defer_copy_out(channel);
     }
     Ok(())

@@ -421,7 +421,7 @@ fn ask(
     state: &State,
     orders: &mpsc::Sender<Ordered>,
 ) {
-    let mut told = None;
+    let mut shown = None;
     let hand = |order| {
         let (done, carried_out) = oneshot::channel();
         orders.blocking_send((order, done)).is_ok() && carried_out.blocking_recv().is_ok()
@@ -434,7 +434,7 @@ fn ask(
         let why = match &runner {
             Ok((_client, runner)) => loop {
                 let report = RunnerReport { state: state.get(), ..report.clone() };
-                match order(runner, (&report, elastic, bid), &mut told) {
+                match order(runner, (&report, elastic, bid), &mut shown) {
                     Ok(order) => {
                         if !hand(Ok(order)) {
                             return;
@@ -460,11 +460,11 @@ fn ask(
     }
 }
 
-/// Asks once; of a job that bids with the price, which is shown where it is another than was `told`.
+/// Asks once; of a job that bids with the price, which is shown where it is another than was `shown`.
 fn order(
     runner: &Runner,
     (report, elastic, bid): (&RunnerReport, bool, Option<JobBid>),
-    told: &mut Option<HostPrice>,
+    shown: &mut Option<HostPrice>,
 ) -> Result<ElasticOrder, Error> {
     let Some(bid) = bid else {
         return match elastic {
@@ -473,13 +473,13 @@ fn order(
         };
     };
     let PricedOrder { order, price } = runner.priced_order((report, elastic), Some(bid), POLL)?;
-    if price.is_some() && *told != price {
+    if price.is_some() && *shown != price {
         if let Some(HostPrice { kind, price }) = &price {
             let kind: String = kind.chars().map(visible).collect();
             let of = if kind.is_empty() { kind } else { format!(" of kind {kind}") };
             eprintln!("{}: the price{of} is {price} an hour of a worker, or a little less", report.job);
         }
-        *told = price;
+        *shown = price;
     }
     Ok(order)
 }

@@ -20,7 +20,7 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use bids::{BidRefusal, leaves_at, next_round, take_change, told};
+use bids::{BidRefusal, disclosed, leaves_at, next_round, take_change};
 use failures::StoredJobs;
 use harmonaize_abi::session::{
     ElasticOrder, JobBid, Price, RunnerError, RunnerOrder, RunnerReport, WorkerState,
@@ -512,7 +512,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let ranks = job.rank_of_each();
         let kind = job.hosts().next().map(|host| ctx.settings.topology.kind(host));
-        let price = kind.and_then(|kind| told(job.quote.as_ref(), kind, job.quoted_bid));
+        let price = kind.and_then(|kind| disclosed(job.quote.as_ref(), kind, job.quoted_bid));
         let due: Vec<(RunnerKey, Question, ElasticOrder)> = job
             .runners
             .iter()

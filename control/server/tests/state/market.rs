@@ -195,7 +195,7 @@ fn without_a_market_nothing_is_bid_for() {
 }
 
 #[test]
-fn what_if_says_the_price() {
+fn what_if_has_the_price() {
     let mut play = play();
     outbid(&mut play);
     play.wait_seconds(40);
@@ -289,15 +289,15 @@ fn random_markets_with_faults_keep_their_word() {
                 }
                 _ => {}
             }
-            kept(&play);
+            check_prices(&play);
         }
         play.calm_down();
-        kept(&play);
+        check_prices(&play);
     }
 }
 
 /// No price is below the base price, none that a job pays is above its bid, and each recall has its notice.
-fn kept(play: &Play) {
+fn check_prices(play: &Play) {
     let reply = play.world.state.queries(play.world.now).jobs();
     assert!(reply.kinds.iter().all(|kind| kind.price_millionths >= BASE), "{:?}", reply.kinds);
     for job in &reply.jobs {

@@ -27,7 +27,7 @@ pub(crate) struct Away {
     pub(crate) inputs: Option<Arc<Memory>>,
     of: Option<(SegmentId, Purpose)>,
     /// Transfers that have not ended.
-    left: usize,
+    pending: usize,
     /// How often some have begun: those of a segment that hosts have begun again may end late.
     number: u16,
 }
@@ -36,7 +36,7 @@ impl Away {
     /// So many transfers of a segment begin. Returns the step of their tags.
     pub(crate) fn begin(&mut self, segment: SegmentId, purpose: Purpose, transfers: usize) -> StepId {
         self.number = self.number.wrapping_add(1);
-        (self.of, self.left) = (Some((segment, purpose)), transfers);
+        (self.of, self.pending) = (Some((segment, purpose)), transfers);
         self.step()
     }
 
@@ -49,8 +49,8 @@ impl Away {
         if step != self.step() {
             return None;
         }
-        self.left = self.left.checked_sub(1)?;
-        self.of.filter(|_| self.left == 0)
+        self.pending = self.pending.checked_sub(1)?;
+        self.of.filter(|_| self.pending == 0)
     }
 
     /// Whether a segment's transfers have begun.
@@ -60,7 +60,7 @@ impl Away {
 
     /// Whether they have begun and ended.
     pub(crate) fn has_ended(&self, segment: SegmentId) -> bool {
-        self.has_begun(segment) && self.left == 0
+        self.has_begun(segment) && self.pending == 0
     }
 }
 

@@ -41,12 +41,12 @@ fn remote(
     attachments: &Table<Attachment>,
     segment: &Segment,
     output: bool,
-    takes_part: impl Fn(Rank) -> bool,
+    of_rank: impl Fn(Rank) -> bool,
 ) -> Result<Remote, ExecuteError> {
     let mut found = Remote::new();
     let at = segment.lo * segment.signature.dtype.size() as u64;
     for (place, local) in member.locals.iter().enumerate() {
-        if segment.lo == segment.hi || !takes_part(local.rank) || !is_remote(attachments, local.attachment) {
+        if segment.lo == segment.hi || !of_rank(local.rank) || !is_remote(attachments, local.attachment) {
             continue;
         }
         let call = member.pending(segment.operation, local.rank).ok_or(ExecuteError::NoSource)?;

@@ -1,7 +1,7 @@
 //! Actions for a communicator's aggregator, and the packets of all.
 
 use super::{Engine, transfer};
-use crate::aggregated::{SegmentTensors, fetch, progress, reserve_aside, store_held};
+use crate::aggregated::{SegmentTensors, fetch, progress, reserve_aside, store_staged};
 use crate::attachment::Attachment;
 use crate::communicator_state::CommunicatorState;
 use crate::containment::{Task as Work, contain};
@@ -120,7 +120,7 @@ impl Engine {
             return false;
         }
         let asked = &mut self.pending_transfers;
-        let stored = done.map(|_| store_held(member, (key, channel), &self.attachments, asked));
+        let stored = done.map(|_| store_staged(member, (key, channel), &self.attachments, asked));
         for pending in self.pending_transfers.drain(..) {
             transfer(&mut self.attachments, &mut self.broken, pending);
         }

@@ -156,7 +156,7 @@ impl AgentEnd for RemoteEnd {
     }
 
     fn hand_over(&self) -> Result<InheritedEnd, EndError> {
-        let rest = self.channel.rest().filter(|_| self.rests());
+        let rest = self.channel.partial_frames().filter(|_| self.rests());
         let (rest, unsent) = rest.ok_or(EndError::Protocol("transfers are under way"))?;
         let header = Header { kind: kind::SUBMISSION, ..Default::default() };
         let inbox = self.pending.inbox.iter();

@@ -132,7 +132,7 @@ impl Channel {
     }
 
     /// Bytes of a frame that has not come whole, and of frames that are still to be sent. None where there are tensor bytes among them.
-    pub(crate) fn rest(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+    pub(crate) fn partial_frames(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         let came = match self.phase {
             Phase::Header => self.header.get(..self.filled)?.to_vec(),
             Phase::Body(_) => [self.header.as_slice(), self.body.get(..self.filled)?].concat(),

@@ -70,7 +70,7 @@ pub(super) fn next_round(now: Duration, round: Duration, leaves: impl Iterator<I
 
 /// What a tenant is told of a job's price: of the kind that its workers have, and of no other. The bid is that of the round which quoted
 /// the price. By one that it changes meanwhile a tenant would find out the price itself.
-pub(super) fn told(quote: Option<&Quote>, kind: &str, bid: Option<JobBid>) -> Option<HostPrice> {
+pub(super) fn disclosed(quote: Option<&Quote>, kind: &str, bid: Option<JobBid>) -> Option<HostPrice> {
     let Quote { price, .. } = quote.filter(|quote| quote.kind == kind)?;
     Some(HostPrice { kind: kind.to_owned(), price: coarse_price(*price, bid.map(|bid| bid.least)) })
 }
@@ -108,8 +108,8 @@ mod tests {
     #[test]
     fn tenants_hear_the_price_of_their_own_kind_alone() {
         let quote = Quote { kind: "a100".to_owned(), price: Price(606_000) };
-        let told_of = |kind| told(Some(&quote), kind, None).map(|told| (told.kind, told.price));
-        assert_eq!(told_of("a100"), Some(("a100".to_owned(), Price(650_000))));
-        assert_eq!((told_of("h100"), told(None, "a100", None)), (None, None));
+        let price_of = |kind| disclosed(Some(&quote), kind, None).map(|price| (price.kind, price.price));
+        assert_eq!(price_of("a100"), Some(("a100".to_owned(), Price(650_000))));
+        assert_eq!((price_of("h100"), disclosed(None, "a100", None)), (None, None));
     }
 }

@@ -105,11 +105,11 @@ impl AllHints {
     }
 
     /// A process of a tenant says what it expects of a communicator.
-    pub(crate) fn hint(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: SessionId, asked: &v1::Hint) {
-        let outcome = self.take_hints(ctx, effects, asked);
+    pub(crate) fn hint(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: SessionId, message: &v1::Hint) {
+        let outcome = self.take_hints(ctx, effects, message);
         effects.send(
             from,
-            to_agent::Message::Hinted(v1::Hinted::answer(asked.request, outcome.map_err(Refusal::from))),
+            to_agent::Message::Hinted(v1::Hinted::answer(message.request, outcome.map_err(Refusal::from))),
         );
     }
 
@@ -117,11 +117,11 @@ impl AllHints {
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
-        asked: &v1::Hint,
+        message: &v1::Hint,
     ) -> Result<(), RequestRefusal> {
-        let id = ctx.named(&asked.tenant, &asked.communicator)?;
-        self.limits.take(ctx.now, &asked.tenant, id, "hints")?;
-        let said = asked.hints.clone().unwrap_or_default();
+        let id = ctx.named(&message.tenant, &message.communicator)?;
+        self.limits.take(ctx.now, &message.tenant, id, "hints")?;
+        let said = message.hints.clone().unwrap_or_default();
         let hints = said.to_abi().ok_or(RequestRefusal::HintedCollective)?;
         hints.check()?;
         let before = self.hints.get(&id);
