@@ -427,7 +427,11 @@ impl Engine {
     /// aggregator: its session does not go along, and what is to follow the transfer is part of that.
     fn place_of(&self, transfer: &PendingTransfer) -> Option<TransferPlace> {
         let PendingTransfer { tag, store, span, .. } = transfer;
-        if *tag != COUNTS && is_for_aggregator(untag(*tag).2) {
+        let (communicator, channel, step) = untag(*tag);
+        let member = self.communicators.get(communicator);
+        // Steps of messages' pieces have numbers of their own, of any value.
+        let is_piece = member.is_some_and(|member| channel == member.core.p2p_channel());
+        if *tag != COUNTS && !is_piece && is_for_aggregator(step) {
             return None;
         }
         if *store {
@@ -436,8 +440,7 @@ impl Engine {
         if *tag == COUNTS {
             return Some(TransferPlace::Counts);
         }
-        let (communicator, channel, step) = untag(*tag);
-        let member = self.communicators.get(communicator)?;
+        let member = member?;
         let is = |memory: &Arc<Memory>| Arc::ptr_eq(memory, span.memory());
         let at = span.offset() as u64;
         if channel == member.core.p2p_channel() {
