@@ -3,7 +3,8 @@
 use crate::common::{SMALL, World, call, loopback};
 use crate::p2p::message;
 use harmonaize_abi::{Collective, CommunicatorHandle, Direction, Submission};
-use harmonaize_engine::{AttachmentId, Command, CommunicatorId, Epoch, Formation, LocalRank};
+use harmonaize_core::Interleaving;
+use harmonaize_engine::{AttachmentId, Command, CommunicatorId, Epoch, Formation, LocalRank, Notice};
 use harmonaize_plan::Participant;
 use std::time::{Duration, Instant};
 
@@ -101,6 +102,29 @@ fn what_is_below_every_class_waits_for_the_tenants_operations() {
 fn what_is_of_a_class_does_not_wait() {
     let mut world = world(3);
     assert_eq!(ended(&mut world, 0), 2);
+}
+
+/// Else others would wait for its slot as long as it waits for its own tenant.
+#[test]
+fn what_is_below_every_class_takes_no_interleave_slot() {
+    for (tensor_class, slots) in [(4, 0), (3, 1)] {
+        let mut world = beside();
+        let communicator = CommunicatorId(2);
+        let (max_wait, idle_timeout) = (Duration::from_millis(1), Duration::ZERO);
+        let rules = Interleaving { max_wait, min_bytes: 1, operations: 1, idle_timeout };
+        world.engines[0].handle_command(Command::Interleave { communicator, interleaving: Some(rules) });
+        let sum = call(Collective::AllReduce, 3, 1, FROM, TO, 0);
+        for tenant in &mut world.tenants {
+            tenant.end.submit(&Submission { communicator: BESIDE, tensor_class, ..sum }).unwrap();
+        }
+        assert!(world.completions().iter().all(|done| done.status == 0));
+        // The slot is over in a turn after that.
+        world.run_rounds(ROUNDS);
+        let notices = world.notices[0].lock().unwrap();
+        let requested = notices.iter().filter(|notice| matches!(notice, Notice::SlotRequested { .. }));
+        let released = notices.iter().filter(|notice| matches!(notice, Notice::SlotReleased { .. }));
+        assert_eq!((requested.count(), released.count()), (slots, slots), "class {tensor_class}");
+    }
 }
 
 #[test]
