@@ -398,7 +398,7 @@ impl Engine {
                 submission: submission.as_bytes().to_vec(),
                 counts: counts.map(<[u64]>::to_vec),
             };
-            for transfer in attachment.waiting() {
+            for transfer in attachment.waiting().filter(|transfer| !self.begins_again(transfer)) {
                 let here = self.place_of(transfer).ok_or(HandOverError::Transfers(attachment.id.0))?;
                 let PendingTransfer { tag: Tag(tag), offset, span, .. } = transfer;
                 let (tag, offset, bytes) = (*tag, *offset, span.bytes() as u64);
@@ -423,8 +423,18 @@ impl Engine {
         Ok(waiting)
     }
 
-    /// Where the bytes of a transfer lie that has not begun. None while its communicator comes to its end, and of one for an
-    /// aggregator: its session does not go along, and what is to follow the transfer is part of that.
+    /// Whether a transfer is for a session with an aggregator, which does not go along: hosts do its segment again.
+    fn begins_again(&self, PendingTransfer { tag, .. }: &PendingTransfer) -> bool {
+        let (communicator, channel, step) = untag(*tag);
+        let member = self.communicators.get(communicator);
+        let member = member.filter(|_| *tag != COUNTS && is_for_aggregator(step));
+        // Pieces of messages have a channel of their own, and none of these.
+        let away = member.and_then(|member| member.away.get(usize::from(channel.0)));
+        away.is_some_and(|away| away.begins_again(step))
+    }
+
+    /// Where the bytes of a transfer lie that has not begun. None while its communicator comes to its end, and of what an aggregator summed
+    /// and was held: that it is still on its way does not go along.
     fn place_of(&self, transfer: &PendingTransfer) -> Option<TransferPlace> {
         let PendingTransfer { tag, store, span, .. } = transfer;
         let (communicator, channel, step) = untag(*tag);
