@@ -258,7 +258,10 @@ fn a_piece_of_a_message_goes_along_whatever_its_number() {
     }
     world.write(0, AT, &[0; COUNT]);
     world.submit(2, send);
-    world.run_rounds(40);
+    for _ in 0..40 {
+        world.run_rounds(1);
+        world.tenants[2].end.progress().unwrap();
+    }
     let begins = |world: &mut World| {
         assert_eq!(world.tenants[2].end.succeed(&Succession::Begins).unwrap(), None);
     };
