@@ -28,8 +28,7 @@ mod endpoint;
 mod path;
 mod transfers;
 
-use away::Purpose;
-pub(crate) use away::{Away, is_for_aggregator};
+pub(crate) use away::{Away, Purpose, is_for_aggregator};
 pub(crate) use path::AggregatorPath;
 use path::{BATCH, Coder, Session};
 use transfers::{any_remote, is_fetched, is_remote};

@@ -12,7 +12,7 @@ use crate::table::Key;
 use crate::turns::{CLASSES, Urgency};
 use harmonaize_abi::{
     ChannelId, CommunicatorHandle, CommunicatorId, Cookie, Dtype, Epoch, OperationId, Rank, Region,
-    SegmentId, Status, StepId, Token,
+    SegmentId, SlotId, Status, StepId, Token,
 };
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
@@ -118,6 +118,9 @@ pub(crate) struct CommunicatorState {
     /// How it waits for gaps, where all of them are.
     #[serde(skip)]
     pub(crate) gaps: Gaps,
+    /// The interleave slot that it has without having asked for it.
+    #[serde(skip)]
+    pub(crate) unasked: Option<SlotId>,
     /// The highest priority and the first deadline of calls in flight that ask for one.
     special: Urgency,
     /// What its links were last said to carry.
@@ -190,6 +193,7 @@ impl CommunicatorState {
             in_flight: [0; CLASSES],
             background: 0,
             gaps: Gaps::default(),
+            unasked: None,
             special: Urgency::IDLE,
             class: TrafficClass::default(),
             backlog: Backlog::default(),

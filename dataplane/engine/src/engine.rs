@@ -587,8 +587,17 @@ impl Engine {
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
             Action::Ended(failure) => self.handle_ended(key, failure),
+            // Others would wait for its slot as long as it waits for gaps, here or on another host.
+            Action::RequestSlot { slot } if member.is_background() => {
+                member.unasked = Some(slot);
+                member.core.handle_slot_granted(slot);
+            }
             Action::RequestSlot { slot } => (self.notify)(Notice::SlotRequested { communicator, slot }),
-            Action::ReleaseSlot { slot } => (self.notify)(Notice::SlotReleased { communicator, slot }),
+            Action::ReleaseSlot { slot } => {
+                if member.unasked.take_if(|unasked| *unasked == slot).is_none() {
+                    (self.notify)(Notice::SlotReleased { communicator, slot });
+                }
+            }
             Action::Switched { epoch, segment } => {
                 tracing::debug!(communicator = communicator.0, %epoch, segment = segment.0, "switch is agreed on");
                 debug_assert!(

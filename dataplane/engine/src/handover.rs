@@ -398,7 +398,7 @@ impl Engine {
                 submission: submission.as_bytes().to_vec(),
                 counts: counts.map(<[u64]>::to_vec),
             };
-            for transfer in attachment.waiting() {
+            for transfer in attachment.waiting().filter(|transfer| !self.begins_again(transfer)) {
                 let here = self.place_of(transfer).ok_or(HandOverError::Transfers(attachment.id.0))?;
                 let PendingTransfer { tag: Tag(tag), offset, span, .. } = transfer;
                 let (tag, offset, bytes) = (*tag, *offset, span.bytes() as u64);
@@ -423,11 +423,25 @@ impl Engine {
         Ok(waiting)
     }
 
-    /// Where the bytes of a transfer lie that has not begun. None while its communicator comes to its end, and of one for an
-    /// aggregator: its session does not go along, and what is to follow the transfer is part of that.
+    /// Whether a transfer is for a session with an aggregator, which does not go along: hosts do its segment again.
+    fn begins_again(&self, PendingTransfer { tag, .. }: &PendingTransfer) -> bool {
+        let (communicator, channel, step) = untag(*tag);
+        let member = self.communicators.get(communicator);
+        let member = member.filter(|_| *tag != COUNTS && is_for_aggregator(step));
+        // Pieces of messages have a channel of their own, and none of these.
+        let away = member.and_then(|member| member.away.get(usize::from(channel.0)));
+        away.is_some_and(|away| away.begins_again(step))
+    }
+
+    /// Where the bytes of a transfer lie that has not begun. None while its communicator comes to its end, and of what an aggregator summed
+    /// and was held: that it is still on its way does not go along.
     fn place_of(&self, transfer: &PendingTransfer) -> Option<TransferPlace> {
         let PendingTransfer { tag, store, span, .. } = transfer;
-        if *tag != COUNTS && is_for_aggregator(untag(*tag).2) {
+        let (communicator, channel, step) = untag(*tag);
+        let member = self.communicators.get(communicator);
+        // Steps of messages' pieces have numbers of their own, of any value.
+        let is_piece = member.is_some_and(|member| channel == member.core.p2p_channel());
+        if *tag != COUNTS && !is_piece && is_for_aggregator(step) {
             return None;
         }
         if *store {
@@ -436,8 +450,7 @@ impl Engine {
         if *tag == COUNTS {
             return Some(TransferPlace::Counts);
         }
-        let (communicator, channel, step) = untag(*tag);
-        let member = self.communicators.get(communicator)?;
+        let member = member?;
         let is = |memory: &Arc<Memory>| Arc::ptr_eq(memory, span.memory());
         let at = span.offset() as u64;
         if channel == member.core.p2p_channel() {

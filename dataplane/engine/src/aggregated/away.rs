@@ -53,6 +53,11 @@ impl Away {
         self.of.filter(|_| self.pending == 0)
     }
 
+    /// Whether hosts do again what a transfer is for, if its session ends. What was held is not: its segment is done.
+    pub(crate) fn begins_again(&self, step: StepId) -> bool {
+        step != self.step() || !matches!(self.of, Some((_, Purpose::CopyOut)))
+    }
+
     /// Whether a segment's transfers have begun.
     pub(crate) fn has_begun(&self, segment: SegmentId) -> bool {
         self.of.is_some_and(|(of, _)| of == segment)

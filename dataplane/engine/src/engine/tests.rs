@@ -1,5 +1,6 @@
 //! Panics in each kind of work: the communicator ends with a typed error everywhere, and nothing else does.
 
+mod away;
 mod coded;
 #[allow(dead_code)]
 #[path = "../../tests/engine/common.rs"]

@@ -3,7 +3,8 @@
 use crate::common::{SMALL, World, call, loopback};
 use crate::p2p::message;
 use harmonaize_abi::{Collective, CommunicatorHandle, Direction, Submission};
-use harmonaize_engine::{AttachmentId, Command, CommunicatorId, Epoch, Formation, LocalRank};
+use harmonaize_core::Interleaving;
+use harmonaize_engine::{AttachmentId, Command, CommunicatorId, Epoch, Formation, LocalRank, Notice};
 use harmonaize_plan::Participant;
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,11 @@ const TO: u64 = 16 << 20;
 /// The communicator of the messages.
 const BESIDE: u32 = 9;
 
-/// Two ranks on one engine with two communicators, and a message of rank 0 to itself on the second, of a class.
-fn world(tensor_class: u8) -> World {
+/// More rounds than what waits for no gap needs, and far fewer than there are while patience ends again and again.
+const ROUNDS: usize = 1000;
+
+/// Two ranks on one engine with two communicators. On the first an operation of rank 0 is in flight.
+fn beside() -> World {
     let mut world = World::new(loopback(1), &[vec![0, 1]], SMALL);
     let locals = world.group.local(Participant(0)).iter().map(|&rank| LocalRank {
         rank,
@@ -38,6 +42,12 @@ fn world(tensor_class: u8) -> World {
     // What rank 1 does not call yet is in flight.
     world.submit(0, call(Collective::AllReduce, 3, 1, 0, 0, 0));
     world.run_rounds(10);
+    world
+}
+
+/// The same, and a message of rank 0 to itself on the second, of a class.
+fn world(tensor_class: u8) -> World {
+    let mut world = beside();
     let values: Vec<u64> = (0..PIECES * COPIED / 8).collect();
     world.write(0, FROM, &values);
     for (direction, at) in [(Direction::Send, FROM), (Direction::Receive, TO)] {
@@ -45,6 +55,19 @@ fn world(tensor_class: u8) -> World {
         world.tenants[0].end.submit(&Submission { communicator: BESIDE, tensor_class, ..end }).unwrap();
     }
     world
+}
+
+/// How many operations of a rank end in some rounds, all of them well.
+fn ended(world: &mut World, rank: usize) -> usize {
+    let mut ended = 0;
+    for _ in 0..ROUNDS {
+        world.run_rounds(1);
+        if let Some(done) = world.tenants[rank].end.completion().unwrap() {
+            assert_eq!(done.status, 0, "{done:?}");
+            ended += 1;
+        }
+    }
+    ended
 }
 
 /// Drives it until so many operations of rank 0 have ended.
@@ -78,7 +101,30 @@ fn what_is_below_every_class_waits_for_the_tenants_operations() {
 #[test]
 fn what_is_of_a_class_does_not_wait() {
     let mut world = world(3);
-    end(&mut world, 2);
+    assert_eq!(ended(&mut world, 0), 2);
+}
+
+/// Else others would wait for its slot as long as it waits for its own tenant.
+#[test]
+fn what_is_below_every_class_takes_no_interleave_slot() {
+    for (tensor_class, slots) in [(4, 0), (3, 1)] {
+        let mut world = beside();
+        let communicator = CommunicatorId(2);
+        let (max_wait, idle_timeout) = (Duration::from_millis(1), Duration::ZERO);
+        let rules = Interleaving { max_wait, min_bytes: 1, operations: 1, idle_timeout };
+        world.engines[0].handle_command(Command::Interleave { communicator, interleaving: Some(rules) });
+        let sum = call(Collective::AllReduce, 3, 1, FROM, TO, 0);
+        for tenant in &mut world.tenants {
+            tenant.end.submit(&Submission { communicator: BESIDE, tensor_class, ..sum }).unwrap();
+        }
+        assert!(world.completions().iter().all(|done| done.status == 0));
+        // The slot is over in a turn after that.
+        world.run_rounds(ROUNDS);
+        let notices = world.notices[0].lock().unwrap();
+        let requested = notices.iter().filter(|notice| matches!(notice, Notice::SlotRequested { .. }));
+        let released = notices.iter().filter(|notice| matches!(notice, Notice::SlotReleased { .. }));
+        assert_eq!((requested.count(), released.count()), (slots, slots), "class {tensor_class}");
+    }
 }
 
 #[test]

@@ -230,6 +230,59 @@ fn what_waits_for_a_process_that_has_not_come_goes_along() {
     assert!(waited > 3, "{waited} hand-overs found anything that waits");
 }
 
+/// The steps of messages' pieces are counted round, past those of what an aggregator is given. A piece waits whatever its number.
+#[test]
+fn a_piece_of_a_message_goes_along_whatever_its_number() {
+    const COUNT: usize = 8;
+    const AT: u64 = 4 << 20;
+    // A slot's pieces are numbered by 1024; the steps of an aggregator's transfers are those of 896 to 959.
+    const BEFORE: usize = 900;
+    let mut lab = Lab::new();
+    let ends = &mut |rank: u32| if rank < 2 { near(ARENA) } else { lab.attach() };
+    let ranks = [vec![0, 2], vec![1]];
+    let mut world = World::with_ends(tcp(2), &ranks, SMALL, 2, None, (None, Vec::new()), ends);
+    world.write(2, AT, &content(2, 0, COUNT));
+    let [send, receive] = [(Direction::Send, 0), (Direction::Receive, 2)]
+        .map(|(way, peer)| message(way, peer, COUNT as u64, AT));
+    let end = |world: &mut World| {
+        for rank in [0, 2] {
+            let done = world.completion(rank);
+            assert_eq!(done.status, 0, "rank {rank}: {done:?}");
+        }
+        assert!(world.read(0, AT, COUNT) == content(2, 0, COUNT));
+    };
+    for _ in 0..BEFORE {
+        world.submit(2, send);
+        world.submit(0, receive);
+        end(&mut world);
+    }
+    world.write(0, AT, &[0; COUNT]);
+    world.submit(2, send);
+    for _ in 0..40 {
+        world.run_rounds(1);
+        world.tenants[2].end.progress().unwrap();
+    }
+    let begins = |world: &mut World| {
+        assert_eq!(world.tenants[2].end.succeed(&Succession::Begins).unwrap(), None);
+    };
+    begins(&mut world);
+    let image = Lab::hand_over(&mut world, 0);
+    let (first, _before) = lab.succeed(&mut world, 0, &[2], image);
+    // Now what is sent is to be fetched, of a process that has not come.
+    world.submit(0, receive);
+    world.run_rounds(40);
+    let image = Lab::hand_over(&mut world, 0);
+    assert!(image.state.starts_with(&[0xff; 20]), "nothing waits");
+    let (second, _then) = lab.succeed(&mut world, 0, &[2], image);
+    for (rank, ours) in first {
+        let connect = Succession::Connect { end: ours.end(), taken: ours.taken().unwrap() };
+        assert!(world.tenants[rank as usize].end.succeed(&connect).unwrap().is_some());
+    }
+    begins(&mut world);
+    second.into_iter().for_each(|(rank, ours)| rejoin(&mut world, rank, ours));
+    end(&mut world);
+}
+
 /// Hands over while tenants' processes call their library, as fetches and stores through sockets need.
 fn hand_over_while_served(world: &mut World, at: usize) -> Box<EngineImage> {
     let deadline = Instant::now() + Duration::from_secs(20);
