@@ -87,10 +87,8 @@ impl World {
         }
         let mut from = None;
         for operand in &step.destinations {
-            let whole = context.segment.resume.is_some_and(|restored| restored.completed);
-            let hidden = |rank| whole && self.scenario.group.local(at).first() != Some(&rank);
-            let hides = matches!(operand.buffer, plan::Buffer::Output(rank) if hidden(rank));
-            if !matches!(operand.buffer, plan::Buffer::Peer(_)) && !hides {
+            if !matches!(operand.buffer, plan::Buffer::Peer(_)) && !context.segment.is_aliased(step, operand)
+            {
                 let location = self.locate(&context, operand, false);
                 self.check_write(&context, step, &location);
                 self.write(at, &location, &result);
