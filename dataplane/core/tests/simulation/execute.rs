@@ -224,6 +224,7 @@ impl World {
         if segment.resume.is_some() {
             let nothing: &[u8] = match signature.dtype {
                 Dtype::F32 => &[0, 0, 0, 0x80],
+                Dtype::Complex128 => &[0, 0, 0, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x80],
                 dtype => &[0; 8][..dtype.size()],
             };
             let nothing = nothing.repeat((segment.hi - segment.lo) as usize);
