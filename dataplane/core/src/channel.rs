@@ -240,10 +240,9 @@ impl Channel {
         self.segment.as_ref().is_some_and(|segment| segment.aggregated.is_some())
     }
 
-    /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
-    pub(crate) fn handle_sum(&mut self, epoch: Epoch, index: SegmentIndex) -> Option<OperationId> {
-        let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
-        let operation = self.segment.as_ref().filter(this)?.operation;
+    /// The aggregator has summed the segment; its operation.
+    pub(crate) fn handle_sum(&mut self) -> Option<OperationId> {
+        let operation = self.segment.as_ref()?.operation;
         self.summed = true;
         Some(operation)
     }
