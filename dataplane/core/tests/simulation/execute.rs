@@ -207,8 +207,13 @@ impl World {
             self.statistics.restored += u64::from(segment.resume.is_some());
             self.statistics.segments -= 1;
         }
-        let kept = node.retained.entry(segment.operation).or_insert((retention, segment.number));
-        kept.1 = kept.1.max(segment.number);
+        let (kept, [first, last]) =
+            node.retained.entry(segment.operation).or_insert((retention, [segment.number; 2]));
+        if segment.number < *first {
+            // It has its first step after a later one, which may follow another plan.
+            (*kept, *first) = (retention, segment.number);
+        }
+        *last = segment.number.max(*last);
         let staging = &mut node.staging[usize::from(channel.0)];
         if staging.segment == Some(segment.number) {
             return;
@@ -251,7 +256,7 @@ impl World {
     pub(crate) fn check_retained(&self, at: Participant, operation: OperationId) {
         let kept = self.nodes[at.0 as usize].retained.get(&operation);
         let shared = self.scenario.group.participants() > 1 && self.scenario.hostile.is_none();
-        if let Some((Retention::KeepInputs | Retention::HoldOutputs, last)) = kept
+        if let Some((Retention::KeepInputs | Retention::HoldOutputs, [_, last])) = kept
             && shared
         {
             assert!(
