@@ -96,6 +96,19 @@ impl Segment {
         self.retention == Retention::HoldOutputs || self.aggregated.is_some() && self.retains_output()
     }
 
+    /// Whether a destination of a step is memory that another operand of the step stands for already, and is not written again.
+    ///
+    /// Of a segment that was completed here and is begun again all outputs lie in one place. Not every step has that of the first
+    /// local rank: a tensor that is not mapped is stored from staging.
+    pub fn is_aliased(&self, step: &Step, operand: &Operand) -> bool {
+        let output = |operand: &Operand| matches!(operand.buffer, Buffer::Output(_));
+        let mut operands = step.sources.iter().chain(&step.destinations);
+        let first = operands.find(|other| output(other) && other.part == operand.part);
+        self.resume.is_some_and(|resume| resume.completed)
+            && output(operand)
+            && first.is_some_and(|first| first.buffer != operand.buffer)
+    }
+
     /// Whether its result stays in staging until everybody has it, since the operation may be completed before.
     pub fn retains_output(&self) -> bool {
         self.retention == Retention::CopyInputs && self.lo < self.hi
@@ -227,10 +240,9 @@ impl Channel {
         self.segment.as_ref().is_some_and(|segment| segment.aggregated.is_some())
     }
 
-    /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
-    pub(crate) fn handle_sum(&mut self, epoch: Epoch, index: SegmentIndex) -> Option<OperationId> {
-        let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
-        let operation = self.segment.as_ref().filter(this)?.operation;
+    /// The aggregator has summed the segment; its operation.
+    pub(crate) fn handle_sum(&mut self) -> Option<OperationId> {
+        let operation = self.segment.as_ref()?.operation;
         self.summed = true;
         Some(operation)
     }

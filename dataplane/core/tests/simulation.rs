@@ -250,6 +250,14 @@ fn aggregated() {
     assert!(sum.copied_late > 0, "{sum}");
 }
 
+/// A segment of the session before waits for an acknowledgement that is late, with the index that one of this session has.
+#[test]
+fn an_index_is_of_one_session() {
+    let mut world = World::new(Scenario::new(1274, 2).rough().aggregating(true), false);
+    world.run();
+    well(&world);
+}
+
 /// Participants go on as other processes, at any time: nothing fails, and what was being aggregated is done by hosts.
 #[test]
 fn succeeded() {

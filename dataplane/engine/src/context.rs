@@ -69,12 +69,6 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Whether a destination stands for the same memory as another.
-    pub(crate) fn is_aliased(&self, segment: &Segment, operand: &Operand) -> bool {
-        let whole = segment.resume.is_some_and(|restored| restored.completed);
-        matches!(operand.buffer, Buffer::Output(rank) if whole && !self.is_first(rank))
-    }
-
     fn is_first(&self, rank: Rank) -> bool {
         self.member.locals.first().is_some_and(|first| first.rank == rank)
     }

@@ -46,7 +46,7 @@ pub(crate) fn run(
                 None => return Ok(StepResult::Unfinished),
             }
             let posted = context.sources.iter().any(|message| message.posted);
-            let aliased = |operand: &Operand| context.is_aliased(segment, operand);
+            let aliased = |operand: &Operand| segment.is_aliased(step, operand);
             let factors = factors(context, segment, step)?;
             let whole = whole_bytes(context.member, &signature);
             let by = (passes, slices, whole, context.member.ranks);

@@ -192,11 +192,13 @@ impl Communicator {
         }
     }
 
-    /// The segment that is `index` of an epoch's session, and its channel.
+    /// The segment that is `index` of an epoch's session, and its channel. Segments of sessions before, which may still wait for
+    /// everybody's acknowledgement, have indices of their own.
     pub fn aggregated_segment(&self, epoch: Epoch, index: SegmentIndex) -> Option<(ChannelId, &Segment)> {
+        let from = self.shared.epochs.aggregation(epoch)?.from_segment;
         let segments = self.scheduler.channels().filter_map(|(at, channel)| Some((at, channel.segment()?)));
-        let mut this = segments.filter(|(_, s)| s.epoch == epoch && s.aggregated == Some(index));
-        this.next()
+        let mut of_session = segments.filter(|(_, s)| s.epoch == epoch && s.number >= from);
+        of_session.find(|(_, s)| s.aggregated == Some(index))
     }
 
     /// All sums of a session's segment `index` have been written. The losses of compressed ones stay in the receipt if hosts do the
@@ -212,7 +214,8 @@ impl Communicator {
         if self.shared.has_failed() || stopped {
             return;
         }
-        let summed = self.scheduler.channels_mut().find_map(|channel| channel.handle_sum(epoch, index));
+        let channel = self.aggregated_segment(epoch, index).map(|(channel, _)| channel);
+        let summed = channel.and_then(|channel| self.scheduler.channel_mut(channel)?.handle_sum());
         if let Some((operation, coded)) = summed.zip(coded) {
             self.handle_coded(operation, coded);
         }

@@ -268,15 +268,8 @@ impl World {
         let node = &mut self.nodes[p.0 as usize];
         let open =
             node.joined.get(&of.epoch).is_some_and(|joined| joined.session == of.session && !joined.ended);
-        let segment =
-            (0..node.staging.len() as u16).map(ChannelId).filter_map(|channel| node.core.segment(channel));
-        let mut segment =
-            segment.filter(|segment| segment.epoch == of.epoch && segment.aggregated == Some(of.index));
-        let Some(number) =
-            segment.next().map(|segment| segment.number).filter(|_| open && node.failure.is_none())
-        else {
-            return;
-        };
+        let segment = node.core.aggregated_segment(of.epoch, of.index).map(|(_, segment)| segment.number);
+        let Some(number) = segment.filter(|_| open && node.failure.is_none()) else { return };
         node.core.handle_aggregated(Nanos(self.now), of.epoch, of.index, None);
         node.tracks.get_mut(&number).unwrap().uncommitted = 0;
         self.advance(p);

@@ -87,10 +87,8 @@ impl World {
         }
         let mut from = None;
         for operand in &step.destinations {
-            let whole = context.segment.resume.is_some_and(|restored| restored.completed);
-            let hidden = |rank| whole && self.scenario.group.local(at).first() != Some(&rank);
-            let hides = matches!(operand.buffer, plan::Buffer::Output(rank) if hidden(rank));
-            if !matches!(operand.buffer, plan::Buffer::Peer(_)) && !hides {
+            if !matches!(operand.buffer, plan::Buffer::Peer(_)) && !context.segment.is_aliased(step, operand)
+            {
                 let location = self.locate(&context, operand, false);
                 self.check_write(&context, step, &location);
                 self.write(at, &location, &result);
@@ -209,8 +207,13 @@ impl World {
             self.statistics.restored += u64::from(segment.resume.is_some());
             self.statistics.segments -= 1;
         }
-        let kept = node.retained.entry(segment.operation).or_insert((retention, segment.number));
-        kept.1 = kept.1.max(segment.number);
+        let (kept, [first, last]) =
+            node.retained.entry(segment.operation).or_insert((retention, [segment.number; 2]));
+        if segment.number < *first {
+            // It has its first step after a later one, which may follow another plan.
+            (*kept, *first) = (retention, segment.number);
+        }
+        *last = segment.number.max(*last);
         let staging = &mut node.staging[usize::from(channel.0)];
         if staging.segment == Some(segment.number) {
             return;
@@ -226,6 +229,7 @@ impl World {
         if segment.resume.is_some() {
             let nothing: &[u8] = match signature.dtype {
                 Dtype::F32 => &[0, 0, 0, 0x80],
+                Dtype::Complex128 => &[0, 0, 0, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x80],
                 dtype => &[0; 8][..dtype.size()],
             };
             let nothing = nothing.repeat((segment.hi - segment.lo) as usize);
@@ -252,7 +256,7 @@ impl World {
     pub(crate) fn check_retained(&self, at: Participant, operation: OperationId) {
         let kept = self.nodes[at.0 as usize].retained.get(&operation);
         let shared = self.scenario.group.participants() > 1 && self.scenario.hostile.is_none();
-        if let Some((Retention::KeepInputs | Retention::HoldOutputs, last)) = kept
+        if let Some((Retention::KeepInputs | Retention::HoldOutputs, [_, last])) = kept
             && shared
         {
             assert!(

@@ -55,8 +55,8 @@ pub(crate) struct Node {
     pub(crate) tracks: BTreeMap<SegmentId, Track>,
     /// Segments done, as seen from outside.
     pub(crate) done: SegmentId,
-    /// By operation: how its inputs are kept, and its last segment so far.
-    pub(crate) retained: HashMap<OperationId, (Retention, SegmentId)>,
+    /// By operation: how its inputs are kept, and its first and last segments so far.
+    pub(crate) retained: HashMap<OperationId, (Retention, [SegmentId; 2])>,
     /// By epoch: the session with its aggregator.
     pub(crate) joined: BTreeMap<Epoch, Joined>,
     /// The latest session that it asked for, of an epoch.

@@ -185,6 +185,38 @@ fn an_aggregator_that_dies_while_transfers_are_under_way_costs_no_operation() {
     assert!(by_it > 0);
 }
 
+/// A host has a small sum, and the other has not when the aggregator dies. Hosts go on from the sum that is kept, whose first local
+/// rank's tensors are not mapped while another's are.
+#[test]
+fn a_kept_sum_is_given_on_by_a_host_whose_first_tensor_is_not_mapped() {
+    let _turn = my_turn();
+    let ranks = [vec![0, 1], vec![2]];
+    let mut served = Some(Served::start(any(), 1, 2, 8));
+    let reached = served.as_ref().unwrap().reached_by(2);
+    let address = reached[0].address;
+    let mut lab = Lab::new();
+    let ends = &mut |rank: u32| if rank == 0 { lab.attach() } else { near(ARENA) };
+    let mut world = offloaded(rules(FORMAT), &ranks, reached, ends);
+    let (count, deadline) = (300, Instant::now() + PATIENCE);
+    let nothing = vec![0.0_f32; count];
+    for incarnation in 2.. {
+        aggregated(&mut world, count, false);
+        (0..3).for_each(|rank| world.write_floats(rank, 16 << 20, &nothing));
+        let mut alone = false;
+        let completions = all_reduce(&mut world, count, false, |world| {
+            let has = |world: &World, rank| world.read_floats(rank, 16 << 20, count) != nothing;
+            world.until("a sum", |world| has(world, 1) || has(world, 2));
+            alone = !has(world, 2);
+            drop(served.take());
+        });
+        if alone && whole_by(&completions[1..2]) && completions[2].fallback != 0 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "no host is ever the only one with a sum: {completions:?}");
+        served = Some(Served::start(address, incarnation, 2, 8));
+    }
+}
+
 /// Engines are succeeded in the midst of operations: what is fetched and stored ends before, and hosts go on.
 #[test]
 fn successors_go_on_with_an_aggregator_and_tensors_over_rdma() {
