@@ -105,11 +105,30 @@ impl Provider {
         Self::start_on(&star(HOSTS, "1Gbit/s"), "", lines, agent)
     }
 
+    /// The same as [`Self::start`], whose links go over TCP.
+    pub(crate) fn start_with_links_over_tcp() -> Option<Self> {
+        let text = |host: usize, socket: &Path| {
+            configuration(Host(host as u32), "", socket).replace("[verbs]\n", "") + &rdma(host)
+        };
+        Self::start_by(&star(HOSTS, "1Gbit/s"), "", text, |_| program("harmonaize-agent"))
+    }
+
     /// The same for a fabric that control has this topology of, and with more lines for control's configuration.
     pub(crate) fn start_on(
         topology: &str,
         control: &str,
         lines: impl Fn(usize) -> String,
+        agent: impl Fn(usize) -> Command,
+    ) -> Option<Self> {
+        let text = |host: usize, socket: &Path| configuration(Host(host as u32), "", socket) + &lines(host);
+        Self::start_by(topology, control, text, agent)
+    }
+
+    /// The same, `text` being each agent's whole configuration.
+    fn start_by(
+        topology: &str,
+        control: &str,
+        text: impl Fn(usize, &Path) -> String,
         agent: impl Fn(usize) -> Command,
     ) -> Option<Self> {
         if !present(HOSTS) {
@@ -121,19 +140,19 @@ impl Provider {
         let secret = folder.path().join(SECRET);
         std::fs::write(&secret, "tenant a and the agents of this test").unwrap();
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
-        let text = format!(
+        let own = format!(
             "listen = \"{CONTROL}\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n{control}[[tenant]]\nname = \"a\"\n"
         );
         let config = folder.path().join("control.toml");
         let mut control = program("harmonaize-control");
         // What is said of links is in the log of a test that fails.
         control.env("RUST_LOG", "info,harmonaize_server::state::world=debug");
-        let control = Program::start(&mut control, &config, &text);
+        let control = Program::start(&mut control, &config, &own);
         until("control does not listen", || TcpStream::connect(CONTROL).is_ok());
         let mut provider = Self { agents: Vec::new(), texts: Vec::new(), _control: control, folder };
         for host in 0..HOSTS {
             let config = provider.folder.path().join(format!("agent{host}.toml"));
-            let text = configuration(Host(host as u32), "", &provider.socket(host)) + &lines(host);
+            let text = text(host, &provider.socket(host));
             provider.agents.push(Program::start(&mut agent(host), &config, &text));
             provider.texts.push(text);
         }
