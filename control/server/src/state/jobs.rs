@@ -20,7 +20,7 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use bids::{BidRefusal, disclosed, leaves_at, next_round, take_change};
+use bids::{disclosed, leaves_at, next_round, take_change};
 use failures::StoredJobs;
 use harmonaize_abi::session::{
     ElasticOrder, JobBid, Price, RunnerError, RunnerOrder, RunnerReport, WorkerState,
@@ -202,16 +202,16 @@ impl Jobs {
         effects.send(from, to_agent::Message::BidSet(v1::BidSet::answer(message.request, outcome)));
     }
 
-    fn take_bid(&mut self, ctx: &Ctx<'_>, message: &v1::SetBid) -> Result<(), BidRefusal> {
+    fn take_bid(&mut self, ctx: &Ctx<'_>, message: &v1::SetBid) -> Result<(), RequestRefusal> {
         let market = ctx.settings.allocator.filter(|allocator| allocator.policy == LivePolicy::Market);
-        let allocator = market.ok_or(BidRefusal::NoMarket)?;
+        let allocator = market.ok_or(RequestRefusal::NoMarket)?;
         if !ctx.settings.tenants.contains(&message.tenant) {
-            return Err(BidRefusal::Tenant);
+            return Err(RequestRefusal::UnknownTenant);
         }
-        let bid = JobBid::from(message.bid.ok_or(BidRefusal::Missing)?);
+        let bid = JobBid::from(message.bid.ok_or(RequestRefusal::NoBid)?);
         bid.check()?;
         let key = (message.tenant.clone(), message.job.clone());
-        let job = self.jobs.get_mut(&key).filter(|job| job.over.is_none()).ok_or(BidRefusal::NoJob)?;
+        let job = self.jobs.get_mut(&key).filter(|job| job.over.is_none()).ok_or(RequestRefusal::NoJob)?;
         if job.bid != Some(bid) {
             take_change(ctx.now, &mut job.bid_changes)?;
             job.bid = Some(bid);

@@ -78,9 +78,26 @@ pub enum RequestRefusal {
     /// A runner's report makes no sense.
     #[error(transparent)]
     Report(#[from] RunnerError),
-    /// A runner's bid makes no sense.
+    /// A job's bid makes no sense.
     #[error(transparent)]
     Bid(#[from] BidError),
+    /// A bid where hosts are given by another policy, or by none.
+    #[error("the provider's hosts have no prices, so nothing is bid for")]
+    NoMarket,
+    /// A bid for a job that is not there.
+    #[error("the tenant has no job of this name; start its runners first, with `--bid`")]
+    NoJob,
+    /// A change of a bid, without one.
+    #[error("the question names no bid")]
+    NoBid,
+    /// A job's bid was changed too often of late.
+    #[error("a job's bid can be changed {most} times in a minute; change it again in {seconds} s")]
+    BidChangedTooOften {
+        /// How often it may be.
+        most: u32,
+        /// How long until it can be changed again, rounded up.
+        seconds: u64,
+    },
     /// A worker has a place in a job of more workers than any has.
     #[error("a worker of a place that is never given")]
     NoSuchPlace,

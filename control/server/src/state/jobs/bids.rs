@@ -1,8 +1,9 @@
-//! What jobs bid: why a bid does not stand, when a job that is outbid leaves, and what its tenant is told of the price.
+//! What jobs bid: how often a bid may change, when a job that is outbid leaves, and what its tenant is told of the price.
 
 use super::job::GATHER;
 use super::round::Quote;
-use harmonaize_abi::session::{BidError, HostPrice, JobBid};
+use crate::state::refusal::RequestRefusal;
+use harmonaize_abi::session::{HostPrice, JobBid};
 use harmonaize_allocator::last_moment;
 use harmonaize_disclose::coarse_price;
 use harmonaize_units::{Gcra, Quota};
@@ -11,41 +12,15 @@ use std::time::Duration;
 /// How often a job's bid may be changed: each change is stored, and brings a round about those that wait.
 const CHANGES: Quota = Quota { interval: Duration::from_millis(7_500), burst: 8 };
 
-/// Why a job's bid is as it was. The text goes to its tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BidRefusal {
-    /// Another policy, or none.
-    #[error("the provider's hosts have no prices, so nothing is bid for")]
-    NoMarket,
-    /// There is no such tenant.
-    #[error("the provider does not know this tenant")]
-    Tenant,
-    /// There is no such job.
-    #[error("the tenant has no job of this name; start its runners first, with `--bid`")]
-    NoJob,
-    /// No bid in the message.
-    #[error("the question names no bid")]
-    Missing,
-    /// It was changed too often of late.
-    #[error(
-        "a job's bid can be changed {most} times in a minute; change it again in {seconds} s",
-        most = CHANGES.burst
-    )]
-    TooOften {
-        /// How long until it can be changed again, rounded up.
-        seconds: u64,
-    },
-    /// It makes no sense.
-    #[error(transparent)]
-    Bid(#[from] BidError),
-}
-
 /// Takes note that a job's bid is changed.
 ///
 /// # Errors
 /// If this is one too many.
-pub(super) fn take_change(now: Duration, changes: &mut Gcra) -> Result<(), BidRefusal> {
-    let too_often = |next: Duration| BidRefusal::TooOften { seconds: next.saturating_sub(now).as_secs() + 1 };
+pub(super) fn take_change(now: Duration, changes: &mut Gcra) -> Result<(), RequestRefusal> {
+    let too_often = |next: Duration| {
+        let seconds = next.saturating_sub(now).as_secs() + 1;
+        RequestRefusal::BidChangedTooOften { most: CHANGES.burst, seconds }
+    };
     changes.take(now, CHANGES).map_err(too_often)
 }
 
