@@ -503,34 +503,29 @@ mod tests {
         assert!((3_000_000..30_000_000).contains(&bulk), "bulk has {bulk} ns of 500 ms");
     }
 
-    #[test]
-    fn within_a_class_priority_then_deadline_decide() {
+    /// The places of what has class, priority and deadline like this, in the order of its turns.
+    fn order_of<const N: usize>(says: [(u8, u8, u64); N]) -> [usize; N] {
         let (mut turns, mut fake) = (Turns::default(), Fake::default());
-        let says = [(3, 0, 0), (3, 0, 9_000_000), (3, 0, 5_000_000), (3, 1, 0), (1, 0, 0)];
         let members = says.map(|says| {
             let at = fake.enter(&mut turns, (0, 1), (1, 1000));
             fake.members[at].urgency = Urgency::new(Nanos(0), 1, says);
             at
         });
         turns.run(Nanos(0), &mut fake);
-        let mut order = members;
-        order.sort_unstable_by_key(|at| fake.members[*at].last);
-        assert_eq!(order, [4, 3, 2, 1, 0].map(|at: usize| members[at]));
+        let mut order = std::array::from_fn(|place| place);
+        order.sort_unstable_by_key(|place: &usize| fake.members[members[*place]].last);
+        order
+    }
+
+    #[test]
+    fn within_a_class_priority_then_deadline_decide() {
+        let says = [(3, 0, 0), (3, 0, 9_000_000), (3, 0, 5_000_000), (3, 1, 0), (1, 0, 0)];
+        assert_eq!(order_of(says), [4, 3, 2, 1, 0]);
     }
 
     #[test]
     fn what_is_below_every_class_goes_last() {
-        let (mut turns, mut fake) = (Turns::default(), Fake::default());
-        let says = [(4, 255, 1), (3, 0, 0), (4, 0, 0), (2, 0, 0)];
-        let members = says.map(|says| {
-            let at = fake.enter(&mut turns, (0, 1), (1, 1000));
-            fake.members[at].urgency = Urgency::new(Nanos(0), 1, says);
-            at
-        });
-        turns.run(Nanos(0), &mut fake);
-        let mut order = members;
-        order.sort_unstable_by_key(|at| fake.members[*at].last);
-        assert_eq!(order, [3, 1, 0, 2].map(|at: usize| members[at]));
+        assert_eq!(order_of([(4, 255, 1), (3, 0, 0), (4, 0, 0), (2, 0, 0)]), [3, 1, 0, 2]);
     }
 
     #[test]

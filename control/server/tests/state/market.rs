@@ -313,8 +313,8 @@ fn check_prices(play: &Play) {
     }
 }
 
-#[test]
-fn who_cannot_wait_longer_leaves_without_a_checkpoint() {
+/// A job of so many workers has hosts, its next checkpoint is an hour away, and one that bids more has come. None waits longer than 40 s.
+fn outbid_without_checkpoint(workers: (u32, u32)) -> (Play, Vec<u64>, Vec<u64>) {
     let mut settings = market();
     settings.market.longest_wait = SECOND * 40;
     let mut play = Play::with(settings);
@@ -322,9 +322,15 @@ fn who_cannot_wait_longer_leaves_without_a_checkpoint() {
     let checkpoint = JobBid { checkpoint_ns: 3_600_000_000_000, ..JobBid::of(Price(600_000)) };
     play.bids.insert("bert".to_owned(), checkpoint);
     bids(&mut play, "gpt", 700_000);
-    let bert = play.add_all("a", "bert", (2, 2));
+    let bert = play.add_all("a", "bert", workers);
     play.wait_seconds(3);
     let gpt = play.add_all("b", "gpt", (4, 4));
+    (play, bert, gpt)
+}
+
+#[test]
+fn who_cannot_wait_longer_leaves_without_a_checkpoint() {
+    let (mut play, bert, gpt) = outbid_without_checkpoint((2, 2));
     play.wait_seconds(65);
     assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (2, 0), "{:#?}", play.jobs());
     play.wait_seconds(15);
@@ -333,16 +339,7 @@ fn who_cannot_wait_longer_leaves_without_a_checkpoint() {
 
 #[test]
 fn who_is_outbid_gains_no_time_by_workers_that_start_again() {
-    let mut settings = market();
-    settings.market.longest_wait = SECOND * 40;
-    let mut play = Play::with(settings);
-    play.world.wait(ROUND);
-    let checkpoint = JobBid { checkpoint_ns: 3_600_000_000_000, ..JobBid::of(Price(600_000)) };
-    play.bids.insert("bert".to_owned(), checkpoint);
-    bids(&mut play, "gpt", 700_000);
-    let bert = play.add_all("a", "bert", (1, 4));
-    play.wait_seconds(3);
-    let gpt = play.add_all("b", "gpt", (4, 4));
+    let (mut play, bert, gpt) = outbid_without_checkpoint((1, 4));
     play.wait_seconds(45);
     // It is outbid, and its workers start again because one has no runner any more.
     let generation = job(&play, "bert").generation;
