@@ -191,7 +191,7 @@ fn an_aggregator_that_dies_while_transfers_are_under_way_costs_no_operation() {
 fn a_kept_sum_is_given_on_by_a_host_whose_first_tensor_is_not_mapped() {
     let _turn = my_turn();
     let ranks = [vec![0, 1], vec![2]];
-    let mut served = Some(Served::start(any(), 1, 2, 8));
+    let mut served = Some(Served::start(any(), 1, 2, 0));
     let reached = served.as_ref().unwrap().reached_by(2);
     let address = reached[0].address;
     let mut lab = Lab::new();
@@ -202,6 +202,7 @@ fn a_kept_sum_is_given_on_by_a_host_whose_first_tensor_is_not_mapped() {
     for incarnation in 2.. {
         aggregated(&mut world, count, false);
         (0..3).for_each(|rank| world.write_floats(rank, 16 << 20, &nothing));
+        served.as_ref().unwrap().mute(1);
         let mut alone = false;
         let completions = all_reduce(&mut world, count, false, |world| {
             let has = |world: &World, rank| world.read_floats(rank, 16 << 20, count) != nothing;
@@ -212,8 +213,9 @@ fn a_kept_sum_is_given_on_by_a_host_whose_first_tensor_is_not_mapped() {
         if alone && whole_by(&completions[1..2]) && completions[2].fallback != 0 {
             return;
         }
+        // Where the aggregator's thread got no turn in time, hosts have summed by themselves.
         assert!(Instant::now() < deadline, "no host is ever the only one with a sum: {completions:?}");
-        served = Some(Served::start(address, incarnation, 2, 8));
+        served = Some(Served::start(address, incarnation, 2, 0));
     }
 }
 

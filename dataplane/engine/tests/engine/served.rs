@@ -13,7 +13,7 @@ use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::time::Instant;
@@ -29,6 +29,8 @@ pub(crate) struct Served {
     over: Arc<AtomicBool>,
     /// Chunks summed.
     sums: Arc<AtomicU64>,
+    /// The worker that nothing is sent to any more.
+    muted: Arc<AtomicU16>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -42,13 +44,15 @@ pub(crate) fn my_turn() -> MutexGuard<'static, ()> {
 pub(crate) struct Out<'a> {
     datagrams: &'a mut Datagrams,
     workers: &'a HashMap<u16, SocketAddr>,
+    muted: u16,
     drop: &'a mut dyn FnMut() -> bool,
 }
 
 impl Outbox for Out<'_> {
     fn send(&mut self, to: Recipient, packet: &[u8]) {
         let Recipient::Worker { worker, .. } = to else { return };
-        let Some(address) = self.workers.get(&worker).filter(|_| !(self.drop)()) else { return };
+        let hears = worker != self.muted && !(self.drop)();
+        let Some(address) = self.workers.get(&worker).filter(|_| hears) else { return };
         self.datagrams.push(|room| {
             room[..packet.len()].copy_from_slice(packet);
             Some((*address, packet.len()))
@@ -72,6 +76,8 @@ impl Served {
         let address = datagrams.local_address();
         let (over, sums) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop, count) = (Arc::clone(&over), Arc::clone(&sums));
+        let muted = Arc::new(AtomicU16::new(u16::MAX));
+        let unheard = Arc::clone(&muted);
         let thread = std::thread::spawn(move || {
             let mut machine = Machine::new(incarnation, Pool::new(256, 1024));
             machine.grant(grant).unwrap();
@@ -91,7 +97,8 @@ impl Served {
                     }
                     let worker = u16::from_le_bytes([bytes[4], bytes[5]]);
                     known.insert(worker, from);
-                    let mut out = Out { datagrams: &mut datagrams, workers: &known, drop: &mut drop };
+                    let muted = unheard.load(Ordering::Relaxed);
+                    let mut out = Out { datagrams: &mut datagrams, workers: &known, muted, drop: &mut drop };
                     machine.receive(begun.elapsed(), &bytes, &mut out);
                 }
                 datagrams.flush();
@@ -99,11 +106,16 @@ impl Served {
                 std::thread::yield_now();
             }
         });
-        Self { address, over, sums, thread: Some(thread) }
+        Self { address, over, sums, muted, thread: Some(thread) }
     }
 
     pub(crate) fn sums(&self) -> u64 {
         self.sums.load(Ordering::Relaxed)
+    }
+
+    /// From now on a worker hears nothing of it.
+    pub(crate) fn mute(&self, worker: u16) {
+        self.muted.store(worker, Ordering::Relaxed);
     }
 
     pub(crate) fn reached_by(&self, participants: u32) -> Vec<Aggregator> {
