@@ -149,6 +149,14 @@ pub enum ValueError {
         /// Why that is none.
         error: BidError,
     },
+    /// What hosts of a kind cost, of which there are none.
+    #[error("the topology has no host of kind `{kind}`; {}", known_kinds(known))]
+    UnknownKind {
+        /// What is said to be a kind.
+        kind: String,
+        /// The kinds that there are, in order; an empty name is that of hosts without one.
+        known: Vec<String>,
+    },
     /// A kind has two prices.
     #[error("kind `{0}` has two prices; name it once")]
     KindTwice(String),
@@ -203,6 +211,18 @@ impl ValueError {
 
 fn algorithms_of(collective: Collective) -> String {
     names(Algorithm::of(collective.traits().pattern), |one| one.name())
+}
+
+fn known_kinds(known: &[String]) -> String {
+    let all: Vec<String> = known.iter().map(|kind| format!("`{kind}`")).collect();
+    match all.as_slice() {
+        [] => "it has no host".to_owned(),
+        [_] if known.iter().all(String::is_empty) => {
+            "none of its hosts has a kind, which is kind ``".to_owned()
+        }
+        [only] => format!("its only kind is {only}"),
+        [others @ .., last] => format!("its kinds are {} and {last}", others.join(", ")),
+    }
 }
 
 fn names<T>(all: &[T], name: impl Fn(&T) -> &'static str) -> String {
