@@ -743,9 +743,9 @@ name = "a"
         };
         let (line, column, error) = flaw(of(&kinds(), "a10"));
         assert_eq!((line, column), (11, 8));
-        assert_eq!(error.to_string(), "the topology has no host of kind `a10`; its kinds are `` and `a100`");
+        assert_eq!(error.to_string(), "the topology has no host of kind `a10`; its kinds are: ``, `a100`");
         let (.., error) = flaw(of(GOOD, "a100"));
-        let text = "the topology has no host of kind `a100`; none of its hosts has a kind, which is kind ``";
+        let text = "the topology has no host of kind `a100`; its kinds are: ``";
         assert_eq!(error.to_string(), text);
         assert_eq!(of(GOOD, "").unwrap().base_prices, BTreeMap::from([(String::new(), Price(500_000))]));
     }

@@ -150,7 +150,7 @@ pub enum ValueError {
         error: BidError,
     },
     /// What hosts of a kind cost, of which there are none.
-    #[error("the topology has no host of kind `{kind}`; {}", known_kinds(known))]
+    #[error("the topology has no host of kind `{kind}`; its kinds are: {}", kinds(known))]
     UnknownKind {
         /// What is said to be a kind.
         kind: String,
@@ -213,16 +213,10 @@ fn algorithms_of(collective: Collective) -> String {
     names(Algorithm::of(collective.traits().pattern), |one| one.name())
 }
 
-fn known_kinds(known: &[String]) -> String {
-    let all: Vec<String> = known.iter().map(|kind| format!("`{kind}`")).collect();
-    match all.as_slice() {
-        [] => "it has no host".to_owned(),
-        [_] if known.iter().all(String::is_empty) => {
-            "none of its hosts has a kind, which is kind ``".to_owned()
-        }
-        [only] => format!("its only kind is {only}"),
-        [others @ .., last] => format!("its kinds are {} and {last}", others.join(", ")),
-    }
+/// Kinds by name; hosts without one are of kind ``.
+fn kinds(known: &[String]) -> String {
+    let quoted: Vec<String> = known.iter().map(|kind| format!("`{kind}`")).collect();
+    if quoted.is_empty() { "none".to_owned() } else { quoted.join(", ") }
 }
 
 fn names<T>(all: &[T], name: impl Fn(&T) -> &'static str) -> String {
