@@ -1,5 +1,5 @@
-//! Hosts that jobs have won in a market, and that others keep until their next cheap moments. Those do not all leave at once. Without claims
-//! a host that one has left goes to whoever bids next, and a large job never finds all of its hosts free together.
+//! Hosts that jobs have won in a market, and that others keep until their next cheap moments. Those do not all leave at once. Without
+//! claims a host that one has left goes to whoever bids next, and a large job never finds all of its hosts free together.
 
 use super::round::{Share, Wish};
 use harmonaize_planner::HostId;
