@@ -243,8 +243,8 @@ impl Demo<'_> {
 
     fn jobs(&self, deployment: &mut Deployment, [a, b, c]: &[Tenant; 3]) -> Result<Ran> {
         let folder = self.binaries.path("train")?.parent().map(Path::to_path_buf).unwrap_or_default();
-        let names = ["harmonaize", "train", "alltoall", "inference", "elastic"];
-        let programs = Programs::publish(&folder, &[&names[..], &trading::PROGRAMS].concat())?;
+        let names = ["harmonaize", "train", "alltoall", "inference", "elastic", trading::PROGRAM];
+        let programs = Programs::publish(&folder, &names)?;
         let seed = ["--seed".to_owned(), self.args.seed.to_string()];
         let steps = ["--steps".to_owned(), self.args.steps.to_string()];
         let (space_a, space_b) = (Spaces::make(deployment, a)?, Spaces::make(deployment, b)?);

@@ -413,6 +413,8 @@ impl File {
         });
         let time = |what: &'static str, time: toml::Spanned<Nanos>| longer_than_nothing(text, what, &time);
         let session_timeout = time("session_timeout", self.session_timeout)?;
+        let market =
+            self.allocator.as_ref().map(|allocator| allocator.market(text, &topology)).transpose()?;
         let settings = Settings {
             topology,
             tenants,
@@ -433,10 +435,7 @@ impl File {
             terms,
             most_weight,
             longest_regroup: self.longest_regroup.into(),
-            market: self
-                .allocator
-                .as_ref()
-                .map_or_else(|| Ok(MarketSettings::default()), |it| it.market(text))?,
+            market: market.unwrap_or_default(),
             allocator: self.allocator.map(|allocator| allocator.settings(text)).transpose()?,
         };
         Ok(Config {
@@ -463,11 +462,17 @@ impl FileAllocator {
         Ok(AllocatorSettings { policy, round, notice })
     }
 
-    fn market(&self, text: &str) -> Result<MarketSettings, ContentError> {
+    fn market(&self, text: &str, topology: &Topology) -> Result<MarketSettings, ContentError> {
+        let kinds: BTreeSet<&str> =
+            topology.hosts().iter().map(|host| host.kind.as_deref().unwrap_or_default()).collect();
         let mut base_prices = BTreeMap::new();
         for kind in &self.kind {
             let name = kind.name.get_ref();
             let wrong = |error: ValueError| error.at(text, kind.name.span().start);
+            if !kinds.contains(name.as_str()) {
+                let known = kinds.iter().map(|kind| (*kind).to_owned()).collect();
+                return Err(wrong(ValueError::UnknownKind { kind: name.clone(), known }));
+            }
             let FileKind { hire, kilowatts, energy, carbon, carbon_price, .. } = *kind;
             let costs = [
                 ("hire", hire),
@@ -647,6 +652,8 @@ mod tests {
     fn load(config: &str) -> Result<Config, ConfigError> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
+        let kinds = "[[host]]\nname = \"h0\"\n[[host]]\nname = \"h1\"\nkind = \"a100\"\n";
+        std::fs::write(folder.path().join("kinds.toml"), kinds).unwrap();
         std::fs::write(folder.path().join("broken.toml"), "[[host]]\nnmae = \"h0\"\n").unwrap();
         let path = folder.path().join("control.toml");
         std::fs::write(&path, config).unwrap();
@@ -682,6 +689,11 @@ insecure_loopback = true
 name = "a"
 "#;
 
+    /// The same for two hosts, of which one has a kind.
+    fn kinds() -> String {
+        GOOD.replace("topology.toml", "kinds.toml")
+    }
+
     #[test]
     fn hosts_are_allocated_by_policies_of_live_jobs() {
         let allocator = |section: &str| {
@@ -701,7 +713,7 @@ name = "a"
     #[test]
     fn base_prices_have_power_and_carbon() {
         let market = |section: &str| {
-            load(&format!("{GOOD}[allocator]\npolicy = \"market\"\n{section}\n"))
+            load(&format!("{}[allocator]\npolicy = \"market\"\n{section}\n", kinds()))
                 .map(|config| config.settings.market)
         };
         let known = market(
@@ -712,15 +724,30 @@ name = "a"
             BTreeMap::from([("a100".to_owned(), Price(620_000)), (String::new(), Price(1_000_000))]);
         let expected = MarketSettings { base_prices, longest_wait: Duration::from_secs(120) };
         assert_eq!(known.unwrap(), expected);
-        let of_kind = |line: &str| flaw(market(&format!("[[allocator.kind]]\nname = \"a\"\n{line}"))).2;
+        let of_kind = |line: &str| flaw(market(&format!("[[allocator.kind]]\nname = \"a100\"\n{line}"))).2;
         let cost =
-            |what, value: &str| ValueError::Cost { what, kind: "a".to_owned(), value: value.to_owned() };
+            |what, value: &str| ValueError::Cost { what, kind: "a100".to_owned(), value: value.to_owned() };
         assert_eq!(of_kind("hire = -1"), cost("hire", "-1"));
         assert_eq!(of_kind("carbon = nan"), cost("carbon", "NaN"));
         assert_eq!(of_kind("kilowatts = inf"), cost("kilowatts", "inf"));
         let dear = of_kind("hire = 1e7");
         assert!(matches!(dear, ValueError::BasePrice { error: BidError::Value, .. }), "{dear}");
-        assert_eq!(of_kind("[[allocator.kind]]\nname = \"a\""), ValueError::KindTwice("a".to_owned()));
+        assert_eq!(of_kind("[[allocator.kind]]\nname = \"a100\""), ValueError::KindTwice("a100".to_owned()));
+    }
+
+    #[test]
+    fn a_kind_without_hosts_has_no_price() {
+        let of = |file: &str, kind: &str| {
+            let section = format!("[allocator]\npolicy = \"market\"\n[[allocator.kind]]\nname = \"{kind}\"");
+            load(&format!("{file}{section}\nhire = 0.5\n")).map(|config| config.settings.market)
+        };
+        let (line, column, error) = flaw(of(&kinds(), "a10"));
+        assert_eq!((line, column), (11, 8));
+        assert_eq!(error.to_string(), "the topology has no host of kind `a10`; its kinds are: ``, `a100`");
+        let (.., error) = flaw(of(GOOD, "a100"));
+        let text = "the topology has no host of kind `a100`; its kinds are: ``";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(of(GOOD, "").unwrap().base_prices, BTreeMap::from([(String::new(), Price(500_000))]));
     }
 
     #[test]

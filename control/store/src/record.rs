@@ -243,6 +243,9 @@ pub struct Job {
     /// What it bids; absent where its tenant has said nothing.
     #[prost(message, optional, tag = "7")]
     pub bid: Option<JobBid>,
+    /// When it leaves hosts for which it was outbid, CLOCK_REALTIME in nanoseconds; 0 where it leaves none.
+    #[prost(uint64, tag = "8")]
+    pub leaves_ns: u64,
 }
 
 /// What a job bids for a worker an hour, in millionths of the operator's currency.

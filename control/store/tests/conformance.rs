@@ -72,6 +72,7 @@ fn changes() -> Vec<Change> {
         last_failure_ns: 9,
         unformed: true,
         bid: Some(JobBid { least_millionths: 650_000, further_millionths: 300_000, checkpoint_ns: 7 }),
+        leaves_ns: 11,
     };
     vec![
         Change::Boot(41),

@@ -143,6 +143,33 @@ pub struct Link {
     pub state: String,
 }
 
+/// What control says of jobs, and of what hosts cost.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Placed {
+    /// All jobs that it places, the next one first.
+    pub jobs: Vec<PlacedJob>,
+    /// Hosts where runners are, by kind.
+    pub kinds: Vec<PricedKind>,
+}
+
+/// Hosts of a kind.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PricedKind {
+    /// The kind; empty for hosts without one.
+    pub kind: String,
+    /// An hour of one, in millionths; 0 where nothing has a price.
+    pub price_millionths: u64,
+}
+
+/// What a job bids for a worker an hour, in millionths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct PlacedBid {
+    /// For each of its fewest.
+    pub least_millionths: u64,
+    /// For each further one.
+    pub further_millionths: u64,
+}
+
 /// A job that control places.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PlacedJob {
@@ -160,6 +187,9 @@ pub struct PlacedJob {
     pub reason: String,
     /// The same in words.
     pub reason_text: String,
+    /// What it bids, where its tenant has said so.
+    #[serde(default)]
+    pub bid: Option<PlacedBid>,
 }
 
 /// What all communicators run by.
@@ -203,9 +233,10 @@ pub fn links(deployment: &Deployment) -> Result<Vec<Link>> {
     part(deployment.ask(&["topology"])?, "links")
 }
 
-/// All jobs that control places, the next one first.
-pub fn jobs(deployment: &Deployment) -> Result<Vec<PlacedJob>> {
-    part(deployment.ask(&["jobs"])?, "jobs")
+/// All jobs that control places, and what hosts cost.
+pub fn jobs(deployment: &Deployment) -> Result<Placed> {
+    let said = deployment.ask(&["jobs"])?;
+    serde_json::from_value(said.clone()).with_context(|| format!("jobs are not understood: {said}"))
 }
 
 fn part<T: DeserializeOwned>(mut said: Value, name: &str) -> Result<T> {

@@ -27,9 +27,9 @@ pub fn section(trade: &Trade) -> Result<Markup> {
         h2 { "Two elastic jobs and an inference tenant trade hosts" }
         p {
             "Tenants A and B have an elastic job each, of one to two workers. Tenant C answers requests on two hosts while it has them. \
-             Each host has one worker. Each job bids for its hosts, and the allocator's market says who wins and at which price. A \
-             second counts as an hour of its prices. Control knows no bids: a tenant has runners wait while its bid wins, and control \
-             places, recalls and offers. Workers of A and B run on meanwhile."
+             Each host has one worker. Runners of all three wait on each host, and say what their job bids. Tenant C changes its bid as \
+             its load changes. Control clears its market every two seconds, recalls and offers, and tells runners the price, coarsely. \
+             A second counts as an hour of its prices. Workers of A and B run on meanwhile."
         }
         @for sentence in &trade.story { p { (sentence) } }
         (picture(trade))
@@ -205,7 +205,7 @@ mod tests {
         let html = section(&Trade::of(&record())).unwrap().into_string();
         assert_eq!((html.matches("<svg").count(), html.matches("</svg>").count()), (3, 3));
         for text in [
-            "<td>loses h1</td><td>spare: policy &lt;fifo&gt;</td><td class=\"n\">0.90</td><td class=\"n\">-0.90</td>",
+            "<td>loses h1</td><td>spare: policy &lt;market&gt;</td><td class=\"n\">0.90</td><td class=\"n\">-0.90</td>",
             "<td>gets h1, h3</td>",
             "<td class=\"n\">+3.60</td>",
             "<td class=\"n\">39.60</td><td class=\"n\">19.80</td><td class=\"n\">19.80</td>",

@@ -2,11 +2,10 @@
 
 use super::timeline;
 use harmonaize_testkit::placed::Steps;
-use harmonaize_testkit::plans::{Decision, PlacedJob};
+use harmonaize_testkit::plans::{Decision, Placed, PlacedJob};
 use harmonaize_testkit::served::Served;
 use harmonaize_testkit::summary::Check;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// Hours of the market that a second of the demo counts as.
 const HOURS_A_SECOND: f64 = 1.0;
@@ -43,9 +42,17 @@ pub struct Sample {
     pub at_ns: u64,
     /// The jobs.
     pub jobs: Vec<PlacedJob>,
+    /// What an hour of a host cost by control's last round, in millionths of a dollar.
+    pub price_millionths: u64,
 }
 
 impl Sample {
+    /// What it is of what control says, at a time. All hosts are of one kind.
+    pub fn new(at_ns: u64, Placed { jobs, kinds }: Placed) -> Self {
+        let price_millionths = kinds.first().map_or(0, |kind| kind.price_millionths);
+        Self { at_ns, jobs, price_millionths }
+    }
+
     /// What control said of one of them.
     pub fn of(&self, trader: &Trader) -> Option<&PlacedJob> {
         self.jobs.iter().find(|job| job.tenant == trader.tenant && job.job == trader.job)
@@ -55,22 +62,50 @@ impl Sample {
     fn hosts(&self, trader: &Trader) -> &[String] {
         self.of(trader).map_or(&[], |job| job.hosts.as_slice())
     }
+
+    /// What a job bids for its first hosts, so many, in millionths of a dollar an hour: a price each.
+    fn bids(&self, trader: &Trader, hosts: usize) -> impl Iterator<Item = u64> {
+        let bid = self.of(trader).and_then(|job| job.bid);
+        let (least, further) = bid.map_or((0, 0), |bid| (bid.least_millionths, bid.further_millionths));
+        let fewest = trader.workers.0 as usize;
+        (0..hosts).map(move |host| if host < fewest { least } else { further })
+    }
+
+    /// The same together, in dollars.
+    fn worth(&self, trader: &Trader, hosts: usize) -> f64 {
+        dollars(self.bids(trader, hosts).sum())
+    }
+
+    /// Whether the jobs have hosts as control's market says, and run there. No bid that has a host is below the price, and none that has
+    /// none is above it.
+    pub fn is_settled(&self, traders: &[Trader]) -> bool {
+        traders.iter().all(|trader| {
+            let (Some(job), most) = (self.of(trader), trader.workers.1 as usize) else { return false };
+            let (has, price) = (job.hosts.len(), self.price_millionths);
+            let won = self.bids(trader, has).all(|bid| bid >= price);
+            let lost = self.bids(trader, most).skip(has).all(|bid| bid <= price);
+            won && lost && has <= most && (has == 0 || job.phase == "running")
+        })
+    }
 }
 
-/// Bids, and how the market cleared.
+/// Millionths of a dollar in dollars.
+fn dollars(millionths: u64) -> f64 {
+    millionths as f64 / 1e6
+}
+
+/// A bid of the inference tenant, and how control's market cleared.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cleared {
-    /// When, by CLOCK_REALTIME in nanoseconds.
+    /// When it bid, by CLOCK_REALTIME in nanoseconds.
     pub at_ns: u64,
     /// Requests a second of the inference tenant.
     pub load: f64,
-    /// What each job bids for each host, the first host's first: dollars an hour. In the order of the traders.
-    pub bids: Vec<Vec<f64>>,
-    /// What an hour of a host costs, in dollars.
-    pub price: f64,
-    /// How many hosts each job has won, in the order of the traders.
-    pub won: Vec<u32>,
-    /// When control had placed the jobs so; none where it did not.
+    /// What an hour of a host cost at the end of the wait for control, in millionths of a dollar.
+    pub price_millionths: u64,
+    /// How many hosts each job had then, in the order of the traders.
+    pub won: Vec<usize>,
+    /// When control had placed the jobs as its market says; none where it did not.
     pub placed_ns: Option<u64>,
 }
 
@@ -121,6 +156,8 @@ pub struct Record {
     pub steps: Vec<Steps>,
     /// What the inference tenant's ranks printed of their requests.
     pub served: Served,
+    /// The prices that each job's runners were told, in dollars an hour, and in the order of the traders. Each once.
+    pub told: Vec<Vec<f64>>,
 }
 
 /// A time in which a job had a host.
@@ -233,10 +270,14 @@ impl Trade {
             record.flow.as_ref().is_some_and(|Flow { span_ns: [from, _], .. }| decision.at_ns >= *from)
         };
         let decided = record.decisions.iter().filter(within).flat_map(timeline::decision_events);
-        let prices = record.cleared.iter().map(|one| Price {
-            at: at(one.at_ns).max(0.0),
-            load: one.load,
-            price: one.price,
+        let prices = record.cleared.iter().map(|one| {
+            // The round that set it came after the bid.
+            let priced = record
+                .samples
+                .iter()
+                .find(|sample| sample.at_ns >= one.at_ns && sample.price_millionths == one.price_millionths);
+            let since = priced.map_or(one.at_ns, |sample| sample.at_ns);
+            Price { at: at(since).max(0.0), load: one.load, price: dollars(one.price_millionths) }
         });
         let mut trade = Self {
             hosts: record.hosts.clone(),
@@ -279,34 +320,23 @@ fn spans(record: &Record, at: impl Fn(u64) -> f64) -> Vec<Span> {
     spans
 }
 
-/// The market at a time.
-fn market(record: &Record, at_ns: u64) -> Option<&Cleared> {
-    record.cleared.iter().rev().find(|cleared| cleared.at_ns <= at_ns)
-}
-
-/// What a job bids for its first hosts, so many, at a time: dollars an hour together.
-fn bid(cleared: &Cleared, place: usize, hosts: usize) -> f64 {
-    cleared.bids.get(place).map_or(0.0, |bids| bids.iter().take(hosts).sum())
-}
-
 fn changes(record: &Record, at: impl Fn(u64) -> f64) -> Vec<Change> {
     let mut changes: Vec<Change> = Vec::new();
     let mut before: Vec<&[String]> = vec![&[]; record.traders.len()];
     for sample in &record.samples {
-        for ((place, trader), before) in record.traders.iter().enumerate().zip(&mut before) {
+        for (trader, before) in record.traders.iter().zip(&mut before) {
             let now = sample.hosts(trader);
             let only = |these: &[String], those: &[String]| -> Vec<String> {
                 these.iter().filter(|host| !those.contains(host)).cloned().collect()
             };
             let (got, lost) = (only(now, before), only(before, now));
-            let Some(cleared) = market(record, sample.at_ns) else { continue };
             if !got.is_empty() || !lost.is_empty() {
                 let why = match sample.of(trader) {
                     Some(job) => format!("{}: {}", job.reason, job.reason_text),
-                    None => "its runners have ended, as its tenant's bid no longer wins".to_owned(),
+                    None => "control knows no runner of it".to_owned(),
                 };
-                let worth = bid(cleared, place, now.len()) - bid(cleared, place, before.len());
-                let (at, job, price) = (at(sample.at_ns), trader.name(), cleared.price);
+                let worth = sample.worth(trader, now.len()) - sample.worth(trader, before.len());
+                let (at, job, price) = (at(sample.at_ns), trader.name(), dollars(sample.price_millionths));
                 changes.push(Change { at, job, got, lost, why, price, worth });
             }
             *before = now;
@@ -315,12 +345,11 @@ fn changes(record: &Record, at: impl Fn(u64) -> f64) -> Vec<Change> {
     changes
 }
 
-/// Sums over all times between two samples. Each is given as the first sample, the market then, and hours of the market.
-fn sum(record: &Record, of: impl Fn(&Sample, &Cleared, f64) -> f64) -> f64 {
+/// Sums over all times between two samples. Each is given as the first sample, and hours of the market.
+fn sum(record: &Record, of: impl Fn(&Sample, f64) -> f64) -> f64 {
     let stretch = |pair: &[Sample]| {
         let [one, next] = pair else { return 0.0 };
-        let hours = next.at_ns.saturating_sub(one.at_ns) as f64 / 1e9 * HOURS_A_SECOND;
-        market(record, one.at_ns).map_or(0.0, |cleared| of(one, cleared, hours))
+        of(one, next.at_ns.saturating_sub(one.at_ns) as f64 / 1e9 * HOURS_A_SECOND)
     };
     record.samples.windows(2).map(stretch).sum()
 }
@@ -335,10 +364,10 @@ fn worth(record: &Record, place: usize) -> Option<Worth> {
     let hosts = |sample: &Sample| sample.hosts(trader).len();
     Some(Worth {
         job: trader.name(),
-        host_hours: sum(record, |sample, _, hours| hosts(sample) as f64 * hours),
+        host_hours: sum(record, |sample, hours| hosts(sample) as f64 * hours),
         done,
-        value: sum(record, |sample, cleared, hours| bid(cleared, place, hosts(sample)) * hours),
-        paid: sum(record, |sample, cleared, hours| hosts(sample) as f64 * cleared.price * hours),
+        value: sum(record, |sample, hours| sample.worth(trader, hosts(sample)) * hours),
+        paid: sum(record, |sample, hours| hosts(sample) as f64 * dollars(sample.price_millionths) * hours),
     })
 }
 
@@ -346,13 +375,13 @@ fn worth(record: &Record, place: usize) -> Option<Worth> {
 fn unmoved(record: &Record) -> f64 {
     let Some(first) = record.cleared.first() else { return 0.0 };
     let reached = |sample: &Sample| first.placed_ns.is_some_and(|placed| sample.at_ns >= placed);
-    sum(record, |sample, cleared, hours| {
+    sum(record, |sample, hours| {
         let held = |place: usize, trader: &Trader| match reached(sample) {
-            true => first.won.get(place).map_or(0, |won| *won as usize),
+            true => first.won.get(place).copied().unwrap_or(0),
             false => sample.hosts(trader).len(),
         };
         let places = record.traders.iter().enumerate();
-        places.map(|(place, trader)| bid(cleared, place, held(place, trader)) * hours).sum()
+        places.map(|(place, trader)| sample.worth(trader, held(place, trader)) * hours).sum()
     })
 }
 
@@ -399,8 +428,18 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
         .cleared
         .iter()
         .filter(|cleared| cleared.placed_ns.is_none())
-        .map(|cleared| format!("not at {:.2} dollars, where {:?} hosts were won", cleared.price, cleared.won))
+        .map(|one| {
+            format!("not at {:.2} dollars, where jobs had {:?} hosts", dollars(one.price_millionths), one.won)
+        })
         .collect();
+    let heard = |(trader, prices): (&Trader, &Vec<f64>)| {
+        let prices: Vec<String> = prices.iter().map(|price| format!("{price:.2}")).collect();
+        format!("{} {}", trader.name(), if prices.is_empty() { "none".to_owned() } else { prices.join(", ") })
+    };
+    let heard: Vec<String> = record.traders.iter().zip(&record.told).map(heard).collect();
+    let all_heard = !heard.is_empty()
+        && record.told.len() == record.traders.len()
+        && record.told.iter().all(|prices| !prices.is_empty());
     let moved = trade.changes.iter().filter(|change| others.iter().any(|trader| trader.name() == change.job));
     let moved: Vec<f64> = moved.map(|change| change.at).collect();
     let congested = record.flow.as_ref().is_some_and(|flow| {
@@ -440,9 +479,14 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
             failures.map_or("control named no job".to_owned(), |most| format!("{most} failures at most")),
         ),
         check(
-            "control placed the jobs each time as the market had cleared",
+            "control's market gave hosts to the highest bids each time, at one price",
             !record.cleared.is_empty() && late.is_empty(),
             if late.is_empty() { format!("{} times", record.cleared.len()) } else { late.join("; ") },
+        ),
+        check(
+            "the runners of each job were told a price",
+            all_heard,
+            if heard.is_empty() { "none was".to_owned() } else { heard.join("; ") },
         ),
         check("a spine was congested while hosts moved", congested, flow),
     ]
@@ -468,7 +512,7 @@ fn story(record: &Record, trade: &Trade) -> Vec<String> {
         story.push(format!(
             "{again} tenant C had {:.0} requests a second. A host cost {:.2} dollars an hour. Hosts won: {}.{idle}",
             cleared.load,
-            cleared.price,
+            dollars(cleared.price_millionths),
             won.join(", ")
         ));
     }
@@ -489,15 +533,23 @@ fn story(record: &Record, trade: &Trade) -> Vec<String> {
     story
 }
 
-/// How many hosts each job has won, in the order of the traders, of what the market says by name.
-pub fn won(traders: &[Trader], hosts: &BTreeMap<String, u32>) -> Vec<u32> {
-    traders.iter().map(|trader| hosts.get(&trader.name()).copied().unwrap_or(0)).collect()
+/// The prices that a job's runners printed as told, in dollars an hour. Each once, the lowest first.
+pub fn told<'a>(logs: impl Iterator<Item = &'a str>) -> Vec<f64> {
+    let price = |line: &'a str| -> Option<f64> {
+        let (_, rest) = line.split_once(": the price is ")?;
+        rest.split_once(' ')?.0.parse().ok()
+    };
+    let mut prices: Vec<f64> = logs.flat_map(str::lines).filter_map(price).collect();
+    prices.sort_by(f64::total_cmp);
+    prices.dedup();
+    prices
 }
 
 #[cfg(test)]
 pub(super) mod example {
     use super::*;
     use harmonaize_testkit::lines::Line;
+    use harmonaize_testkit::plans::PlacedBid;
 
     const TRADERS: [Trader; 3] = [
         Trader { tenant: "a", job: "pretrain", workers: (1, 2), elastic: true },
@@ -510,52 +562,62 @@ pub(super) mod example {
         1_000_000_000_000 + tenths * 100_000_000
     }
 
-    fn job(trader: &Trader, hosts: &[&str]) -> PlacedJob {
+    fn job(trader: &Trader, hosts: &[&str], (least_millionths, further_millionths): (u64, u64)) -> PlacedJob {
+        let (reason, reason_text) = match hosts {
+            [] => ("outbid", "the price is above its bid"),
+            _ => ("spare", "policy <market>"),
+        };
         PlacedJob {
             tenant: trader.tenant.into(),
             job: trader.job.into(),
             phase: if hosts.is_empty() { "waiting" } else { "running" }.into(),
             hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
             failures: 0,
-            reason: "spare".into(),
-            reason_text: "policy <fifo>".into(),
+            reason: reason.into(),
+            reason_text: reason_text.into(),
+            bid: Some(PlacedBid { least_millionths, further_millionths }),
         }
     }
 
-    fn sample(tenths: u64, hosts: &[&[&str]]) -> Sample {
-        let jobs = TRADERS.iter().zip(hosts).map(|(trader, hosts)| job(trader, hosts)).collect();
-        Sample { at_ns: ns(tenths), jobs }
+    /// While the load is low, and while it is high: what the inference tenant bids, and the price.
+    const LOW: (u64, u64) = (180_000, 300_000);
+    const HIGH: (u64, u64) = (1_800_000, 900_000);
+
+    fn sample(tenths: u64, (own, price_millionths): (u64, u64), hosts: &[&[&str]]) -> Sample {
+        let bids = [(3_000_000, 900_000), (2_500_000, 700_000), (own, own)];
+        let jobs = TRADERS.iter().zip(hosts).zip(bids).map(|((trader, hosts), bid)| job(trader, hosts, bid));
+        Sample { at_ns: ns(tenths), jobs: jobs.collect(), price_millionths }
     }
 
-    fn cleared(tenths: u64, (load, own, price): (f64, f64, f64), won: [u32; 3], placed: u64) -> Cleared {
-        let bids = vec![vec![3.0, 0.9], vec![2.5, 0.7], vec![own; 2]];
-        Cleared { at_ns: ns(tenths), load, bids, price, won: won.to_vec(), placed_ns: Some(ns(placed)) }
+    fn cleared(tenths: u64, load: f64, (_, price): (u64, u64), won: [usize; 3], placed: u64) -> Cleared {
+        let (won, placed_ns) = (won.to_vec(), Some(ns(placed)));
+        Cleared { at_ns: ns(tenths), load, price_millionths: price, won, placed_ns }
     }
 
     /// Of tenants A and B each gives a host to tenant C, and gets it back.
     pub(in super::super) fn record() -> Record {
         let request = |request| Line::Served { at_us: 1, request, collective_us: 5_000 };
-        let (whole, part): ([&[&str]; 2], [&[&str]; 2]) =
-            ([&["h0", "h1"], &["h2", "h3"]], [&["h0"], &["h2"]]);
-        let [a, b] = part;
+        let (whole, part): ([&[&str]; 3], [&[&str]; 3]) =
+            ([&["h0", "h1"], &["h2", "h3"], &[]], [&["h0"], &["h2"], &[]]);
+        let [a, b, _] = part;
         Record {
             traders: TRADERS.to_vec(),
             hosts: ["h0", "h1", "h2", "h3"].map(str::to_owned).to_vec(),
             samples: vec![
-                sample(0, &[]),
-                sample(10, &whole),
-                sample(50, &whole),
-                sample(60, &[a, b, &[]]),
-                sample(70, &[a, b, &["h1", "h3"]]),
-                sample(170, &[a, b, &["h1", "h3"]]),
-                sample(180, &part),
-                sample(200, &whole),
-                sample(240, &whole),
+                sample(0, LOW, &[]),
+                sample(10, LOW, &whole),
+                sample(50, LOW, &whole),
+                sample(60, HIGH, &part),
+                sample(70, HIGH, &[a, b, &["h1", "h3"]]),
+                sample(170, HIGH, &[a, b, &["h1", "h3"]]),
+                sample(180, LOW, &part),
+                sample(200, LOW, &whole),
+                sample(240, LOW, &whole),
             ],
             cleared: vec![
-                cleared(0, (2.0, 0.18, 0.3), [2, 2, 0], 10),
-                cleared(55, (20.0, 1.8, 0.9), [1, 1, 2], 70),
-                cleared(175, (2.0, 0.18, 0.3), [2, 2, 0], 200),
+                cleared(0, 2.0, LOW, [2, 2, 0], 10),
+                cleared(55, 20.0, HIGH, [1, 1, 2], 70),
+                cleared(175, 2.0, LOW, [2, 2, 0], 200),
             ],
             flow: Some(Flow {
                 spine: "spine1".into(),
@@ -567,6 +629,7 @@ pub(super) mod example {
             decisions: Vec::new(),
             steps: [100, 90].map(|done| Steps { done, lost: 0, twice: 0, ended: done }).to_vec(),
             served: Served::of(&[vec![request(0), request(1)]]),
+            told: vec![vec![0.3, 0.9], vec![0.3], vec![0.9]],
         }
     }
 }
@@ -585,7 +648,7 @@ mod tests {
     /// Which checks fail.
     fn failed(change: impl FnOnce(&mut Record)) -> Vec<usize> {
         let passed = passed(change);
-        assert_eq!(passed.len(), 6);
+        assert_eq!(passed.len(), 7);
         passed.iter().enumerate().filter(|(_, passed)| !**passed).map(|(place, _)| place).collect()
     }
 
@@ -609,7 +672,7 @@ mod tests {
 
     #[test]
     fn no_trade_fails() {
-        assert_eq!(failed(|record| place(record, "c", 0, &[])), [0, 1, 5]);
+        assert_eq!(failed(|record| place(record, "c", 0, &[])), [0, 1, 6]);
         let kept = |record: &mut Record| {
             place(record, "a", 180, &["h0"]);
             place(record, "b", 180, &["h2"]);
@@ -639,18 +702,51 @@ mod tests {
     }
 
     #[test]
+    fn prices_are_those_that_runners_printed() {
+        let line =
+            |price: &str| format!("answers: the price is {price} an hour of a worker, or a little less\n");
+        let (one, other) = (line("0.90") + "{\"event\":\"x\"}\n" + &line("0.30"), line("0.90"));
+        assert_eq!(told([one.as_str(), other.as_str()].into_iter()), [0.3, 0.9]);
+        assert!(told(["the price is what it is", "a: the price is much now"].into_iter()).is_empty());
+    }
+
+    #[test]
+    fn untold_prices_fail() {
+        assert_eq!(failed(|record| record.told[1].clear()), [5]);
+        assert_eq!(failed(|record| record.told.truncate(2)), [5]);
+    }
+
+    #[test]
+    fn the_market_is_settled_once_the_highest_bids_have_hosts() {
+        let settled = |change: fn(&mut Sample)| {
+            let mut sample = record().samples[4].clone();
+            change(&mut sample);
+            sample.is_settled(&record().traders)
+        };
+        assert!(
+            record().samples.iter().skip(4).step_by(4).all(|sample| sample.is_settled(&record().traders))
+        );
+        assert!(settled(|_| {}));
+        assert!(!settled(|sample| sample.price_millionths = 890_000), "a bid above the price has no host");
+        assert!(!settled(|sample| sample.price_millionths = 1_800_001), "one below it has some");
+        assert!(!settled(|sample| sample.jobs[2].hosts.clear()), "the highest bid has none yet");
+        assert!(!settled(|sample| sample.jobs[0].phase = "recalled".to_owned()));
+        assert!(!settled(|sample| sample.jobs.truncate(2)), "control does not know it yet");
+    }
+
+    #[test]
     fn calm_spines_fail() {
-        assert_eq!(failed(|record| record.flow = None), [5]);
+        assert_eq!(failed(|record| record.flow = None), [6]);
         let flow = |change: fn(&mut Flow)| failed(|record| change(record.flow.as_mut().unwrap()));
-        assert_eq!(flow(|flow| flow.span_ns[1] = ns(60)), [5], "it ended before hosts moved");
-        assert_eq!(flow(|flow| flow.span_ns[0] = ns(190)), [5], "it began after that");
-        assert_eq!(flow(|flow| flow.crossing = 0), [5], "nobody crossed it");
-        assert_eq!(flow(|flow| flow.sent /= 8), [5], "it was a trickle");
+        assert_eq!(flow(|flow| flow.span_ns[1] = ns(60)), [6], "it ended before hosts moved");
+        assert_eq!(flow(|flow| flow.span_ns[0] = ns(190)), [6], "it began after that");
+        assert_eq!(flow(|flow| flow.crossing = 0), [6], "nobody crossed it");
+        assert_eq!(flow(|flow| flow.sent /= 8), [6], "it was a trickle");
     }
 
     #[test]
     fn nothing_recorded_fails_everything() {
-        assert_eq!(failed(|record| *record = Record::default()), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(failed(|record| *record = Record::default()), [0, 1, 2, 3, 4, 5, 6]);
     }
 
     #[test]
@@ -702,8 +798,8 @@ mod tests {
         for (change, worth) in trade.changes.iter().zip(worth) {
             assert!(is_near(change.worth, worth), "{change:?}");
         }
-        assert_eq!(trade.changes[2].why, "spare: policy <fifo>");
-        assert!(trade.changes[5].why.starts_with("its runners have ended"), "control knows the job no more");
+        assert_eq!(trade.changes[2].why, "spare: policy <market>");
+        assert_eq!(trade.changes[5].why, "outbid: the price is above its bid");
         assert_eq!(trade.spans.len(), 8);
     }
 

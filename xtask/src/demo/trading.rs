@@ -1,30 +1,36 @@
-//! The demo's second act: two elastic jobs and an inference tenant trade hosts by bids while a spine is congested. The load of the
-//! inference tenant rises and falls; control places, recalls and offers.
+//! The demo's last act: two elastic jobs and an inference tenant trade hosts by bids while a spine is congested. The load of the inference
+//! tenant rises and falls, and its bid with it. Control's own market clears the bids; control places, recalls and offers.
 
 use super::course::{ENDS, most_crossed};
-use super::trade::{Cleared, Flow, Record, Sample, Trade, Trader, won};
+use super::trade::{Cleared, Flow, Record, Sample, Trade, Trader, told};
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::clock::realtime_ns;
 use harmonaize_testkit::cross_traffic::{CrossTraffic, PACKET_BITS};
 use harmonaize_testkit::deployment::Deployment;
-use harmonaize_testkit::job::{Programs, Spaces, printed};
+use harmonaize_testkit::job::{Programs, Spaces};
 use harmonaize_testkit::lines::{Line, whole};
 use harmonaize_testkit::placed::{self, Steps};
 use harmonaize_testkit::plans;
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::served::Served;
 use rustix::process::Signal;
-use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The programs of the act, beside `harmonaize`.
-pub const PROGRAMS: [&str; 2] = ["placed", "exchange"];
+/// The program of the elastic jobs' workers.
+pub const PROGRAM: &str = "placed";
 
-/// Lines for control's configuration. Rounds are short, as the act is.
-pub const ALLOCATOR: &str = "[allocator]\npolicy = \"fifo\"\nround = \"2s\"\nnotice = \"8s\"\n";
+/// Lines for control's configuration. Rounds are short, as the act is. An hour of a host costs 0.30 dollars at least.
+pub const ALLOCATOR: &str = r#"
+[allocator]
+policy = "market"
+round = "2s"
+notice = "8s"
+[[allocator.kind]]
+name = ""
+hire = 0.3
+"#;
 
 /// Who trades.
 const TRADERS: [Trader; 3] = [
@@ -34,8 +40,6 @@ const TRADERS: [Trader; 3] = [
 ];
 /// What the elastic jobs bid for their first host and for the second, in dollars an hour. A job stops without the first.
 const FIXED: [[f64; 2]; 2] = [[3.0, 0.9], [2.5, 0.7]];
-/// What an hour of a host costs at least, in dollars.
-const BASE: f64 = 0.3;
 /// What the inference tenant has for a thousand requests, in dollars. It bids all of it, in equal parts for its hosts.
 const PER_THOUSAND: f64 = 0.05;
 /// Requests a second, one after another. The program makes as many as the second says.
@@ -52,6 +56,8 @@ const UNTIL_PLACED: Duration = Duration::from_secs(30);
 /// Requests that are waited for before the load falls, and for how long.
 const REQUESTS: usize = 100;
 const UNTIL_SERVED: Duration = Duration::from_secs(20);
+/// How long control may take to answer a bid.
+const UNTIL_BID: Duration = Duration::from_secs(10);
 /// How long runners may take to end: control's notice, and some.
 const UNTIL_ENDED: Duration = Duration::from_secs(15);
 
@@ -98,13 +104,6 @@ impl Drop for Runners {
     }
 }
 
-/// What the program `exchange` prints.
-#[derive(Debug, Deserialize)]
-struct Market {
-    price: f64,
-    hosts: BTreeMap<String, u32>,
-}
-
 /// Runs the act. `go_on` is asked meanwhile.
 ///
 /// # Errors
@@ -124,24 +123,24 @@ struct Act<'a, G: Fn() -> Result<()>> {
     record: Record,
     /// By the place of their job.
     runners: BTreeMap<usize, Runners>,
-    /// What they printed: logs of runners that have ended, too.
+    /// What they printed.
     logs: BTreeMap<usize, Vec<PathBuf>>,
 }
 
 impl<G: Fn() -> Result<()>> Act<'_, G> {
     fn run(&mut self) -> Result<()> {
         let [low, high, low_again] = LOADS;
-        self.clear(low)?;
+        self.bid(low)?;
         self.hold(HOLDS)?;
         let mut traffic = self.congest()?;
-        self.clear(high)?;
+        self.bid(high)?;
         self.hold(HOLDS)?;
         if traffic.is_none() {
             // Jobs that have a rack each cross no spine. The hosts that one took from both do.
             traffic = self.congest()?;
         }
         self.until_served()?;
-        self.clear(low_again)?;
+        self.bid(low_again)?;
         self.hold(HOLDS)?;
         if let (Some(traffic), Some(flow)) = (traffic, &mut self.record.flow) {
             flow.sent = traffic.sent() * PACKET_BITS;
@@ -158,70 +157,59 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
         self.collect()
     }
 
-    /// Has the market clear at a load of the inference tenant. Those that win have their runners wait, and those that do not end
-    /// theirs. Waits until control has placed the jobs so.
-    fn clear(&mut self, load: f64) -> Result<()> {
-        let [first, second] = FIXED.map(|bids| bids.to_vec());
-        let own = load * 3600.0 / 1000.0 * PER_THOUSAND;
+    /// Has the inference tenant bid for a load. Waits until control's market has cleared, and control has placed the jobs so.
+    fn bid(&mut self, load: f64) -> Result<()> {
         let [.., answers] = TRADERS;
         let (_, hosts) = answers.workers;
-        let bids = vec![first, second, vec![own / f64::from(hosts); hosts as usize]];
-        let market = self.exchange(&bids)?;
-        let won = won(&TRADERS, &market.hosts);
-        eprintln!("Tenant C has {load} requests a second: a host costs {:.2} dollars an hour", market.price);
-        let (at_ns, price) = (realtime_ns()?, market.price);
-        self.record.cleared.push(Cleared { at_ns, load, bids, price, won: won.clone(), placed_ns: None });
-        for ((place, trader), won) in TRADERS.iter().enumerate().zip(&won) {
-            let wins = *won >= trader.workers.0;
-            match (wins, self.runners.contains_key(&place)) {
-                (true, false) => self.start(place, trader)?,
-                (false, true) => self.end(place)?,
-                _ => {}
+        let own = load * 3600.0 / 1000.0 * PER_THOUSAND / f64::from(hosts);
+        eprintln!(
+            "Tenant C has {load} requests a second, and bids {own:.2} dollars an hour for each of {hosts} hosts"
+        );
+        let at_ns = realtime_ns()?;
+        if self.runners.is_empty() {
+            let [first, second] = FIXED;
+            for (place, (trader, bid)) in TRADERS.iter().zip([first, second, [own; 2]]).enumerate() {
+                self.start(place, trader, bid)?;
             }
+        } else {
+            self.change_bid(&answers, own)?;
         }
-        let placed = self.watch(UNTIL_PLACED, |sample| {
-            let has = |(trader, won): (&Trader, &u32)| {
-                let (hosts, runs) = sample.of(trader).map_or((0, true), |job| {
-                    (job.hosts.len(), job.hosts.is_empty() || job.phase == "running")
-                });
-                hosts == *won as usize && runs
-            };
-            Ok(TRADERS.iter().zip(&won).all(has))
-        })?;
-        let placed_ns = self.record.samples.last().map(|sample| sample.at_ns).filter(|_| placed);
-        if placed_ns.is_none() {
+        let placed = self.watch(UNTIL_PLACED, |sample| Ok(sample.is_settled(&TRADERS)))?;
+        let sample = self.record.samples.last().context("control was not asked")?;
+        if !placed {
             eprintln!("warning: control has not placed the jobs so within {UNTIL_PLACED:?}");
         }
-        if let Some(cleared) = self.record.cleared.last_mut() {
-            cleared.placed_ns = placed_ns;
-        }
+        let (price_millionths, placed_ns) = (sample.price_millionths, placed.then_some(sample.at_ns));
+        let has = |trader| sample.of(trader).map_or(0, |job| job.hosts.len());
+        let won = TRADERS.iter().map(has).collect();
+        eprintln!("A host costs {:.2} dollars an hour", price_millionths as f64 / 1e6);
+        self.record.cleared.push(Cleared { at_ns, load, price_millionths, won, placed_ns });
         Ok(())
     }
 
-    /// Has the allocator's market clear.
-    fn exchange(&self, bids: &[Vec<f64>]) -> Result<Market> {
-        let mut command = Command::new(self.stage.programs.path("exchange"));
-        command.args(["--hosts", &self.record.hosts.len().to_string(), "--base", &BASE.to_string()]);
-        for (trader, bids) in TRADERS.iter().zip(bids) {
-            let prices: Vec<String> = bids.iter().map(ToString::to_string).collect();
-            command.arg("--bid").arg(format!("{}={}", trader.name(), prices.join(",")));
-        }
-        let said = printed(&mut command)?;
-        serde_json::from_str(&said)
-            .with_context(|| format!("the market did not print what it should: {said}"))
+    /// Changes a job's bid, as its tenant would on a host.
+    fn change_bid(&self, trader: &Trader, price: f64) -> Result<()> {
+        let Stage { spaces: [.., spaces], programs, logs, .. } = &self.stage;
+        let log =
+            logs.join(format!("{}-{}-bid-{}.log", trader.tenant, trader.job, self.record.cleared.len()));
+        let title = format!("the bid of {}", trader.name());
+        let mut bid =
+            spaces.start_command(&title, 0, &programs.path("harmonaize"), &log, |command, socket| {
+                command.env("HARMONAIZE_SOCKET", socket);
+                command.args(["tenant", "bid", trader.job, &format!("{price:.2}")]);
+            })?;
+        bid.succeed_by(Instant::now() + UNTIL_BID)
     }
 
-    /// Starts a job's runners, one on each host.
-    fn start(&mut self, place: usize, trader: &Trader) -> Result<()> {
+    /// Starts a job's runners, one on each host. They bid for its first host and for further ones.
+    fn start(&mut self, place: usize, trader: &Trader, [first, further]: [f64; 2]) -> Result<()> {
         let Stage { spaces, programs, logs, .. } = &self.stage;
         let spaces = spaces.get(place).context("the job's tenant has no spaces")?;
         let (least, most) = trader.workers;
-        // A job that starts again keeps what its earlier runners printed.
-        let earlier = self.logs.get(&place).map_or(0, Vec::len);
         let mut runners = Runners::default();
         for (host, name) in self.record.hosts.iter().enumerate() {
             let title = format!("the runner of {} on {name}", trader.name());
-            let log = logs.join(format!("{}-{}-{name}-{earlier}.log", trader.tenant, trader.job));
+            let log = logs.join(format!("{}-{}-{name}.log", trader.tenant, trader.job));
             let runner = spaces.start_command(
                 &title,
                 host,
@@ -229,14 +217,9 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
                 &log,
                 |command, socket| {
                     command.env("HARMONAIZE_SOCKET", socket);
-                    command.args([
-                        "tenant",
-                        "run",
-                        "--job",
-                        trader.job,
-                        "--workers",
-                        &format!("{least}..{most}"),
-                    ]);
+                    command.args(["tenant", "run", "--job", trader.job]);
+                    command.args(["--workers", &format!("{least}..{most}")]);
+                    command.args(["--bid", &format!("{first:.2}"), "--further", &format!("{further:.2}")]);
                     if trader.elastic {
                         command.arg("--elastic").arg("--").arg(programs.path("placed"));
                     } else {
@@ -310,8 +293,8 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
 
     /// Notes what control says of jobs.
     fn sample(&mut self) -> Result<()> {
-        let jobs = plans::jobs(self.stage.deployment)?;
-        self.record.samples.push(Sample { at_ns: realtime_ns()?, jobs });
+        let placed = plans::jobs(self.stage.deployment)?;
+        self.record.samples.push(Sample::new(realtime_ns()?, placed));
         Ok(())
     }
 
@@ -340,6 +323,8 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
             } else {
                 self.record.served = served(&logs)?;
             }
+            let said = logs.iter().map(std::fs::read_to_string).collect::<Result<Vec<_>, _>>()?;
+            self.record.told.push(told(said.iter().map(String::as_str)));
         }
         Ok(())
     }

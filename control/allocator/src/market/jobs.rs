@@ -53,7 +53,11 @@ pub fn clear_jobs(traded: &[Traded], demands: &[Demand]) -> Result<ClearedJobs, 
     }
     let mut order: Vec<usize> = (0..demands.len()).collect();
     // Whoever bids most chooses first; of equal ones the first that came.
-    let first = |job: &usize| demands.get(*job).and_then(|demand| demand.highest).map_or(0.0, |it| it.0);
+    let first = |job: &usize| {
+        let demand = demands.get(*job)?;
+        demand.highest.map(|highest| highest.0).or_else(|| demand.lowest_base_price(traded))
+    };
+    let first = |job: &usize| first(job).unwrap_or(0.0);
     order.sort_by(|one, other| first(other).total_cmp(&first(one)));
     let without = |job: &&usize| book.kinds.get(**job).is_some_and(Option::is_none);
     let without: Vec<usize> = order.iter().filter(without).copied().collect();
@@ -68,6 +72,12 @@ impl Demand {
     /// Whether it could use its fewest units of a kind.
     fn fits(&self, kind: KindId) -> bool {
         self.units.0 > 0 && self.usable.get(kind.0).is_some_and(|usable| *usable >= self.units.0)
+    }
+
+    /// The lowest base price of a kind that it could use: what it bids there without a bid of its own.
+    fn lowest_base_price(&self, traded: &[Traded]) -> Option<f64> {
+        let fits = traded.iter().enumerate().filter(|(kind, _)| self.fits(KindId(*kind)));
+        fits.map(|(_, traded)| traded.base_price).min_by(f64::total_cmp)
     }
 
     /// Its bids for a kind: for each of its fewest units, and for so many further ones.
@@ -296,6 +306,13 @@ mod tests {
         assert_eq!((units(&cleared), cleared.prices), (vec![(0, 1), (0, 1)], vec![0.5]));
         let wrong = Demand { highest: Some((f64::NAN, 0.0)), ..none };
         assert!(clear_jobs(&traded(&[2]), &[wrong]).is_err());
+    }
+
+    #[test]
+    fn who_bids_nothing_chooses_its_kind_as_one_who_bids_the_base_price() {
+        let none = Demand { highest: None, ..demand((1, 1), &[1, 1], 0.0) };
+        let cleared = clear_jobs(&traded(&[1, 1]), &[none, demand((1, 1), &[1, 1], 0.5)]).unwrap();
+        assert_eq!((units(&cleared), cleared.prices), (vec![(0, 1), (1, 1)], vec![0.5, 0.5]));
     }
 
     #[test]

@@ -149,6 +149,14 @@ pub enum ValueError {
         /// Why that is none.
         error: BidError,
     },
+    /// What hosts of a kind cost, of which there are none.
+    #[error("the topology has no host of kind `{kind}`; its kinds are: {}", kinds(known))]
+    UnknownKind {
+        /// What is said to be a kind.
+        kind: String,
+        /// The kinds that there are, in order; an empty name is that of hosts without one.
+        known: Vec<String>,
+    },
     /// A kind has two prices.
     #[error("kind `{0}` has two prices; name it once")]
     KindTwice(String),
@@ -203,6 +211,12 @@ impl ValueError {
 
 fn algorithms_of(collective: Collective) -> String {
     names(Algorithm::of(collective.traits().pattern), |one| one.name())
+}
+
+/// Kinds by name; hosts without one are of kind ``.
+fn kinds(known: &[String]) -> String {
+    let quoted: Vec<String> = known.iter().map(|kind| format!("`{kind}`")).collect();
+    if quoted.is_empty() { "none".to_owned() } else { quoted.join(", ") }
 }
 
 fn names<T>(all: &[T], name: impl Fn(&T) -> &'static str) -> String {

@@ -4,6 +4,7 @@
 //! its first round.
 
 mod bids;
+mod claims;
 mod failures;
 mod job;
 pub(crate) mod links;
@@ -20,7 +21,8 @@ use crate::state::tenants::elsewhere::turn_away;
 use crate::state::tenants::joins::job_named;
 use crate::state::view::View;
 use crate::state::world::operator::Operator;
-use bids::{disclosed, leaves_at, next_round, take_change};
+use bids::{disclosed, first_bid, leaves_at, next_round, take_change};
+use claims::Claims;
 use failures::StoredJobs;
 use harmonaize_abi::session::{
     ElasticOrder, JobBid, Price, RunnerError, RunnerOrder, RunnerReport, WorkerState,
@@ -72,6 +74,8 @@ pub(crate) struct Jobs {
     stored: StoredJobs,
     /// Prices by kind, by the last round about all jobs.
     prices: BTreeMap<String, Price>,
+    /// Hosts that jobs have won by it, and others have yet.
+    claims: Claims,
     /// Nothing is due before.
     due: Option<Duration>,
 }
@@ -586,8 +590,17 @@ impl Jobs {
                 hosts.collect()
             }
         };
+        // A round about all jobs finds anew who has won what.
+        let mut claims = match scope {
+            Scope::All => Claims::default(),
+            Scope::Waiting | Scope::Lost => self.claims.clone(),
+        };
+        claims.retain(|number| self.jobs.values().any(|job| job.number == number && job.over.is_none()));
+        let reserved_by = ctx.now.saturating_add(allocator.notice);
         let is_free = |host: HostId, job: &Job| {
+            let own = || job.hosts().any(|own| own == host);
             taken.range((host, 0)..=(host, usize::MAX)).all(|(_, number)| *number == job.number)
+                && (!claims.reserves(host, job.number, reserved_by) || own())
         };
         let mut jobs: Vec<(&JobKey, &mut Job)> =
             self.jobs.iter_mut().filter(|(_, job)| job.over.is_none() && scope.includes(job)).collect();
@@ -617,7 +630,14 @@ impl Jobs {
         let decide =
             |wishes: &[Wish]| round::share(rules, ctx.now, wishes, Predictions::new(topology, links));
         let mut shared = decide(&wishes)?;
+        let before: Vec<Option<Duration>> = jobs.iter().map(|(_, job)| job.leaves).collect();
         if scope == Scope::All {
+            // Nobody waits longer for hosts that it has won.
+            let won = jobs.iter().zip(&shared.shares).filter_map(|((_, job), share)| Some((job.won?, share)));
+            let until: BTreeMap<HostId, Duration> = won
+                .flat_map(|(since, share)| share.hosts.iter().map(move |host| (*host, since)))
+                .map(|(host, since)| (host, since.saturating_add(market.longest_wait)))
+                .collect();
             for (((_, job), wish), share) in jobs.iter_mut().zip(&mut wishes).zip(&shared.shares) {
                 let has = wish.current.len();
                 let may_stay = rules.policy == LivePolicy::Market
@@ -625,19 +645,40 @@ impl Jobs {
                     && (wish.workers.0 as usize..=wish.workers.1 as usize).contains(&has);
                 let loses = wish.current.iter().any(|host| !share.hosts.contains(host));
                 let at = leaves_at(ctx.now, job.began, job.bid, market.longest_wait);
-                job.leaves = (may_stay && loses).then(|| job.leaves.unwrap_or(at));
+                // What an earlier start has stored is later where the clock was set back.
+                let latest = ctx.now.saturating_add(market.longest_wait);
+                let until =
+                    wish.current.iter().filter_map(|host| until.get(host)).fold(latest, |a, b| a.min(*b));
+                job.leaves = (may_stay && loses).then(|| job.leaves.unwrap_or(at).min(until));
                 wish.stays = job.leaves.is_some_and(|at| at > ctx.now);
             }
             if wishes.iter().any(|wish| wish.stays) {
-                shared = decide(&wishes)?;
+                let first = std::mem::replace(&mut shared, decide(&wishes)?);
+                let leaves: Vec<Option<Duration>> = jobs.iter().map(|(_, job)| job.leaves).collect();
+                claims = Claims::of(&wishes, &leaves, &first.shares, &shared.shares);
+                if claims.withhold(&mut wishes, reserved_by) {
+                    shared = decide(&wishes)?;
+                }
             }
         }
-        for ((((_, job), usable), wish), share) in
-            jobs.into_iter().zip(&usable).zip(&wishes).zip(shared.shares)
+        let mut changed = Vec::new();
+        for (((((key, job), usable), wish), mut share), before) in
+            jobs.into_iter().zip(&usable).zip(&wishes).zip(shared.shares).zip(before)
         {
             if scope == Scope::All && wish.current.iter().any(|host| !share.hosts.contains(host)) {
                 // It leaves now. Once it is outbid again, it waits anew.
                 job.leaves = None;
+            }
+            if scope == Scope::All {
+                job.won = claims.has(job.number).then(|| job.won.unwrap_or(ctx.now));
+            }
+            // What it gets of another one's it has until the last of that one's hosts is free.
+            job.leaves = job.leaves.or_else(|| claims.leaves(&share.hosts, job.number));
+            if job.leaves != before {
+                changed.push(key.clone());
+            }
+            if claims.has(job.number) && share.hosts.is_empty() {
+                share.text += "; it has won hosts that others keep until they leave";
             }
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();
             // Between rounds about all nobody loses what it can go on with.
@@ -659,6 +700,8 @@ impl Jobs {
         if scope == Scope::All {
             self.prices = shared.prices;
         }
+        self.claims = claims;
+        changed.into_iter().for_each(|key| self.stored.changed(key));
         Ok(())
     }
 
@@ -692,7 +735,10 @@ impl Jobs {
             v1::KindOfHosts { kind: kind.to_owned(), hosts, price_millionths, base_price_millionths }
         });
         let mut jobs: Vec<(&JobKey, &Job)> = self.jobs.iter().collect();
-        jobs.sort_by_key(|(_, job)| round::precedence(policy, (job.attained(ctx.now), job.bid), job.number));
+        jobs.sort_by_key(|(_, job)| {
+            let bid = first_bid(ctx.settings, job);
+            round::precedence(policy, (job.attained(ctx.now), bid), job.number)
+        });
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let status = |((tenant, name), job): (&JobKey, &Job)| {

@@ -369,3 +369,137 @@ fn a_bid_is_changed_eight_times_a_minute_at_most() {
     play.wait_seconds(8);
     assert_eq!(set(&mut play, 700_009), "");
 }
+
+#[test]
+fn a_restart_of_control_gives_who_is_outbid_no_time() {
+    let (mut play, bert, gpt) = outbid_without_checkpoint((2, 2));
+    play.wait_seconds(45);
+    let leaves = |play: &Play| -> Vec<bool> {
+        let stored = play.world.stored.jobs.values().filter(|job| job.name == "bert");
+        stored.map(|job| job.leaves_ns > 0).collect()
+    };
+    assert_eq!((leaves(&play), workers(&play, &bert)), (vec![true], 2), "{:#?}", play.jobs());
+    play.restart();
+    // The first round is later than that time.
+    play.wait_seconds(45);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
+    assert_eq!(leaves(&play), [false], "it is to leave nothing any more");
+}
+
+/// Jobs of two workers have all hosts, with so many seconds between their checkpoints. One comes that bids more and needs all four, and
+/// another of two that would have what it does not get.
+fn staggered(checkpoints: [u64; 2]) -> (Play, [Vec<u64>; 4]) {
+    let mut play = play();
+    let seconds = 1_000_000_000;
+    for (name, price, checkpoint) in [
+        ("first", 600_000, checkpoints[0]),
+        ("second", 650_000, checkpoints[1]),
+        ("large", 900_000, 0),
+        ("small", 700_000, 550),
+    ] {
+        let bid = JobBid { checkpoint_ns: checkpoint * seconds, ..JobBid::of(Price(price)) };
+        play.bids.insert(name.to_owned(), bid);
+    }
+    let [first, second] = ["first", "second"].map(|name| play.add_all("a", name, (2, 2)));
+    play.wait_seconds(3);
+    assert_eq!([workers(&play, &first), workers(&play, &second)], [2, 2], "{:#?}", play.jobs());
+    let large = play.add_all("b", "large", (4, 4));
+    let small = play.add_all("b", "small", (2, 2));
+    (play, [first, second, large, small])
+}
+
+#[test]
+fn whoever_comes_between_leaves_with_the_last_for_a_large_job() {
+    let (mut play, [first, second, large, small]) = staggered([100, 170]);
+    play.wait_seconds(107);
+    // The first has left at its checkpoint, and its hosts are not idle for more than a minute.
+    let running = |play: &Play| [&first, &second, &large, &small].map(|runners| workers(play, runners));
+    assert_eq!(running(&play), [0, 2, 0, 2], "{:#?}", play.jobs());
+    let told = job(&play, "large");
+    assert_eq!(told.reason(), AllocationReason::NoRoom);
+    assert!(told.reason_text.ends_with("it has won hosts that others keep until they leave"), "{told:?}");
+    // Its own checkpoint would be much later.
+    play.wait_seconds(75);
+    assert_eq!(running(&play), [0, 0, 4, 0], "{:#?}", play.jobs());
+    play.check();
+}
+
+#[test]
+fn freed_hosts_are_kept_for_a_large_job_within_the_notice() {
+    let (mut play, [first, second, large, small]) = staggered([100, 103]);
+    play.wait_seconds(115);
+    let running = [&first, &second, &large, &small].map(|runners| workers(&play, runners));
+    assert_eq!(running, [0, 0, 4, 0], "{:#?}", play.jobs());
+    assert!(small.iter().all(|runner| play.runners[runner].started == 0), "{:#?}", play.runners);
+}
+
+#[test]
+fn without_a_bid_a_job_ranks_by_the_base_price() {
+    let mut play = play();
+    bids(&mut play, "low", BASE - 1);
+    bids(&mut play, "high", BASE + 1);
+    for name in ["low", "none", "high"] {
+        play.add_all("a", name, (4, 4));
+    }
+    play.wait_seconds(3);
+    let order: Vec<String> = play.jobs().into_iter().map(|job| job.job).collect();
+    assert_eq!(order, ["high", "none", "low"]);
+}
+
+/// Small jobs come and go, with checkpoints that are far apart or near. One that needs all hosts bids more than all of them.
+#[test]
+fn random_staggered_checkpoints_starve_nobody() {
+    const LONGEST_WAIT: u32 = 120;
+    for seed in seeds() {
+        println!("seed {seed}");
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut settings = market();
+        settings.market.longest_wait = SECOND * LONGEST_WAIT;
+        let mut play = Play::with(settings);
+        play.world.wait(ROUND);
+        let (mut small, mut large, mut allowed) = (Vec::new(), None, 0);
+        for second in 0..2000_u32 {
+            match rng.random_range(0..30) {
+                0..4 if small.len() < 6 => {
+                    let name = format!("s{second}");
+                    let checkpoint_ns = rng.random_range(1..400) * 1_000_000_000;
+                    play.bids.insert(name.clone(), JobBid { checkpoint_ns, ..drawn(&mut rng) });
+                    let workers = rng.random_range(1..=2);
+                    small.push((name.clone(), play.add_all("a", &name, (workers, workers))));
+                }
+                4 if !small.is_empty() => {
+                    let (_, runners) = small.swap_remove(rng.random_range(0..small.len()));
+                    runners.into_iter().for_each(|runner| play.die(runner));
+                }
+                5 if !small.is_empty() => {
+                    let (name, _) = &small[rng.random_range(0..small.len())];
+                    let bid = drawn(&mut rng);
+                    play.set_bid("a", name, Some(bid.into()));
+                }
+                6 if rng.random_range(0..40) == 0 => {
+                    play.restart();
+                    // What it knows of waits is stored of who leaves, and not of who waits.
+                    allowed += LONGEST_WAIT + 80;
+                }
+                _ => {}
+            }
+            if large.is_none() && second > 60 && rng.random_range(0..40) == 0 {
+                bids(&mut play, "large", 900_000);
+                large = Some(play.add_all("b", "large", (4, 4)));
+                // A round, the longest wait, the notice, and time to ask.
+                allowed = second + LONGEST_WAIT + 60;
+            }
+            play.wait(SECOND);
+            play.check();
+            check_prices(&play);
+            if let Some(runners) = &large
+                && workers(&play, runners) == 4
+            {
+                break;
+            }
+            let waits = large.is_some() && second > allowed;
+            assert!(!waits, "it waits since long: {:#?} at {second} s", play.jobs());
+        }
+        assert!(large.is_some_and(|runners| workers(&play, &runners) == 4), "it has never come");
+    }
+}

@@ -1,9 +1,10 @@
 //! What jobs bid: how often a bid may change, when a job that is outbid leaves, and what its tenant is told of the price.
 
-use super::job::GATHER;
+use super::job::{GATHER, Job};
 use super::round::Quote;
 use crate::state::refusal::RequestRefusal;
-use harmonaize_abi::session::{HostPrice, JobBid};
+use crate::state::settings::Settings;
+use harmonaize_abi::session::{HostPrice, JobBid, Price};
 use harmonaize_allocator::last_moment;
 use harmonaize_disclose::coarse_price;
 use harmonaize_units::{Gcra, Quota};
@@ -22,6 +23,17 @@ pub(super) fn take_change(now: Duration, changes: &mut Gcra) -> Result<(), Reque
         RequestRefusal::BidChangedTooOften { most: CHANGES.burst, seconds }
     };
     changes.take(now, CHANGES).map_err(too_often)
+}
+
+/// What a job bids for each of its fewest workers. Without a bid it is the base price of the kind that it has, or else bids for.
+pub(super) fn first_bid(settings: &Settings, job: &Job) -> Price {
+    let kind = || match (&job.quote, job.runners.keys().next()) {
+        (Some(quote), _) => quote.kind.as_str(),
+        (None, Some((host, _))) => settings.topology.kind(*host),
+        (None, None) => "",
+    };
+    let base_price = || settings.market.base_prices.get(kind()).copied().unwrap_or_default();
+    job.bid.map_or_else(base_price, |bid| bid.least)
 }
 
 /// When a job that is outbid leaves: at the next moment that is cheap for it since it `began`, after the longest wait at most.
@@ -53,7 +65,6 @@ pub(super) fn disclosed(quote: Option<&Quote>, kind: &str, bid: Option<JobBid>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::session::Price;
 
     #[test]
     fn a_job_leaves_at_its_next_checkpoint_or_after_the_longest_wait() {

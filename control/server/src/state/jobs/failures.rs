@@ -1,5 +1,5 @@
 //! Failures of jobs' workers, and what is stored of jobs. A control that starts anew goes on with their waits and bids, and knows whose
-//! workers have met.
+//! workers have met and which job is to leave its hosts when.
 
 use crate::state::effects::Effects;
 use crate::state::world::operator::Operator;
@@ -98,19 +98,21 @@ pub(super) struct Persisted {
     pub unformed: bool,
     /// What it bids, once its tenant has said so.
     pub bid: Option<JobBid>,
+    /// When it leaves hosts for which it was outbid.
+    pub leaves: Option<Duration>,
 }
 
 impl Persisted {
     /// What is stored of it; none where nothing has to be.
     fn record(&self, operator: &Operator, (tenant, name): &Key) -> Option<Stored> {
-        let Self { failures, unformed, bid } = *self;
+        let Self { failures, unformed, bid, leaves } = *self;
         let before = u64::try_from(failures.before.as_nanos()).unwrap_or(u64::MAX);
         let of = |bid: JobBid| StoredBid {
             least_millionths: bid.least.0,
             further_millionths: bid.further.0,
             checkpoint_ns: bid.checkpoint_ns,
         };
-        (unformed || failures.waited_for > 0 || bid.is_some()).then(|| Stored {
+        (unformed || failures.waited_for > 0 || bid.is_some() || leaves.is_some()).then(|| Stored {
             tenant: tenant.clone(),
             name: name.clone(),
             recent_failures: failures.recent,
@@ -118,6 +120,7 @@ impl Persisted {
             last_failure_ns: operator.realtime(failures.last).0.saturating_sub(before),
             unformed,
             bid: bid.map(of),
+            leaves_ns: leaves.map_or(0, |at| operator.realtime(at).0),
         })
     }
 
@@ -133,6 +136,7 @@ impl Persisted {
             unformed: record.unformed,
             // What makes no sense is none of ours.
             bid: record.bid.map(of).filter(|bid| bid.check().is_ok()),
+            leaves: Some(record.leaves_ns).filter(|at| *at > 0).map(|at| operator.time(Nanos(at))),
         }
     }
 }

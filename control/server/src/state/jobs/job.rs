@@ -145,6 +145,8 @@ pub(super) struct Job {
     pub began: Duration,
     /// When it leaves, since it was outbid: no later because its workers start again.
     pub leaves: Option<Duration>,
+    /// Since when it has won hosts that others have still.
+    pub won: Option<Duration>,
 }
 
 /// What a job did by itself.
@@ -192,17 +194,20 @@ impl Job {
             quoted_bid: None,
             began: arrived,
             leaves: None,
+            won: None,
         }
     }
 
     /// What is stored of it.
     pub(super) fn persisted(&self) -> Persisted {
-        Persisted { failures: self.failures, unformed: self.unformed, bid: self.bid }
+        let Self { failures, unformed, bid, leaves, .. } = *self;
+        Persisted { failures, unformed, bid, leaves }
     }
 
     /// Goes on with what was stored of it.
     pub(super) fn restore(&mut self, persisted: Persisted) {
-        Persisted { failures: self.failures, unformed: self.unformed, bid: self.bid } = persisted;
+        let Persisted { failures, unformed, bid, leaves } = persisted;
+        (self.failures, self.unformed, self.bid, self.leaves) = (failures, unformed, bid, leaves);
     }
 
     /// What its workers have had by now.

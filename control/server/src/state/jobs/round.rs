@@ -324,16 +324,16 @@ pub(super) fn most_of_one_kind(topology: &Topology, hosts: impl Iterator<Item = 
     by_kind(topology, hosts).values().map(Vec::len).max().unwrap_or(0)
 }
 
-/// A job's place in the policy's order: the least goes first.
+/// A job's place in the policy's order: the least goes first. `bid` is for each of its fewest workers.
 pub(super) fn precedence(
     policy: LivePolicy,
-    (attained, bid): (Duration, Option<JobBid>),
+    (attained, bid): (Duration, Price),
     number: usize,
 ) -> (u128, usize) {
     match policy {
         LivePolicy::Fifo => (0, number),
         LivePolicy::LeastAttained => (attained.as_nanos(), number),
-        LivePolicy::Market => (u128::from(u64::MAX - bid.map_or(0, |bid| bid.least.0)), number),
+        LivePolicy::Market => (u128::from(u64::MAX - bid.0), number),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the next round would give to jobs if one more came, hosts came or went, or another policy allocated. It is decided over
 //! copies, by the code that decides rounds.
 
+use super::bids::first_bid;
 use super::job::{Job, Runner};
 use super::links::Links;
 use super::{JobKey, Jobs, MOST_JOBS, Scope, millionths, most_workers, over_limit, round};
@@ -198,7 +199,8 @@ impl WhatIf {
         let mut order: Vec<(&JobKey, &Job)> =
             after.jobs.iter().filter(|(_, job)| job.over.is_none()).collect();
         order.sort_by_key(|(_, job)| {
-            round::precedence(assumed.policy, (job.attained(at), job.bid), job.number)
+            let bid = first_bid(settings, job);
+            round::precedence(assumed.policy, (job.attained(at), bid), job.number)
         });
         let forecast = |(key, job): (&JobKey, &Job)| {
             let has: Vec<HostId> = known.jobs.get(key).into_iter().flat_map(Job::hosts).collect();
