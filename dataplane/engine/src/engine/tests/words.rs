@@ -2,6 +2,7 @@
 
 use super::common::{SMALL, World, call, loopback};
 use super::{OTHER, formation};
+use crate::communicator_state::CommunicatorState;
 use crate::{Command, CommunicatorId, Formation, Notice};
 use harmonaize_abi::{ABI_VERSION, Collective, Direction, Dtype, Region, Submission};
 use harmonaize_plan::Participant;
@@ -50,7 +51,7 @@ fn words_to_peers_wait_for_no_gap() {
     for _ in 0..20 {
         world.engines[0].progress(64);
     }
-    assert!(world.engines[0].communicators.iter().any(|member| member.is_tenant_busy()));
+    assert!(world.engines[0].communicators.iter().any(CommunicatorState::is_tenant_busy));
     let heard: usize = (0..5).map(|_| world.engines[1].progress(64)).sum();
     assert!(heard > 0, "the other end has not heard of the message");
 }
