@@ -530,7 +530,7 @@ impl Communicator {
         }
         // Slots that a step consumes are read until it is over, so nobody hears before that they are free.
         if midst.is_none() {
-            let action = self.shared.actions.pop_front();
+            let action = self.shared.poll_control().or_else(|| self.shared.actions.pop_front());
             let action =
                 action.or_else(|| report::poll_completed(&mut self.shared, self.scheduler.settled()));
             let action = action.or_else(|| self.p2p.poll_word(&mut self.shared));
