@@ -88,11 +88,16 @@ fn factors(
     step.sources.iter().take(MAX_SOURCES).map(factor).collect::<Result<_, _>>().map(Some)
 }
 
-/// Of a step that fetches for a `PremulSum`: its segment, the size of an element, from where and to where.
-fn fetch_to_scale(
-    member: &CommunicatorState,
-    (channel, step): (ChannelId, StepId),
-) -> Option<(&Segment, u64, (Rank, &Operand), (Slot, &Operand))> {
+/// What a step has fetched for a `PremulSum`: of which segment, with elements of which size, from where and to where.
+struct Fetched<'a> {
+    segment: &'a Segment,
+    size: u64,
+    from: (Rank, &'a Operand),
+    to: (Slot, &'a Operand),
+}
+
+/// What a step has fetched, if it is to be scaled.
+fn fetch_to_scale(member: &CommunicatorState, (channel, step): (ChannelId, StepId)) -> Option<Fetched<'_>> {
     let (segment, size) = member.segment_and_size(channel)?;
     let Step { kind: StepKind::Fetch, sources, destinations, .. } =
         segment.program.steps.get(step.0 as usize)?
@@ -102,7 +107,7 @@ fn fetch_to_scale(
     let ([source], [staged]) = (sources.as_slice(), destinations.as_slice()) else { return None };
     let (Buffer::Input(rank), Buffer::Staging(slot)) = (source.buffer, staged.buffer) else { return None };
     let scales = segment.signature.reduce == ReduceOp::PremulSum;
-    scales.then_some((segment, size, (rank, source), (slot, staged)))
+    scales.then_some(Fetched { segment, size, from: (rank, source), to: (slot, staged) })
 }
 
 /// Whether what a step has fetched is to be scaled.
@@ -118,11 +123,10 @@ pub(crate) fn scale_fetched(
     (passes, slices): (&mut PassSharing, &mut Slices),
 ) -> Result<bool, ExecuteError> {
     let fetch = fetch_to_scale(member, (channel, step));
-    let Some((segment, size, (rank, source), (slot, staged))) = fetch else { return Ok(true) };
+    let Some(Fetched { segment, size, from: (rank, source), to }) = fetch else { return Ok(true) };
     let call = member.pending(segment.operation, rank).ok_or(ExecuteError::Operand(*source))?;
-    let (memory, at) =
-        member.staging(channel, segment, size, (slot, staged)).ok_or(ExecuteError::Operand(*staged))?;
-    let (_, bytes) = tensor_range(segment, size, staged);
+    let (memory, at) = member.staging(channel, segment, size, to).ok_or(ExecuteError::Operand(*to.1))?;
+    let (_, bytes) = tensor_range(segment, size, to.1);
     if bytes == 0 {
         return Ok(true);
     }
