@@ -511,16 +511,26 @@ impl P2p {
 
     /// The next thing to do, if any.
     pub(crate) fn poll(&mut self, shared: &mut Shared) -> Option<Action> {
-        if shared.epochs.current().number() != self.epoch {
-            self.handle_new_epoch(shared);
-        }
-        if let Some(action) = self.ended.pop_front().or_else(|| self.poll_note(shared)) {
+        if let Some(action) = self.poll_end(shared) {
             return Some(action);
         }
         self.poll_piece(shared)
             .or_else(|| self.poll_copy(shared))
             .or_else(|| self.poll_send(shared))
             .or_else(|| self.poll_credit(shared))
+    }
+
+    /// The next thing to do that moves no bytes of a message.
+    pub(crate) fn poll_word(&mut self, shared: &mut Shared) -> Option<Action> {
+        self.poll_end(shared).or_else(|| self.poll_credit(shared))
+    }
+
+    /// The next call that has ended, or else an offer, a pull or a word of receipt.
+    fn poll_end(&mut self, shared: &mut Shared) -> Option<Action> {
+        if shared.epochs.current().number() != self.epoch {
+            self.handle_new_epoch(shared);
+        }
+        self.ended.pop_front().or_else(|| self.poll_note(shared))
     }
 
     /// A new plan is in force: what went by links that are closed now goes again.

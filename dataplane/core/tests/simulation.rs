@@ -130,7 +130,7 @@ fn p2p() {
     assert!(sum.messages > 0 && sum.pieces > sum.messages && sum.switches > 0, "{sum}");
 }
 
-/// Turns end in the midst of steps and copies, and whatever happens meanwhile is told.
+/// Turns end in the midst of steps and copies, and whatever happens meanwhile is told. Now and then words go before all else.
 #[test]
 fn sliced() {
     let build = |seed| match seed % 4 {
@@ -140,7 +140,7 @@ fn sliced() {
         _ => Scenario::new(seed, 2).rough().changing().messaging(),
     };
     let sum = family("sliced", 200, false, |seed| build(seed).sliced(), well);
-    assert!(sum.slices > 0 && sum.switches > 0 && sum.messages > 0, "{sum}");
+    assert!(sum.slices > 0 && sum.words > 0 && sum.switches > 0 && sum.messages > 0, "{sum}");
 }
 
 #[test]

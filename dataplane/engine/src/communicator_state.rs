@@ -4,7 +4,7 @@
 use crate::aggregated::{AggregatorPath, Away};
 use crate::backlog::Backlog;
 use crate::command::CommunicatorStatus;
-use crate::gaps::Gaps;
+use crate::gaps::{BusyPlace, Gaps};
 use crate::p2p::P2pState;
 use crate::slices::Unfinished;
 use crate::step::{CodedStep, ExecuteError, Located, culprit};
@@ -20,6 +20,7 @@ use harmonaize_events::Mark;
 use harmonaize_plan::{CODED_ROOM, Operand, Participant, Program, Slot};
 use harmonaize_shm::{Memory, MemoryError, Span};
 use harmonaize_transport::{DownReason, LinkId, TrafficClass, Transport};
+use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -118,6 +119,9 @@ pub(crate) struct CommunicatorState {
     /// How it waits for gaps, where all of them are.
     #[serde(skip)]
     pub(crate) gaps: Gaps,
+    /// Where it counts for others of its tenant's that wait for gaps.
+    #[serde(skip)]
+    busy: BusyPlace,
     /// The interleave slot that it has without having asked for it.
     #[serde(skip)]
     pub(crate) unasked: Option<SlotId>,
@@ -145,6 +149,9 @@ pub(crate) struct CommunicatorState {
     /// What it is in the midst of, and does nothing else before. At a hand-over there is nothing.
     #[serde(skip)]
     pub(crate) unfinished: Option<Unfinished>,
+    /// Steps of a `PremulSum` whose fetches have ended: what they have fetched is to be scaled. At a hand-over there is none.
+    #[serde(skip)]
+    pub(crate) fetched: VecDeque<(ChannelId, StepId)>,
     /// Whether something has happened to it since it last had nothing to do.
     #[serde(skip)]
     pub(crate) pending: bool,
@@ -193,6 +200,7 @@ impl CommunicatorState {
             in_flight: [0; CLASSES],
             background: 0,
             gaps: Gaps::default(),
+            busy: BusyPlace::default(),
             unasked: None,
             special: Urgency::IDLE,
             class: TrafficClass::default(),
@@ -207,15 +215,18 @@ impl CommunicatorState {
             begun: vec![None; usize::from(parts.channels)],
             copied: vec![None; usize::from(parts.channels)],
             unfinished: None,
+            fetched: VecDeque::new(),
             pending: true,
             resting: None,
         }
     }
 
-    /// What it is in the midst of. Of one that has failed the rest is dropped: its memory may be the tenant's again.
+    /// What it is in the midst of, or else a step whose fetch has ended and that is to be scaled. Of one that has failed the rest is
+    /// dropped: its memory may be the tenant's again.
     pub(crate) fn take_unfinished(&mut self) -> Option<Unfinished> {
-        self.unfinished.as_ref()?;
-        self.unfinished.take().filter(|_| self.core.failure().is_none())
+        let left = self.unfinished.take();
+        let left = left.or_else(|| self.fetched.pop_front().map(Unfinished::fetched))?;
+        Some(left).filter(|_| self.core.failure().is_none())
     }
 
     /// Something has happened to it: it has turns again. Until when it would have rested, if it did.
@@ -304,6 +315,7 @@ impl CommunicatorState {
         }
         self.background += usize::from(pending.urgency.background);
         self.special.raise(&pending.urgency);
+        self.busy.set(self.is_busy());
         debug_assert!(self.free.len() < self.calls.len(), "a token is given that is in use");
         Some(Token(token.into()))
     }
@@ -317,6 +329,7 @@ impl CommunicatorState {
             *count = count.saturating_sub(1);
         }
         self.background = self.background.saturating_sub(call.urgency.background.into());
+        self.busy.set(self.is_busy());
         if call.urgency.is_special() {
             self.special = Urgency::IDLE;
             let calls = self.calls.iter().filter(|call| call.rank.is_some());
@@ -328,6 +341,17 @@ impl CommunicatorState {
     /// How many calls are in flight.
     pub(crate) fn calls_in_flight(&self) -> usize {
         self.calls.len().saturating_sub(self.free.len())
+    }
+
+    /// Has it count among its tenant's from now on, with the calls that are in flight.
+    pub(crate) fn enter_busy(&mut self, mut place: BusyPlace) {
+        place.set(self.is_busy());
+        self.busy = place;
+    }
+
+    /// Whether its tenant has a communicator here with a call in flight that is not below every class.
+    pub(crate) fn is_tenant_busy(&self) -> bool {
+        self.busy.any()
     }
 
     /// Whether a call is in flight that is not below every class.

@@ -13,9 +13,9 @@ use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, Pending, status_of};
 use crate::containment::{Aftermath, Task, contain};
 use crate::context::Context;
-use crate::execute::{post, run, scale_fetched, send_all, touched};
+use crate::execute::{is_scaled, post, run, scale_fetched, send_all, touched};
 use crate::feedback;
-use crate::gaps::{Gaps, Leave};
+use crate::gaps::{BusyTenants, Gaps, Leave};
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::p2p;
 use crate::passes::PassSharing;
@@ -73,6 +73,8 @@ pub struct Engine {
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, Epoch, Participant)>,
     pub(crate) sharing: Sharing,
+    /// What is in flight that background operations wait for.
+    pub(crate) busy: BusyTenants,
     /// The order in which aggregators' packets were last sent; kept for its memory.
     pub(crate) packet_order: Vec<(Urgency, usize, Key)>,
     /// How packets to aggregators over UDP are marked.
@@ -129,6 +131,7 @@ impl Engine {
             by_communicator: HashMap::new(),
             links: HashMap::new(),
             sharing: Sharing::default(),
+            busy: BusyTenants::default(),
             packet_order: Vec::new(),
             dscp: None,
             turns: Turns::default(),
@@ -463,20 +466,14 @@ impl Engine {
     }
 
     /// What a communicator's turn may be. One that has failed, or that changes its plan, waits for no gap.
-    ///
-    /// Cost: for one that is below every class a look at all communicators.
     fn leave(&mut self, now: Nanos, key: Key) -> Leave {
-        let Some(member) = self.communicators.get(key) else { return Leave::Whole };
-        let goes_on = member.core.failure().is_none() && !member.is_changing();
-        let (waits, tenant) = (member.is_background() && goes_on, member.tenant);
-        let is_busy = |other: &CommunicatorState| other.tenant == tenant && other.is_busy();
-        let busy = waits && self.communicators.iter().any(is_busy);
         let Some(member) = self.communicators.get_mut(key) else { return Leave::Whole };
-        if !waits {
+        let goes_on = member.core.failure().is_none() && !member.is_changing();
+        if !member.is_background() || !goes_on {
             member.gaps = Gaps::default();
             return Leave::Whole;
         }
-        let leave = member.gaps.leave(now, busy);
+        let leave = member.gaps.leave(now, member.is_tenant_busy());
         // Who waits may have something to do, and so has no rest.
         member.pending |= leave == Leave::Nothing;
         leave
@@ -530,19 +527,43 @@ impl Engine {
         (worked, false)
     }
 
+    /// Sends what goes at once although a communicator waits for a gap: words that carry nothing of an operation. Operations that need no
+    /// more than those end, too. Returns how many.
+    fn run_words(&mut self, now: Nanos, key: Key) -> usize {
+        let Some(member) = self.communicators.get_mut(key) else { return 0 };
+        member.classify_links(self.transport.as_mut());
+        let mut worked = member.backlog.flush(self.transport.as_mut());
+        while let Some(member) = self.communicators.get_mut(key) {
+            if !member.backlog.is_empty() {
+                break;
+            }
+            let midst = member.unfinished.as_ref().map(|unfinished| &unfinished.action);
+            let Some(action) = member.core.poll_word(now, midst) else { break };
+            worked += 1;
+            let mut slices = self.slicing.unending().begin(self.start, None, Progress::default());
+            let left = self.execute(now, key, action, &mut slices);
+            debug_assert!(left.is_none(), "a word moves no bytes");
+        }
+        worked
+    }
+
     /// Finishes what communicators are in the midst of, however long that takes.
     pub(crate) fn finish_actions(&mut self) {
         for place in 0..self.communicators.places() {
             let Some(key) = self.communicators.key_at(place) else { continue };
-            if self.communicators.get(key).is_none_or(|member| member.unfinished.is_none()) {
+            let nothing =
+                |member: &CommunicatorState| member.unfinished.is_none() && member.fetched.is_empty();
+            if self.communicators.get(key).is_none_or(nothing) {
                 continue;
             }
             self.contain((key, Task::Turn), |engine| {
                 let (now, slicing) = (engine.now(), engine.slicing.unending());
-                let taken = engine.communicators.get_mut(key).and_then(CommunicatorState::take_unfinished);
-                let Some(Unfinished { action, progress }) = taken else { return };
-                let left = engine.execute(now, key, action, &mut slicing.begin(engine.start, None, progress));
-                debug_assert!(left.is_none(), "nothing ends a turn, and yet it is over");
+                let take = |engine: &mut Self| engine.communicators.get_mut(key)?.take_unfinished();
+                while let Some(Unfinished { action, progress }) = take(engine) {
+                    let mut slices = slicing.begin(engine.start, None, progress);
+                    let left = engine.execute(now, key, action, &mut slices);
+                    debug_assert!(left.is_none(), "nothing ends a turn, and yet it is over");
+                }
             });
         }
     }
@@ -631,6 +652,9 @@ impl Engine {
         (sources, mut sends): (Messages, Messages),
         slices: &mut Slices,
     ) -> Option<Action> {
+        if slices.is_fetched() {
+            return self.scale(now, key, (channel, step), slices);
+        }
         let member = self.communicators.get_mut(key)?;
         if !slices.is_resumed()
             && let Err(error) = begin_step(member, &self.attachments, &self.marks, channel, step)
@@ -693,6 +717,28 @@ impl Engine {
             self.marks.write(MarkKind::Sent, || of_message(member, sent.peer, &sent.header, sent.bytes));
         }
         (0..empty).for_each(|_| member.core.handle_completion(now, channel, step));
+        None
+    }
+
+    /// Scales what a step has fetched, or goes on with that; then the step is over. Returns it if the turn is over in its midst.
+    fn scale(
+        &mut self,
+        now: Nanos,
+        key: Key,
+        (channel, step): (ChannelId, StepId),
+        slices: &mut Slices,
+    ) -> Option<Action> {
+        let member = self.communicators.get_mut(key)?;
+        let scaled = scale_fetched(member, (channel, step), (&mut self.passes, &mut *slices));
+        member.bytes_touched += slices.charge(None);
+        match scaled {
+            Ok(true) => member.core.handle_completion(now, channel, step),
+            Ok(false) => {
+                let (sources, sends) = (Messages::new(), Messages::new());
+                return Some(Action::Step { channel, step, sources, sends });
+            }
+            Err(error) => member.fail_internal(&error.to_string()),
+        }
         None
     }
 
@@ -862,7 +908,10 @@ impl Work for Engine {
         let until = match self.leave(now, key) {
             Leave::Whole => until,
             Leave::Action => Some(now),
-            Leave::Nothing => return Turn::default(),
+            Leave::Nothing => {
+                let words = self.contain((key, Task::Turn), |engine| engine.run_words(now, key));
+                return Turn { worked: words.unwrap_or(1), ..Turn::default() };
+            }
         };
         let moved = |member: &CommunicatorState| {
             (member.bytes_sent.saturating_add(member.bytes_received), member.bytes_touched)
@@ -991,10 +1040,9 @@ fn handle_transferred(
         return None;
     }
     match feedback::is_untracked(step) {
-        None => match scale_fetched(member, channel, step) {
-            Ok(()) => member.core.handle_completion(now, channel, step),
-            Err(error) => member.fail_internal(&error.to_string()),
-        },
+        // In the communicator's turn, for it may take a while.
+        None if is_scaled(member, (channel, step)) => member.fetched.push_back((channel, step)),
+        None => member.core.handle_completion(now, channel, step),
         Some(place) => return place.and_then(|place| feedback::carried(member, key, channel, place)),
     }
     None

@@ -10,9 +10,9 @@ use crate::step::{
 };
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ChannelId, Pattern, ReduceOp, Signature, StepId, Tag};
+use harmonaize_abi::{ChannelId, Pattern, Rank, ReduceOp, Signature, StepId, Tag};
 use harmonaize_core::{PeerMessage, Segment};
-use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
+use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Slot, Step, StepKind};
 use harmonaize_shm::Span;
 use harmonaize_transport::{Landing, Transport};
 use zerocopy::IntoBytes;
@@ -88,31 +88,52 @@ fn factors(
     step.sources.iter().take(MAX_SOURCES).map(factor).collect::<Result<_, _>>().map(Some)
 }
 
-/// Multiplies what a step has fetched, of a `PremulSum`, by its rank's factor where it lies: in staging.
+/// What a step has fetched for a `PremulSum`: of which segment, with elements of which size, from where and to where.
+struct Fetched<'a> {
+    segment: &'a Segment,
+    size: u64,
+    from: (Rank, &'a Operand),
+    to: (Slot, &'a Operand),
+}
+
+/// What a step has fetched, if it is to be scaled.
+fn fetch_to_scale(member: &CommunicatorState, (channel, step): (ChannelId, StepId)) -> Option<Fetched<'_>> {
+    let (segment, size) = member.segment_and_size(channel)?;
+    let Step { kind: StepKind::Fetch, sources, destinations, .. } =
+        segment.program.steps.get(step.0 as usize)?
+    else {
+        return None;
+    };
+    let ([source], [staged]) = (sources.as_slice(), destinations.as_slice()) else { return None };
+    let (Buffer::Input(rank), Buffer::Staging(slot)) = (source.buffer, staged.buffer) else { return None };
+    let scales = segment.signature.reduce == ReduceOp::PremulSum;
+    scales.then_some(Fetched { segment, size, from: (rank, source), to: (slot, staged) })
+}
+
+/// Whether what a step has fetched is to be scaled.
+pub(crate) fn is_scaled(member: &CommunicatorState, step: (ChannelId, StepId)) -> bool {
+    fetch_to_scale(member, step).is_some()
+}
+
+/// Multiplies what a step has fetched, of a `PremulSum`, by its rank's factor where it lies: in staging. Or goes on with that. Returns
+/// whether all is done.
 pub(crate) fn scale_fetched(
     member: &CommunicatorState,
-    channel: ChannelId,
-    step: StepId,
-) -> Result<(), ExecuteError> {
-    let Some((segment, size)) = member.segment_and_size(channel) else { return Ok(()) };
-    if segment.signature.reduce != ReduceOp::PremulSum {
-        return Ok(());
-    }
-    let Some(Step { kind: StepKind::Fetch, sources, destinations, .. }) =
-        segment.program.steps.get(step.0 as usize)
-    else {
-        return Ok(());
-    };
-    let ([source], [staged]) = (sources.as_slice(), destinations.as_slice()) else { return Ok(()) };
-    let (Buffer::Input(rank), Buffer::Staging(slot)) = (source.buffer, staged.buffer) else { return Ok(()) };
+    (channel, step): (ChannelId, StepId),
+    (passes, slices): (&mut PassSharing, &mut Slices),
+) -> Result<bool, ExecuteError> {
+    let fetch = fetch_to_scale(member, (channel, step));
+    let Some(Fetched { segment, size, from: (rank, source), to }) = fetch else { return Ok(true) };
     let call = member.pending(segment.operation, rank).ok_or(ExecuteError::Operand(*source))?;
-    let (memory, at) =
-        member.staging(channel, segment, size, (slot, staged)).ok_or(ExecuteError::Operand(*staged))?;
-    let (_, bytes) = tensor_range(segment, size, staged);
-    let fetched = memory.view_mut(at, bytes)?;
-    let factors = [call.factor];
-    harmonaize_kernels::sum_scaled(segment.signature.dtype, &[fetched.as_view()], &factors, &[fetched])
-        .map_err(|error| ExecuteError::Kernel(error.to_string()))
+    let (memory, at) = member.staging(channel, segment, size, to).ok_or(ExecuteError::Operand(*to.1))?;
+    let (_, bytes) = tensor_range(segment, size, to.1);
+    if bytes == 0 {
+        return Ok(true);
+    }
+    let factors = ArrayVec::from_iter([call.factor]);
+    let (kernel, whole) = (Kernel::SumScaled { dtype: segment.signature.dtype, factors }, 0);
+    let fetched = [(memory, at, bytes)];
+    passes.run(&[Pass { kernel: &kernel, whole, sources: &fetched, destinations: &fetched }], slices)
 }
 
 /// Offers the transport the first memory destination of a step for the payload that the step will consume.

@@ -1,6 +1,10 @@
 //! Gaps: what is below every class has its turns where its tenant has no other operation in flight.
+//!
+//! Words to peers that carry nothing of an operation wait for no gap: others' operations may wait for them.
 
 use harmonaize_core::Nanos;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long a tenant has nothing else in flight before that is a gap. Between two operations in a row it is shorter.
@@ -58,6 +62,53 @@ impl Gaps {
     }
 }
 
+/// By tenant, how many of its communicators here have a call in flight that is not below every class. Only the engine's thread counts.
+#[derive(Debug, Default)]
+pub(crate) struct BusyTenants(Vec<Arc<AtomicUsize>>);
+
+impl BusyTenants {
+    /// A place in a tenant's count, of a communicator without such calls.
+    pub(crate) fn place(&mut self, tenant: u32) -> BusyPlace {
+        let at = tenant as usize;
+        if self.0.len() <= at {
+            self.0.resize_with(at + 1, Arc::default);
+        }
+        BusyPlace { count: self.0.get(at).map(Arc::clone).unwrap_or_default(), busy: false }
+    }
+}
+
+/// A communicator's place in its tenant's count. It counts no more once that is dropped, whatever it had in flight.
+#[derive(Debug, Default)]
+pub(crate) struct BusyPlace {
+    count: Arc<AtomicUsize>,
+    busy: bool,
+}
+
+impl BusyPlace {
+    /// Whether the communicator counts from now on. Cost: an addition where that changes.
+    pub(crate) fn set(&mut self, busy: bool) {
+        if std::mem::replace(&mut self.busy, busy) == busy {
+            return;
+        }
+        if busy {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether any of the tenant's counts.
+    pub(crate) fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Drop for BusyPlace {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +129,23 @@ mod tests {
         assert_eq!(gaps.leave(at(601), false), Leave::Whole);
         assert_eq!(gaps.leave(at(602), true), Leave::Nothing, "an operation was called");
         assert_eq!(gaps.leave(at(603), false), Leave::Nothing, "the next gap is not there yet");
+    }
+
+    #[test]
+    fn a_tenant_is_busy_while_one_of_its_communicators_is() {
+        let mut tenants = BusyTenants::default();
+        let (waits, other) = (tenants.place(3), tenants.place(1));
+        let (mut first, mut second) = (tenants.place(3), tenants.place(3));
+        assert!(!waits.any(), "nothing is in flight");
+        first.set(true);
+        first.set(true);
+        second.set(true);
+        assert!(waits.any() && !other.any(), "another tenant's do not count");
+        first.set(false);
+        first.set(false);
+        assert!(waits.any(), "the second is busy still");
+        drop(second);
+        assert!(!waits.any(), "one that is gone, with what it had in flight, is not busy");
     }
 
     #[test]

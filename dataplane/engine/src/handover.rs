@@ -267,6 +267,8 @@ impl Engine {
     pub(crate) fn handle_hand_over(&mut self, thread: usize) {
         self.finish_actions();
         let rests = self.drain_transfers();
+        // What was fetched meanwhile is scaled.
+        self.finish_actions();
         let handed = rests.and_then(|()| self.drain()).and_then(|()| self.image());
         match handed.is_ok() {
             true => self.still = true,
@@ -652,6 +654,7 @@ impl Engine {
             let (id, tenant, weight) = (member.id, member.tenant, member.weight);
             member.pending = true;
             self.sharing.admit(tenant);
+            member.enter_busy(self.busy.place(tenant));
             self.turns.enter(tenant, weight, key);
             self.by_communicator.insert(id, key);
             let links: Vec<_> =

@@ -7,6 +7,8 @@
 //!
 //! Steps of codecs are sliced alike, by the parts of their own passes ([`harmonaize_codec::Passes`]).
 
+use arrayvec::ArrayVec;
+use harmonaize_abi::{ChannelId, StepId};
 use harmonaize_codec::{Cursor, Load, Passes};
 use harmonaize_core::{Action, Nanos};
 use std::ops::Range;
@@ -57,6 +59,8 @@ pub(crate) struct Progress {
     open: Option<Range<usize>>,
     /// How far its codec is.
     coded: Cursor,
+    /// Whether it is a step whose fetch has ended: what was fetched is to be scaled.
+    fetched: bool,
     /// Bytes that its pieces, and parts, have read and written.
     touched: u64,
     /// How many of them its communicator has been charged for.
@@ -68,6 +72,14 @@ pub(crate) struct Progress {
 pub(crate) struct Unfinished {
     pub(crate) action: Action,
     pub(crate) progress: Progress,
+}
+
+impl Unfinished {
+    /// A step of which nothing is left but to scale what it has fetched.
+    pub(crate) fn fetched((channel, step): (ChannelId, StepId)) -> Self {
+        let action = Action::Step { channel, step, sources: ArrayVec::new(), sends: ArrayVec::new() };
+        Self { action, progress: Progress { fetched: true, ..Progress::default() } }
+    }
 }
 
 /// An action's passes in one turn.
@@ -92,6 +104,11 @@ impl Slices {
     /// Whether the action has begun in an earlier turn.
     pub(crate) fn is_resumed(&self) -> bool {
         self.progress.begun
+    }
+
+    /// Whether nothing is left of it but to scale what was fetched.
+    pub(crate) fn is_fetched(&self) -> bool {
+        self.progress.fetched
     }
 
     /// Which pieces of the next set are left, of so many. None: it was done in an earlier turn.
@@ -173,7 +190,7 @@ impl Slices {
 mod tests {
     use super::*;
 
-    const ACTION: Action = Action::Aggregate { channel: harmonaize_abi::ChannelId(0) };
+    const ACTION: Action = Action::Aggregate { channel: ChannelId(0) };
 
     fn each(bytes: usize, progress: Progress) -> Slices {
         Slicing::each(bytes).begin(Instant::now(), None, progress)

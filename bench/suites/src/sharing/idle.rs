@@ -23,7 +23,7 @@ const CORE: f64 = 0.01;
 /// How long all may take to join.
 const JOIN: Duration = Duration::from_secs(300);
 /// How often links at rest give signs of life, by the usual time-out of a peer, ms.
-const EVERY: &str = "2000";
+const EVERY: &str = "2500";
 /// What was set up is over.
 const QUIET: Duration = Duration::from_secs(3);
 /// And links are at rest.

@@ -40,6 +40,8 @@ pub(crate) struct Statistics {
     pub(crate) pieces: u64,
     /// Turns that ended in the midst of an action.
     pub(crate) slices: u64,
+    /// Words that went while all else waited.
+    pub(crate) words: u64,
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -69,6 +71,7 @@ impl Statistics {
         self.messages += other.messages;
         self.pieces += other.pieces;
         self.slices += other.slices;
+        self.words += other.words;
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -80,7 +83,7 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete ({:?} in one shot and in two, {:?} by doubling, halving, tree and racks), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored; {} copied out late), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {} messages in {} pieces, {} turns in the midst, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete ({:?} in one shot and in two, {:?} by doubling, halving, tree and racks), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored; {} copied out late), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {} messages in {} pieces, {} turns in the midst, {} words beside, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.one_two_shot,
             self.recursive,
@@ -101,6 +104,7 @@ impl std::fmt::Display for Statistics {
             self.messages,
             self.pieces,
             self.slices,
+            self.words,
             self.virtual_time as f64 / 1e9,
             self.actions,
         )

@@ -386,6 +386,25 @@ impl World {
             let started = Instant::now();
             let node = &mut self.nodes[p.0 as usize];
             // Once the communicator has failed, the rest is left.
+            // Operations may wait, and words do not.
+            if self.scenario.slices
+                && self.rng.random_bool(0.1)
+                && let Some(word) = node.core.poll_word(now, node.unfinished.as_ref())
+            {
+                let moves = matches!(
+                    word,
+                    Action::Step { .. }
+                        | Action::CopyOut { .. }
+                        | Action::Aggregate { .. }
+                        | Action::P2pSend { .. }
+                        | Action::P2pReceive { .. }
+                        | Action::P2pCopy { .. }
+                );
+                assert!(!moves, "no word: {word:?}");
+                self.statistics.words += 1;
+                self.act(p, word);
+                continue;
+            }
             let taken_up = node.unfinished.take().filter(|_| node.core.failure().is_none());
             let action = taken_up.or_else(|| node.core.poll(now));
             self.statistics.core += started.elapsed();

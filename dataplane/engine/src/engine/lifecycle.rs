@@ -156,11 +156,12 @@ impl Engine {
             }
             formed
         };
-        let formed = formed.and_then(|member| {
+        let formed = formed.and_then(|mut member| {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
             let alone = member.epochs.iter().all(crate::communicator_state::Links::complete);
             self.sharing.admit(member.tenant);
             let (tenant, weight) = (member.tenant, member.weight);
+            member.enter_busy(self.busy.place(tenant));
             let key = self.communicators.insert(member).ok_or(PrepareError::Full)?;
             self.turns.enter(tenant, weight, key);
             self.by_communicator.insert(communicator, key);

@@ -11,6 +11,7 @@ mod idle;
 mod midst;
 #[path = "../../tests/engine/tap.rs"]
 mod tap;
+mod words;
 
 use crate::containment::{Task, fault};
 use crate::{AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, Notice, PanicScope};

@@ -1,5 +1,6 @@
 //! Coded operations whose actions give up their turns in their midst come to the bits of those whose actions do not. That is so for
-//! every codec, of random sizes from printed seeds, with error feedback and without, and wherever tensors lie.
+//! every codec, of random sizes from printed seeds, with error feedback and without, and wherever tensors lie. Scaling what was fetched
+//! for a `PremulSum` gives up its turn likewise.
 
 use crate::coded::coding;
 use crate::common::{ARENA, World, loopback, reduce};
@@ -109,4 +110,45 @@ fn slices_change_no_bit_whatever_the_codec() {
             assert!(expected == found, "{what}: other bits");
         }
     }
+}
+
+/// Elements of a tensor that is fetched: 64 KiB.
+const FETCHED: usize = 1 << 14;
+
+/// Sums tensors that are not mapped, of two ranks of an engine whose turns are over after 64 bytes of each operand. Returns in how many
+/// rounds, and what the ranks have then.
+fn sum_fetched(op: ReduceOp, factors: [u64; 2]) -> (usize, Vec<Vec<f32>>) {
+    let (sizes, none) = ((ARENA, 2), Vec::new());
+    let mut world = World::with_plan(loopback(1), &[vec![0, 1]], LARGE, sizes, None, None, none, &|_| true);
+    world.slice_actions(1);
+    for (rank, factor) in factors.into_iter().enumerate() {
+        world.write_floats(rank, 0, &numbers(rank));
+        world.submit(rank, Submission { factor, ..reduce(op, FETCHED as u64, 0, OUTPUT) });
+    }
+    let (mut rounds, mut done) = (0, 0);
+    world.until("sums", |world| {
+        rounds += 1;
+        for completion in world.tenants.iter_mut().filter_map(|tenant| tenant.end.completion().unwrap()) {
+            assert_eq!(completion.status, 0, "{completion:?}");
+            done += 1;
+        }
+        done == factors.len()
+    });
+    (rounds, (0..2).map(|rank| world.read_floats(rank, OUTPUT, FETCHED)).collect())
+}
+
+fn numbers(rank: usize) -> Vec<f32> {
+    (0..FETCHED).map(|at| ((at * 7 + rank * 13) % 1000) as f32).collect()
+}
+
+/// Each rank's tensor is scaled in as many turns as it has pieces, beside those in which both are summed.
+#[test]
+fn scaling_what_was_fetched_gives_up_its_turn() {
+    let (plain, _) = sum_fetched(ReduceOp::Sum, [0; 2]);
+    let (scaled, sums) = sum_fetched(ReduceOp::PremulSum, [2.0_f64, 3.0].map(f64::to_bits));
+    let pieces = FETCHED * size_of::<f32>() / 64;
+    assert!(scaled > plain + pieces, "{scaled} rounds, {plain} without factors");
+    let expected: Vec<f32> =
+        numbers(0).iter().zip(numbers(1)).map(|(one, other)| 2.0 * one + 3.0 * other).collect();
+    assert!(sums.iter().all(|sum| *sum == expected), "another sum");
 }

@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// A peer that is at rest speaks twice in the time after which it would be gone.
+    /// A peer that is at rest speaks in good time before it would be gone.
     #[test]
     fn peers_are_not_looked_at_before_the_first_may_be_gone() {
         let config = config(5_000);
@@ -107,7 +107,7 @@ mod tests {
         let mut silence = Silence::begin(begin);
         let mut looked = 0;
         for tick in 0..120 {
-            if tick % 4 == 0 {
+            if tick % 5 == 0 {
                 silence.broken(begin + config.tick() * tick);
             }
             let now = looks.next;

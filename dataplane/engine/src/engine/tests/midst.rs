@@ -105,6 +105,28 @@ fn what_is_in_the_midst_is_finished_before_a_hand_over() {
     assert_summed(&world);
 }
 
+/// What is fetched for a `PremulSum` is scaled in turns. A hand-over finds nothing of that left.
+#[test]
+fn what_was_fetched_is_scaled_before_a_hand_over() {
+    let mut world = World::with_away(loopback(1), &[vec![0, 1]], None, &|_| true);
+    world.engines[0].slice_actions(64);
+    let count = 1 << 14;
+    for rank in 0..2 {
+        world.write_floats(rank, 0, values(rank).get(..count).unwrap());
+        let factor = (2.0 + rank as f64).to_bits();
+        world.submit(rank, Submission { factor, ..reduce(ReduceOp::PremulSum, count as u64, 0, OUTPUT) });
+    }
+    let left = |world: &World| -> usize {
+        world.engines[0].communicators.iter().map(|member| member.fetched.len()).sum()
+    };
+    world.until("what was fetched", |world| left(world) > 0);
+    world.engines[0].finish_actions();
+    assert_eq!((left(&world), in_midst(&world)), (0, 0));
+    assert!(world.completions().iter().all(|done| done.status == 0));
+    let sum: Vec<f32> = values(0).iter().zip(values(1)).map(|(one, other)| 2.0 * one + 3.0 * other).collect();
+    (0..2).for_each(|rank| assert!(world.read_floats(rank, OUTPUT, count) == sum[..count], "rank {rank}"));
+}
+
 /// The victim has ended, and the rest of its action is never done. The other goes on.
 fn assert_dropped(world: &mut World) {
     assert_eq!(in_midst(world), 0);
