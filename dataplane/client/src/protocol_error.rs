@@ -8,7 +8,7 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum ProtocolError {
     /// A message cannot be read or written; [`MessageError::Version`] where the agent is of another version.
-    #[error("{0}{remedy}", remedy = remedy(*.0))]
+    #[error("{0}{remedy}", remedy = remedy(.0))]
     Message(MessageError),
     /// The agent closed the connection before the attachment stood.
     #[error("the agent closed the connection during the handshake")]
@@ -90,7 +90,7 @@ impl std::fmt::Display for Asked {
     }
 }
 
-fn remedy(error: MessageError) -> &'static str {
+fn remedy(error: &MessageError) -> &'static str {
     match error {
         MessageError::Version(_) => "; install the client library that belongs to this agent",
         MessageError::Length(_) | MessageError::Magic | MessageError::Malformed => "",
