@@ -179,6 +179,12 @@ pub enum DownReason {
     /// The peer presented a wrong introduction or version.
     #[error("refused: {0}")]
     Refused(String),
+    /// The end has another link of this name.
+    #[error("a link of this name is open already")]
+    Taken,
+    /// This end's RDMA device of this name was taken away.
+    #[error("the RDMA device {0} is gone")]
+    DeviceGone(String),
     /// The peer broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),

@@ -330,7 +330,7 @@ impl Transport for Loopback {
             .values()
             .any(|end| end.endpoint == self.endpoint && end.introduction.name == introduction.name);
         if twice {
-            return Err(DownReason::Refused("a link of this name is open already".into()));
+            return Err(DownReason::Taken);
         }
         let link = LinkId(fabric.next_link);
         fabric.next_link += 1;

@@ -198,7 +198,7 @@ impl Expected {
         let mut table = awaited.lock();
         if !initiate {
             if table.links.contains_key(name) {
-                return Err(DownReason::Refused("a link of this name is open already".into()));
+                return Err(DownReason::Taken);
             }
             let (paths, to) = (source_ports.len(), Arc::clone(to));
             let entry = Entry { secret: *secret, paths, protection, up: false, trouble: None, to };

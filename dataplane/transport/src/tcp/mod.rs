@@ -495,7 +495,7 @@ impl Transport for TcpTransport {
             return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
         }
         if self.names.contains_key(&introduction.name) {
-            return Err(DownReason::Refused("a link of this name is open already".into()));
+            return Err(DownReason::Taken);
         }
         let name = introduction.name;
         let expected = self.acceptor.expect(&introduction, self.config.protection, &self.arrivals)?;

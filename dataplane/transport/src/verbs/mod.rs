@@ -206,7 +206,7 @@ impl VerbsTransport {
         let lost = self.rails.iter().find(|rail| !rail.device.check_present());
         if let Some(name) = lost.map(|rail| rail.device.name().to_owned()) {
             if !self.links.is_empty() {
-                return Err(DownReason::Connect(format!("the RDMA device {name} is gone")));
+                return Err(DownReason::DeviceGone(name));
             }
             self.rails.clear();
         }
@@ -445,7 +445,7 @@ impl VerbsTransport {
             else {
                 continue;
             };
-            let reason = DownReason::Network(format!("the RDMA device {} is gone", device.name()));
+            let reason = DownReason::DeviceGone(device.name().to_owned());
             let uses = |link: &&Link| link.paths.iter().any(|path| path.rail == rail);
             let ids: Vec<LinkId> = self.links.iter().filter(uses).map(|link| link.id).collect();
             for id in ids {
