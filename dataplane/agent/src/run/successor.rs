@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 /// Why a successor that is to end takes no place.
 #[derive(Debug, thiserror::Error)]
 #[error("the successor was told to end before it had the agent's place")]
-struct EndedEarly;
+pub struct EndedEarly;
 
 /// The agent whose place is taken, and its sockets.
 pub(super) struct Predecessor {
