@@ -3,8 +3,8 @@
 use crate::{AgentAddress, AgentLoss, Error, ProtocolError};
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::session::{
-    Access, Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused,
-    Request, Secret, Welcome, decode, decode_first, encode, encode_first, length,
+    Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused, Request,
+    Secret, Welcome, decode, decode_first, encode, encode_first, length,
 };
 use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
 use rustix::io::Errno;

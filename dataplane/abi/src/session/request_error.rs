@@ -66,6 +66,18 @@ pub enum AgentRefusal {
     CommunicatorName,
     /// A handle that this attachment has not joined.
     UnknownCommunicator,
+    /// The process waits for events already.
+    AwaitsEvents,
+    /// It waits for the answer to a proposal.
+    AwaitsTerms,
+    /// It waits for a choice for its next iteration.
+    AwaitsChoice,
+    /// It waits for the answer to hints.
+    AwaitsHints,
+    /// It waits for an order to its worker.
+    AwaitsOrder,
+    /// It waits for the answer to another question of the kind.
+    AwaitsAnswer,
 }
 
 impl fmt::Display for AgentRefusal {
@@ -78,6 +90,12 @@ impl fmt::Display for AgentRefusal {
             Self::JobName => "no job can have this name: 1 to 128 visible bytes, no `/` and no `#`",
             Self::CommunicatorName => "no communicator can have this name",
             Self::UnknownCommunicator => "no such communicator on this attachment",
+            Self::AwaitsEvents => "this process waits for events already; one can at a time",
+            Self::AwaitsTerms => "this process waits for an answer already; propose again after it",
+            Self::AwaitsChoice => "this process waits for a choice already",
+            Self::AwaitsHints => "this process waits for an answer to hints already",
+            Self::AwaitsOrder => "this process waits for something to do already; one worker a process",
+            Self::AwaitsAnswer => "this process waits for an answer already",
         })
     }
 }

@@ -59,19 +59,19 @@ enum RequestKind {
 
 impl RequestKind {
     /// For who asks before the answer to the last question of this kind.
-    fn is_outstanding(self) -> &'static str {
+    fn is_outstanding(self) -> AgentRefusal {
         match self {
-            Self::Events => "this process waits for events already; one can at a time",
-            Self::Negotiate => "this process waits for an answer already; propose again after it",
-            Self::Iteration => "this process waits for a choice already",
-            Self::Hint => "this process waits for an answer to hints already",
-            Self::Runner => "this process waits for something to do already; one worker a process",
+            Self::Events => AgentRefusal::AwaitsEvents,
+            Self::Negotiate => AgentRefusal::AwaitsTerms,
+            Self::Iteration => AgentRefusal::AwaitsChoice,
+            Self::Hint => AgentRefusal::AwaitsHints,
+            Self::Runner => AgentRefusal::AwaitsOrder,
             Self::Join
             | Self::Detail
             | Self::Bid
             | Self::AddRegion(_)
             | Self::RemoveRegion(_)
-            | Self::Reconnect => "this process waits for an answer already",
+            | Self::Reconnect => AgentRefusal::AwaitsAnswer,
         }
     }
 }

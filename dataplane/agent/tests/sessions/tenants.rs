@@ -576,7 +576,8 @@ fn one_reader_at_a_time_gets_event_batches() {
         scope.spawn(move || waiting.read(Duration::ZERO).unwrap_err());
         stub.knobs.expect("events from Some(EventCursor { feed: 0, next: 0 }) within 0ns");
         let error = reader.read(LIMIT).unwrap_err();
-        assert!(error.to_string().contains("waits for events already"), "{error}");
+        let why = AgentRefusal::AwaitsEvents.to_string();
+        assert!(matches!(&error, Error::Events(text) if *text == why), "{error}");
         assert_eq!(reader.cursor().unwrap().next, 5);
     });
 }
