@@ -20,6 +20,7 @@ mod uplink;
 pub mod verbs;
 
 pub use scheduler::Scheduler;
+pub use tcp::LinkRefusal;
 pub use uplink::{Owner, Uplink};
 
 use harmonaize_abi::{CongestionControl, Tag};
@@ -178,7 +179,7 @@ pub enum DownReason {
     Network(String),
     /// The peer presented a wrong introduction or version.
     #[error("refused: {0}")]
-    Refused(String),
+    Refused(LinkRefusal),
     /// The end has another link of this name.
     #[error("a link of this name is open already")]
     Taken,

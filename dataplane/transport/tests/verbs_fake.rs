@@ -6,7 +6,8 @@ use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, Acceptor, TcpTransport};
 use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
 use harmonaize_transport::{
-    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, Ring, SendError, Transport,
+    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, LinkRefusal, Ring, SendError,
+    Transport,
 };
 use harmonaize_verbs::fake::{Fabric, Fault};
 use harmonaize_verbs::{Call, PortOptions, Status, VerbsError};
@@ -538,7 +539,7 @@ fn a_link_without_queue_pairs_says_why() {
     let seen = both_ended(&mut a, &mut b);
     let Some(DownReason::Connect(here)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(here.contains("no queue pair left on a0"), "{here}");
-    let Some(DownReason::Refused(there)) = down(&seen[1]) else { panic!("{seen:?}") };
+    let Some(DownReason::Refused(LinkRefusal::ByPeer(there))) = down(&seen[1]) else { panic!("{seen:?}") };
     assert!(there.contains("no queue pair left on a0"), "{there}");
 }
 
@@ -620,7 +621,7 @@ fn plain_tcp_is_refused() {
         until([&mut a, &mut b], &mut seen, both_down);
         // Who says nothing is waited for in vain.
         let right = match down(&seen[0]) {
-            Some(DownReason::Refused(_)) => speaks,
+            Some(DownReason::Refused(LinkRefusal::NoRdma)) => speaks,
             Some(DownReason::Connect(_)) => !speaks,
             _ => false,
         };

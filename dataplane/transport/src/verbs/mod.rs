@@ -23,8 +23,8 @@ mod wake;
 
 use crate::tcp::{self, Acceptor, TcpTransport};
 use crate::{
-    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, MAX_PATHS, Owner, Ring,
-    SendError, TrafficClass, Transport,
+    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, LinkRefusal, MAX_PATHS, Owner,
+    Ring, SendError, TrafficClass, Transport,
 };
 use exchange::{Control, RemoteMemory, RingEnd};
 use harmonaize_abi::{CongestionControl, Tag};
@@ -514,7 +514,7 @@ impl Transport for VerbsTransport {
         let source_ports = introduction.source_ports;
         let paths = source_ports.len();
         if paths == 0 || paths > usize::from(MAX_PATHS) {
-            return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
+            return Err(DownReason::Refused(LinkRefusal::Paths(paths)));
         }
         self.have_devices()?;
         let first = source_ports.iter().copied().take(1).collect();
