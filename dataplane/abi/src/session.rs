@@ -44,7 +44,7 @@ pub use knobs::{
 pub use name::is_name;
 pub use offer::{Offer, PairEnd, Registered};
 pub use region::{AddedRegion, RegionRefused};
-pub use request_error::{Refusal, RequestError, TYPED_REFUSALS};
+pub use request_error::{AgentRefusal, Refusal, RequestError, TYPED_REFUSALS};
 pub use runner::{
     ElasticOrder, RUNNERS, RecallReason, RunnerError, RunnerOrder, RunnerReport, WorkerPlace, WorkerState,
 };

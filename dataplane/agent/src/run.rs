@@ -3,6 +3,8 @@
 mod predecessor;
 mod successor;
 
+pub use successor::EndedEarly;
+
 use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};

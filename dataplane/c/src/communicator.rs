@@ -5,7 +5,9 @@ use crate::error::{Failure, call, create, free, given, result, slice, text, text
 use crate::group::harmonaize_group_t;
 use crate::options::{SizeFirst, duration, read};
 use crate::status::harmonaize_status_t;
-use harmonaize_client::{Budget, Communicator, Error, JoinOptions, OperationOptions, Rank, RegroupOptions};
+use harmonaize_client::{
+    Budget, Communicator, Error, JoinOptions, OperationOptions, ProtocolError, Rank, RegroupOptions,
+};
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 use std::time::Duration;
@@ -26,7 +28,7 @@ pub struct harmonaize_communicator_t {
 impl harmonaize_communicator_t {
     fn new(communicator: Communicator) -> Result<Self, Failure> {
         let name = CString::new(communicator.name());
-        let name = name.map_err(|_| Error::Protocol("the agent named a communicator with a NUL".into()))?;
+        let name = name.map_err(|_| Error::Protocol(ProtocolError::Name))?;
         Ok(Self { communicator, name })
     }
 }

@@ -4,7 +4,8 @@
 use crate::attach::Client;
 use crate::events::POLL_INTERVAL;
 use crate::{
-    Agreement, BatchChoice, BatchKnobs, Choice, Constraints, Error, Hints, Knobs, Negotiated, Reason,
+    Agreement, Asked, BatchChoice, BatchKnobs, Choice, Constraints, Error, Hints, Knobs, Negotiated,
+    ProtocolError, Reason,
 };
 use harmonaize_abi::session::{Answer, BATCHES, Checkpoint, Request, RequestError, TYPED_REFUSALS};
 use std::collections::BTreeMap;
@@ -118,9 +119,7 @@ impl Client {
     pub fn agreement(&self, communicator: &str) -> Result<Agreement, Error> {
         match self.ask(communicator, None)? {
             Negotiated::Agreed(agreement) => Ok(agreement),
-            Negotiated::Refused { .. } => {
-                Err(Error::Protocol("the agent refused what was not proposed".into()))
-            }
+            Negotiated::Refused { .. } => Err(ProtocolError::NotProposed.into()),
         }
     }
 
@@ -171,7 +170,7 @@ impl Client {
         let chosen = match answer {
             Answer::Iteration { choice, .. } => (choice.map_err(request_error)?, None),
             Answer::Batch { choice, .. } => choice.map_err(request_error)?,
-            _ => return Err(Error::Protocol("the agent answered an iteration with something else".into())),
+            _ => return Err(ProtocolError::Unexpected(Asked::Iteration).into()),
         };
         cache().insert(Instant::now(), named(), key, chosen);
         Ok(chosen)
@@ -198,7 +197,7 @@ impl Client {
         let (communicator, hints) = (communicator.to_owned(), hints.clone());
         match self.answered(|id| Request::Hint { id, communicator, hints })? {
             Answer::Hinted { refused, .. } => refused.map_or(Ok(()), |why| Err(request_error(why))),
-            _ => Err(Error::Protocol("the agent answered hints with something else".into())),
+            _ => Err(ProtocolError::Unexpected(Asked::Hints).into()),
         }
     }
 
@@ -206,7 +205,7 @@ impl Client {
         let communicator = communicator.to_owned();
         match self.answered(|id| Request::Negotiate { id, communicator, propose })? {
             Answer::Negotiated { outcome, .. } => outcome.map_err(request_error),
-            _ => Err(Error::Protocol("the agent answered a proposal with something else".into())),
+            _ => Err(ProtocolError::Unexpected(Asked::Proposal).into()),
         }
     }
 

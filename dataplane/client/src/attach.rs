@@ -9,7 +9,7 @@ use crate::pool::Pool;
 use crate::session::Opening;
 use crate::shared::Shared;
 use crate::tensor::Tensor;
-use crate::{Access, AgentAddress, Error};
+use crate::{Access, AgentAddress, Error, ProtocolError};
 use harmonaize_abi::session::{Hello, Regrouping};
 use harmonaize_abi::{Dtype, Rank};
 use harmonaize_shm::{ForkGuard, MappedTenant, RemoteTenant, TenantEnd};
@@ -79,7 +79,10 @@ impl Client {
             Hello { access: options.access, arena_bytes: options.arena_bytes, entries: options.entries };
         let (welcome, descriptors) = opening.hello(&hello)?;
         let (bytes, entries) = (welcome.arena_bytes, welcome.entries);
-        let unexpected = |_: Vec<OwnedFd>| Error::Protocol("wrong number of descriptors".into());
+        let unexpected = |came: Vec<OwnedFd>| ProtocolError::Descriptors {
+            came: came.len(),
+            needed: options.access.descriptors(),
+        };
         let end: Box<dyn TenantEnd> = match options.access {
             Access::Mapped => {
                 Box::new(MappedTenant::open(descriptors.try_into().map_err(unexpected)?, bytes, entries)?)

@@ -1,6 +1,6 @@
 //! What can go wrong, said so that a person knows what to do.
 
-use crate::AgentLoss;
+use crate::{AgentLoss, ProtocolError};
 use harmonaize_abi::session::{
     FailureDetail, JoinRefusal, MessageError, RefusalKind, RegionRefused, RequestError,
 };
@@ -63,7 +63,7 @@ pub enum Error {
     Rdma(#[from] harmonaize_verbs::VerbsError),
     /// The agent broke the protocol, or is of another version.
     #[error("cannot talk to the agent: {0}")]
-    Protocol(String),
+    Protocol(ProtocolError),
     /// The agent died, closed the attachment, or broke the protocol. Attach again and join again.
     #[error("the agent is lost: {reason}; attach and join again")]
     AgentLost {
@@ -404,7 +404,13 @@ fn explained(detail: Option<&FailureDetail>) -> String {
 
 impl From<MessageError> for Error {
     fn from(error: MessageError) -> Self {
-        Self::Protocol(error.to_string())
+        ProtocolError::Message(error).into()
+    }
+}
+
+impl From<ProtocolError> for Error {
+    fn from(error: ProtocolError) -> Self {
+        Self::Protocol(error)
     }
 }
 

@@ -50,6 +50,7 @@ mod noise;
 mod operation;
 mod pool;
 mod protection;
+mod protocol_error;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod region;
@@ -74,9 +75,9 @@ pub use group::Group;
 pub use harmonaize_abi::session::{
     Access, Agreement, BatchChoice, BatchKnobs, BidError, Budget, Checkpoint, Choice, ChoiceReason, Clause,
     Constraints, ElasticOrder, Event, EventBatch, EventCursor, EventKind, Expected, FailureDetail, Hints,
-    HostPrice, JobBid, JoinRefusal, Knobs, LearningRate, Negotiated, OnFailure, Price, PricedOrder, Priority,
-    Reason, RecallReason, Record, RefusalKind, RegionRefused, RunnerOrder, RunnerReport, Secret, Target,
-    WorkerPlace, WorkerState,
+    HostPrice, JobBid, JoinRefusal, Knobs, LearningRate, MessageError, Negotiated, OnFailure, Price,
+    PricedOrder, Priority, Reason, RecallReason, Record, RefusalKind, RegionRefused, RunnerOrder,
+    RunnerReport, Secret, Target, WorkerPlace, WorkerState,
 };
 pub use harmonaize_abi::{
     BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,
@@ -89,6 +90,7 @@ pub use journal::{DebugLevel, ExternalCommunicator, ExternalOperation};
 pub use noise::GradientNoise;
 pub use operation::{Algorithm, Operation, Receipt};
 pub use protection::{ProtectOptions, Protection, RankState, Restored};
+pub use protocol_error::{Asked, ProtocolError};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;
 pub use region::Region;

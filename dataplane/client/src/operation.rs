@@ -1,11 +1,11 @@
 //! Operations in flight, and what is known of them afterwards.
 
-use crate::Error;
 use crate::communicator::Membership;
 use crate::group::Calls;
 use crate::in_flight::InFlight;
 use crate::noise::Marked;
 use crate::shared::Shared;
+use crate::{Error, ProtocolError};
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
 use harmonaize_abi::{CODECS, Called, Completion, Cookie, OperationId, Rank, SEVERAL_CODECS, Status};
 use std::borrow::Borrow;
@@ -195,7 +195,7 @@ impl Operation {
             });
             self.explained(completion, id, answer.ok().flatten().flatten());
         }
-        self.result().unwrap_or_else(|| Err(Error::Protocol("operation neither in flight nor ended".into())))
+        self.result().unwrap_or_else(|| Err(ProtocolError::NoResult.into()))
     }
 
     /// The result, if the operation has ended. Never blocks.
@@ -288,10 +288,7 @@ impl Operation {
                 called: self.called,
                 detail: detail.clone(),
             }),
-            None => Err(Error::Protocol(format!(
-                "completion with the unknown status {}; the agent is newer than this library",
-                completion.status
-            ))),
+            None => Err(ProtocolError::Status(completion.status).into()),
         })
     }
 }

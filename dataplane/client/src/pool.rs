@@ -2,7 +2,7 @@
 
 use crate::arena::Arena;
 use crate::shared::{Presence, Shared};
-use crate::{AgentLoss, Error};
+use crate::{AgentLoss, Asked, Error, ProtocolError};
 use harmonaize_abi::session::{AddedRegion, Answer, RegionRefused, Request};
 use harmonaize_shm::{ForkGuard, Memory};
 use std::os::fd::OwnedFd;
@@ -172,7 +172,7 @@ impl Pool {
         let (place, memfd) = match (answer, memfd) {
             (Answer::Grown { added: Ok(place), .. }, Some(memfd)) => (place, memfd),
             (Answer::Grown { added: Err(refused), .. }, _) => return Ok(Err(refused)),
-            _ => return Err(Error::Protocol("the agent did not answer with memory".into())),
+            _ => return Err(ProtocolError::Unexpected(Asked::Memory).into()),
         };
         let mut part = Part::new(Memory::map(memfd, place.bytes)?, place.base);
         let mut parts = self.parts()?;
@@ -201,7 +201,7 @@ impl Pool {
         let shared = self.attachment()?.map_err(Error::Region)?;
         match ask(&shared, Some(memfd), |id| Request::Register { id, offset, bytes })?.0 {
             Answer::Registered { added, .. } => Ok((shared, added.map_err(Error::Region)?)),
-            _ => Err(Error::Protocol("the agent answered a registration with something else".into())),
+            _ => Err(ProtocolError::Unexpected(Asked::Registration).into()),
         }
     }
 
@@ -230,5 +230,5 @@ pub(crate) fn ask(
         return Ok(answer);
     }
     shared.lock()?.forget(id);
-    Err(Error::Protocol(format!("no answer from the agent within {WITHIN:?}")))
+    Err(ProtocolError::NoAnswer(WITHIN).into())
 }

@@ -10,7 +10,7 @@ mod snapshot;
 use crate::communicator::{Communicator, OperationOptions};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
-use crate::{Error, Operation, ProtectionError};
+use crate::{Error, Operation, ProtectionError, ProtocolError};
 use generations::{Ledger, Member, Report, RestorePlan, StateTransfer, StoredState, agree};
 use harmonaize_abi::{Dtype, Rank, ReduceOp};
 use image::{Header, write_file};
@@ -158,8 +158,7 @@ impl Communicator {
         options: &ProtectOptions,
     ) -> Result<Protection, Error> {
         let split = self.split(Some(0), self.rank().0, options.timeout)?;
-        let communicator =
-            split.ok_or_else(|| Error::Protocol("a split with a color gave no communicator".into()))?;
+        let communicator = split.ok_or(ProtocolError::NoCommunicator)?;
         let (rank, ranks, pool) = (communicator.rank(), communicator.ranks(), communicator.pool());
         let prepare = || {
             if tensors.iter().any(|(_, tensor)| !is_of(tensor, pool)) {

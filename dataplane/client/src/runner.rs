@@ -1,8 +1,8 @@
 //! Processes that start a job's workers: what the provider has them do.
 
-use crate::Error;
 use crate::attach::Client;
 use crate::shared::Shared;
+use crate::{Asked, Error, ProtocolError};
 use harmonaize_abi::session::{
     Answer, BIDS, ElasticOrder, JobBid, PricedOrder, RUNNERS, Request, RunnerOrder, RunnerReport,
 };
@@ -149,5 +149,5 @@ impl Runner {
 }
 
 fn unexpected() -> Error {
-    Error::Protocol("the agent answered a runner with something else".into())
+    ProtocolError::Unexpected(Asked::Runner).into()
 }

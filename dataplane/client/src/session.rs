@@ -1,10 +1,10 @@
 //! The connection to the agent: the handshake, then requests and answers, never blocking.
 
-use crate::{AgentAddress, AgentLoss, Error};
+use crate::{AgentAddress, AgentLoss, Error, ProtocolError};
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::session::{
-    Access, Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused,
-    Request, Secret, Welcome, decode, decode_first, encode, encode_first, length,
+    Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused, Request,
+    Secret, Welcome, decode, decode_first, encode, encode_first, length,
 };
 use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
 use rustix::io::Errno;
@@ -135,11 +135,10 @@ impl Opening {
         let message = self.read(&mut descriptors)?;
         match first::<Result<Welcome, Refused>>(&message)? {
             Ok(welcome) if descriptors.len() == hello.access.descriptors() => Ok((welcome, descriptors)),
-            Ok(_) => Err(Error::Protocol(format!(
-                "{} descriptors came with the agent's welcome, not {}",
-                descriptors.len(),
-                Access::descriptors(hello.access)
-            ))),
+            Ok(_) => {
+                let (came, needed) = (descriptors.len(), hello.access.descriptors());
+                Err(ProtocolError::Descriptors { came, needed }.into())
+            }
             Err(Refused { kind, text }) => Err(Error::Refused { kind, text }),
         }
     }
@@ -205,12 +204,7 @@ fn watched(socket: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 fn first<T: DeserializeOwned>(message: &[u8]) -> Result<T, Error> {
-    decode_first(message).map_err(|error| match error {
-        MessageError::Version(_) => {
-            Error::Protocol(format!("{error}; install the client library that belongs to this agent"))
-        }
-        error => error.into(),
-    })
+    Ok(decode_first(message)?)
 }
 
 fn receive_exactly(
@@ -221,7 +215,7 @@ fn receive_exactly(
     while !into.is_empty() {
         match receive_with_descriptors(socket, into, RecvFlags::empty()) {
             Ok((0, _)) | Err(Errno::CONNRESET) => {
-                return Err(Error::Protocol("the agent closed the connection during the handshake".into()));
+                return Err(ProtocolError::Closed.into());
             }
             Ok((received, mut more)) => {
                 descriptors.append(&mut more);
@@ -229,7 +223,7 @@ fn receive_exactly(
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
-                return Err(Error::Protocol("the agent did not answer the handshake in time".into()));
+                return Err(ProtocolError::Silent.into());
             }
             Err(error) => return Err(system("recvmsg")(error)),
         }

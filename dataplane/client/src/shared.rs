@@ -12,7 +12,7 @@ use harmonaize_abi::session::{
     TYPED_REFUSALS, Welcome,
 };
 use harmonaize_abi::{ABI_VERSION, CommunicatorHandle, Completion, Cookie, Submission};
-use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
+use harmonaize_shm::{Breach, DroppedByOwner, EndError, ForkGuard, TenantEnd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -440,10 +440,10 @@ impl State {
         // Whatever arrived before the agent was lost still counts.
         while let Some(completion) = self.end.completion()? {
             if completion.version != ABI_VERSION {
-                return Err(EndError::Protocol("completion of another version"));
+                return Err(EndError::Protocol(Breach::CompletionVersion));
             }
             if self.in_flight.complete(completion).is_none() {
-                return Err(EndError::Protocol("completion of an operation that is not in flight"));
+                return Err(EndError::Protocol(Breach::NotInFlight));
             }
             ended = true;
         }

@@ -8,7 +8,7 @@ use harmonaize_abi::{
     ABI_VERSION, CommunicatorHandle, CommunicatorId, Completion, Rank, Region, Status, Submission,
 };
 use harmonaize_core::Nanos;
-use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
+use harmonaize_shm::{AgentEnd, Breach, EndError, Memory, Span};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -243,7 +243,7 @@ impl Attachment {
         let submission = self.end.submission()?;
         self.in_flight += u32::from(submission.is_some());
         match self.in_flight > self.end.entries() {
-            true => Err(EndError::Protocol("more operations in flight than the rings have entries")),
+            true => Err(EndError::Protocol(Breach::TooManyOperations)),
             false => Ok(submission),
         }
     }

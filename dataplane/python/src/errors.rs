@@ -62,15 +62,16 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
         detail.as_ref().map(|detail| detail.ranks.clone()).unwrap_or_default()
     };
     match error {
+        Error::Refused { kind, .. } | Error::Detached { kind, .. } => {
+            made(py, "AgentError", &text, &[], Some(&format!("{kind:?}")))
+        }
         Error::Connect { .. }
         | Error::Environment { .. }
-        | Error::Refused { .. }
         | Error::Unauthenticated { .. }
         | Error::Secret { .. }
         | Error::NoRdma
         | Error::Protocol(_)
-        | Error::AgentLost { .. }
-        | Error::Detached { .. } => made(py, "AgentError", &text, &[], None),
+        | Error::AgentLost { .. } => made(py, "AgentError", &text, &[], None),
         Error::Forked => {
             let more = "make a Client in each process, after the fork; of multiprocessing use the start method spawn";
             made(py, "ForkedError", &format!("{text}; {more}"), &[], None)

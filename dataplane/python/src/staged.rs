@@ -68,7 +68,7 @@ impl Shared {
     }
 
     /// Has the completion thread see to the end, and then call `callback`. What it ended with, where it has: then nothing is called.
-    fn hand_over(self: &Arc<Self>, callback: Option<Py<PyAny>>) -> Result<Option<Outcome>, Error> {
+    fn hand_over(self: &Arc<Self>, callback: Option<Py<PyAny>>) -> Result<Option<Outcome>, Failure> {
         let mut stage = lock(&self.stage);
         let held = match &mut *stage {
             Stage::Ended(outcome) => return Ok(Some(outcome.clone())),
@@ -94,10 +94,11 @@ impl Shared {
                 drop((callbacks, keep));
             });
         });
-        if let Err(error) = &handed {
-            self.end(Err(Error::Protocol(error.to_string()).into()));
-        }
-        handed.map(|()| None)
+        handed.map(|()| None).map_err(|error| {
+            let failure = Failure::from(error);
+            self.end(Err(failure.clone()));
+            failure
+        })
     }
 
     /// Whether it is in flight, and nobody waits for it now: a thread that does has the lock.
@@ -113,7 +114,7 @@ pub(crate) struct OpenCalls(Mutex<VecDeque<Weak<Shared>>>);
 impl OpenCalls {
     /// Adds one. So that not all entries of the rings are taken by ends that nobody looks at, the oldest goes to the completion thread
     /// where there are more than `most`.
-    fn add(&self, call: &Arc<Shared>, most: usize) -> Result<(), Error> {
+    fn add(&self, call: &Arc<Shared>, most: usize) -> Result<(), Failure> {
         let mut calls = lock(&self.0);
         calls.push_back(Arc::downgrade(call));
         let closed = |call: &Weak<Shared>| call.upgrade().is_none_or(|call| !call.is_open());
@@ -155,7 +156,7 @@ impl Staged {
             let stage = Mutex::new(Stage::InFlight(Box::new((flight, keep))));
             let shared = Arc::new(Shared { stage, ended: Condvar::new() });
             let most = attachment.entries as usize / 2;
-            py.detach(|| attachment.open.add(&shared, most)).map_err(|error| raised(py, &error))?;
+            py.detach(|| attachment.open.add(&shared, most)).map_err(|failure| failed(py, &failure))?;
             return Ok(Self { memory: Memory::Host(shared) });
         }
     }
@@ -273,7 +274,7 @@ impl Staged {
             }
         };
         let passed = callback.clone_ref(py);
-        let ended = py.detach(|| shared.hand_over(Some(passed))).map_err(|error| raised(py, &error))?;
+        let ended = py.detach(|| shared.hand_over(Some(passed))).map_err(|failure| failed(py, &failure))?;
         if let Some(result) = ended {
             call(py, &callback, &result);
         }

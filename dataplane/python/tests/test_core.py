@@ -418,6 +418,16 @@ def test_tensors_that_alias_are_refused(pair):
     assert pair.run(aliases) == ["Overlap", "Overlap"]
 
 
+def odd_entries():
+    with pytest.raises(harmonaize.AgentError) as caught:
+        harmonaize.Client(entries=3)
+    return caught.value.status
+
+
+def test_a_refusal_by_the_agent_has_its_kind(pair):
+    assert pair.run(odd_entries) == ["Entries", "Entries"]
+
+
 def without_rights():
     child = os.fork()
     if child == 0:

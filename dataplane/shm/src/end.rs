@@ -1,6 +1,6 @@
 //! The two ends of an attachment, whatever way tensors are reached.
 
-use crate::{InheritedEnd, Memory, MemoryError, Regions, RingError, Span, check_range};
+use crate::{Breach, InheritedEnd, Memory, MemoryError, Regions, RingError, Span, check_range};
 use harmonaize_abi::session::{Offer, Succession};
 use harmonaize_abi::{Completion, Submission, Tag};
 use std::os::fd::BorrowedFd;
@@ -20,7 +20,7 @@ pub enum EndError {
     Ring(#[from] RingError),
     /// The other side broke the protocol. The attachment has ended.
     #[error("protocol error of the other side: {0}")]
-    Protocol(&'static str),
+    Protocol(Breach),
     /// A range outside the attachment's memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -158,7 +158,7 @@ pub trait TenantEnd: Send + std::fmt::Debug {
     /// many completions have arrived.
     fn succeed(&mut self, step: &Succession) -> Result<Option<(Offer, u64)>, EndError> {
         let _ = step;
-        Err(EndError::Protocol("a successor's queue pair for an attachment that has none"))
+        Err(EndError::Protocol(Breach::NoSuccessor))
     }
 
     /// Whether errors of this end mean nothing: the agent is about to have a successor.

@@ -4,6 +4,7 @@
 //! Invariant: what the other side of an attachment can write is copied once, checked, and then used; it never panics,
 //! blocks or leads out of bounds.
 
+mod breach;
 mod doorbell;
 mod end;
 mod fork;
@@ -15,6 +16,7 @@ mod remote;
 mod ring;
 mod segment;
 
+pub use breach::Breach;
 pub use end::{AgentEnd, EndError, InheritEnd, TenantEnd};
 pub use fork::{DroppedByOwner, ForkGuard};
 pub use mapped::{InheritedEnd, MappedEnd, MappedTenant};

@@ -4,7 +4,7 @@ use crate::doorbell::Doorbell;
 use crate::segment::{
     Completer, CompletionReader, RingKind, Shared, SubmissionReader, Submitter, segment_bytes,
 };
-use crate::{AgentEnd, EndError, Lease, Memory, MemoryError, Regions, Span, TenantEnd};
+use crate::{AgentEnd, Breach, EndError, Lease, Memory, MemoryError, Regions, Span, TenantEnd};
 use harmonaize_abi::{Completion, Submission, Tag};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl MappedEnd {
         lease: &mut dyn FnMut(u64) -> Option<Lease>,
     ) -> Result<Self, EndError> {
         let InheritedEnd { entries, taken, put, regions, descriptors } = from;
-        let missing = || EndError::Protocol("a descriptor of an inherited attachment is missing");
+        let missing = || EndError::Protocol(Breach::InheritedDescriptor);
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(missing);
         let bytes = segment_bytes(entries).ok_or(MemoryError::BadSize(entries.into()))?;
@@ -104,7 +104,7 @@ impl MappedEnd {
 impl AgentEnd for MappedEnd {
     fn hand_over(&self) -> Result<InheritedEnd, EndError> {
         let copy = |fd: Option<BorrowedFd<'_>>| {
-            let fd = fd.ok_or(EndError::Protocol("memory without a descriptor cannot be handed over"))?;
+            let fd = fd.ok_or(EndError::Protocol(Breach::InheritedMemory))?;
             rustix::io::fcntl_dupfd_cloexec(fd, 0)
                 .map_err(|source| EndError::System { call: "fcntl(F_DUPFD)", source })
         };

@@ -12,7 +12,7 @@
 use crate::cuda::{CudaError, Driver, HostFunction, Stream, driver};
 use crate::{Call, Staging};
 use harmonaize_client as client;
-use harmonaize_client::{Communicator, Error, Receipt};
+use harmonaize_client::{Communicator, Error, ProtocolError, Receipt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::fmt;
@@ -425,7 +425,7 @@ impl Batch {
         let outcome = match (state.first.take(), state.latest) {
             (None, Some(receipt)) => self.returned().map(|()| receipt),
             (Some(failure), _) => Err(failure),
-            (None, None) => Err(Failure::from(Error::Protocol("no operation of a batch".into()))),
+            (None, None) => Err(Failure::from(Error::Protocol(ProtocolError::NoResult))),
         };
         self.finish(state, outcome);
     }

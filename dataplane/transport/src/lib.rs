@@ -20,6 +20,7 @@ mod uplink;
 pub mod verbs;
 
 pub use scheduler::Scheduler;
+pub use tcp::LinkRefusal;
 pub use uplink::{Owner, Uplink};
 
 use harmonaize_abi::{CongestionControl, Tag};
@@ -178,7 +179,13 @@ pub enum DownReason {
     Network(String),
     /// The peer presented a wrong introduction or version.
     #[error("refused: {0}")]
-    Refused(String),
+    Refused(LinkRefusal),
+    /// The end has another link of this name.
+    #[error("a link of this name is open already")]
+    Taken,
+    /// This end's RDMA device of this name was taken away.
+    #[error("the RDMA device {0} is gone")]
+    DeviceGone(String),
     /// The peer broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),

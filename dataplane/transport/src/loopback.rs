@@ -2,7 +2,9 @@
 
 use crate::rings::Rings;
 use crate::timer::Timer;
-use crate::{DownReason, Event, Introduction, Landing, LinkId, MAX_HEADER, Ring, SendError, Transport};
+use crate::{
+    DownReason, Event, Introduction, Landing, LinkId, LinkRefusal, MAX_HEADER, Ring, SendError, Transport,
+};
 use harmonaize_abi::Tag;
 use harmonaize_shm::Span;
 use std::collections::{BTreeMap, VecDeque};
@@ -146,8 +148,8 @@ impl Fabric {
         let paths = found.introduction.source_ports.len() == new.introduction.source_ports.len();
         let (initiator, acceptor) = if new.introduction.initiate { (link, other) } else { (other, link) };
         if !same || !paths {
-            let why = if same { "the number of paths differs" } else { "the secret is wrong" };
-            self.end_with(initiator, DownReason::Refused(why.into()));
+            let why = if same { LinkRefusal::PathsDiffer } else { LinkRefusal::Secret };
+            self.end_with(initiator, DownReason::Refused(why));
             if let Some(end) = self.ends.get_mut(&acceptor) {
                 end.refused = true;
             }
@@ -229,7 +231,7 @@ impl Fabric {
         let end = self.ends.get_mut(&link)?;
         if end.peer.is_none() && end.down.is_none() && now.is_some_and(|now| now >= end.deadline) {
             end.down = Some(if end.refused {
-                DownReason::Refused("the only peer that came has a wrong introduction".into())
+                DownReason::Refused(LinkRefusal::Introduction)
             } else {
                 DownReason::Connect("the peer did not come in time".into())
             });
@@ -322,7 +324,7 @@ impl Transport for Loopback {
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
         let paths = introduction.source_ports.len();
         if paths == 0 || paths > usize::from(crate::MAX_PATHS) {
-            return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
+            return Err(DownReason::Refused(LinkRefusal::Paths(paths)));
         }
         let mut fabric = lock(&self.hub.fabric);
         let twice = fabric
@@ -330,7 +332,7 @@ impl Transport for Loopback {
             .values()
             .any(|end| end.endpoint == self.endpoint && end.introduction.name == introduction.name);
         if twice {
-            return Err(DownReason::Refused("a link of this name is open already".into()));
+            return Err(DownReason::Taken);
         }
         let link = LinkId(fabric.next_link);
         fabric.next_link += 1;

@@ -5,6 +5,7 @@
 mod failures;
 mod tutorial;
 
+use harmonaize_abi::session::AgentRefusal;
 use harmonaize_client::{Clause, Constraints, Error, Knobs, Negotiated, Priority, Rank};
 use harmonaize_tests::job::{at_all, deploy, joined, sockets};
 use harmonaize_tests::star;
@@ -116,7 +117,7 @@ fn promises_bind_others_and_outlive_control() {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    assert!(away.contains("ask again later"), "{away}");
+    assert_eq!(away, AgentRefusal::Away.to_string());
     // An iteration waits for nobody.
     let alone = ours[0].client.iteration("job", &Knobs { accumulate: (3, 9), checkpoint: None }).unwrap();
     assert_eq!((alone.accumulate, alone.checkpoint), (3, false));

@@ -334,9 +334,7 @@ fn senseless_questions_are_refused_by_kind() {
     let on = v1::AssumedJob { hosts: vec!["leaf0".to_owned()], ..job("b", "gpt", (1, 1)) };
     assert_eq!(refused(of_job(on)), WhatIfError::Host("leaf0".to_owned()));
     let policy = v1::WhatIfRequest { policy: "sia".to_owned(), ..Default::default() };
-    assert!(
-        matches!(refused(policy), WhatIfError::Policy(text) if text.to_string().contains("fifo, least-attained"))
-    );
+    assert!(matches!(refused(policy), WhatIfError::Policy(_)));
     assert_eq!(refused(of_job(job("c", "gpt", (1, 1)))), WhatIfError::Tenant("c".to_owned()));
     assert_eq!(refused(of_job(job("b", "g/pt", (1, 1)))), WhatIfError::Job(RunnerError::Job));
     assert_eq!(refused(of_job(job("a", "bert", (1, 1)))), WhatIfError::JobThere("a/bert".to_owned()));

@@ -1,7 +1,7 @@
 //! Questions that are not answered.
 
 use super::Bounded;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use core::fmt;
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,65 @@ impl Bounded for RequestError {
 /// [`Request::Hint`](super::Request::Hint): the process reads [`Answer::NoCommunicator`](super::Answer::NoCommunicator). An agent that
 /// does not know it answers with [`RequestError::Refused`].
 pub const TYPED_REFUSALS: u64 = 1 << 62;
+
+/// Why an agent refuses a question itself. The process reads the text of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentRefusal {
+    /// The agent has no session with control.
+    Away,
+    /// The same for a runner, or control allocates no hosts.
+    NoJobs,
+    /// A name that no job can have.
+    JobName,
+    /// A name that no communicator can have.
+    CommunicatorName,
+    /// A handle that this attachment has not joined.
+    UnknownCommunicator,
+    /// The process waits for events already.
+    AwaitsEvents,
+    /// It waits for the answer to a proposal.
+    AwaitsTerms,
+    /// It waits for a choice for its next iteration.
+    AwaitsChoice,
+    /// It waits for the answer to hints.
+    AwaitsHints,
+    /// It waits for an order to its worker.
+    AwaitsOrder,
+    /// It waits for the answer to another question of the kind.
+    AwaitsAnswer,
+}
+
+impl fmt::Display for AgentRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Away => "the provider cannot be asked now; ask again later",
+            Self::NoJobs => {
+                "the provider cannot be asked now, or allocates no hosts to jobs; ask again later"
+            }
+            Self::JobName => "no job can have this name: 1 to 128 visible bytes, no `/` and no `#`",
+            Self::CommunicatorName => "no communicator can have this name",
+            Self::UnknownCommunicator => "no such communicator on this attachment",
+            Self::AwaitsEvents => "this process waits for events already; one can at a time",
+            Self::AwaitsTerms => "this process waits for an answer already; propose again after it",
+            Self::AwaitsChoice => "this process waits for a choice already",
+            Self::AwaitsHints => "this process waits for an answer to hints already",
+            Self::AwaitsOrder => "this process waits for something to do already; one worker a process",
+            Self::AwaitsAnswer => "this process waits for an answer already",
+        })
+    }
+}
+
+impl From<AgentRefusal> for RequestError {
+    fn from(why: AgentRefusal) -> Self {
+        Self::Refused(why.to_string())
+    }
+}
+
+impl From<AgentRefusal> for Refusal {
+    fn from(why: AgentRefusal) -> Self {
+        Self::Other(why.to_string())
+    }
+}
 
 /// Why the provider refuses a question, on its way to the process. Each has a text for people.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// Why a successor that is to end takes no place.
-const ENDED_EARLY: &str = "the successor was told to end before it had the agent's place";
+#[derive(Debug, thiserror::Error)]
+#[error("the successor was told to end before it had the agent's place")]
+pub struct EndedEarly;
 
 /// The agent whose place is taken, and its sockets.
 pub(super) struct Predecessor {
@@ -70,10 +72,10 @@ impl Predecessor {
         let offer = tokio::select! {
             biased;
             () = stop => {
-                peer.hang_up(ENDED_EARLY);
+                peer.hang_up(&EndedEarly.to_string());
                 // The runtime would wait for its thread.
                 let _ = greeted.await;
-                bail!(ENDED_EARLY);
+                bail!(EndedEarly);
             }
             offer = &mut greeted => offer?,
         };
@@ -114,7 +116,7 @@ impl Predecessor {
         stop: &mut Compiled<'_, ()>,
     ) -> anyhow::Result<Taken> {
         if is_over(stop).await {
-            bail!(ENDED_EARLY);
+            bail!(EndedEarly);
         }
         let (description, images, held) = self.peer.take()?;
         tenants.inherit(&description.added).map_err(|error| anyhow!(error))?;
@@ -150,7 +152,7 @@ impl Predecessor {
             }
         }
         if is_over(stop).await {
-            bail!(ENDED_EARLY);
+            bail!(EndedEarly);
         }
         self.peer.taken()?;
         Ok(Taken { description, sessions, limits, epochs })
@@ -177,7 +179,9 @@ mod tests {
 
     /// A successor without engine and tenants takes the place of an agent that refuses it, until `stop`. Why it does not, and what
     /// the agent hears meanwhile.
-    async fn take(stop: impl Future<Output = ()> + Send + 'static) -> (String, Result<(), HandOverError>) {
+    async fn take(
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> (anyhow::Error, Result<(), HandOverError>) {
         let (peer, agent) = Peer::pair().unwrap();
         agent.refuse("the agent is busy");
         let peer = Arc::new(peer);
@@ -189,14 +193,15 @@ mod tests {
         let (_notices, mut heard) = mpsc::unbounded_channel();
         let mut stop: Compiled<'_, ()> = Box::pin(stop);
         let taken = found.try_take(&mut engines, &mut tenants, &mut heard, &mut stop).await;
-        (taken.err().unwrap().to_string(), agent.waits())
+        (taken.err().unwrap(), agent.waits())
     }
 
     #[tokio::test]
     async fn an_ended_successor_does_not_report_its_start() {
         let (why, heard) = take(std::future::pending()).await;
-        assert!(why.contains("the agent is busy") && heard.is_err(), "{why}, {heard:?}");
+        let refused = matches!(why.downcast_ref(), Some(HandOverError::Refused(_)));
+        assert!(refused && heard.is_err(), "{why}, {heard:?}");
         let (why, heard) = take(async {}).await;
-        assert!(why == ENDED_EARLY && heard.is_ok(), "{why}, {heard:?}");
+        assert!(why.is::<EndedEarly>() && heard.is_ok(), "{why}, {heard:?}");
     }
 }

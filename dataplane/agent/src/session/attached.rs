@@ -9,11 +9,11 @@ use super::{AttachmentId, Joined, Question, SessionRequest};
 use crate::counters::Counted;
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::session::{
-    ALL_EVENTS, Access, AddedRegion, Answer, BATCHES, BIDS, Bounded, Budget, Clause, Constraints,
-    ElasticOrder, FailureDetail, JobBid, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError,
-    Negotiated, Offer, PairEnd, PricedOrder, RUNNERS, Reason, Refusal, RefusalKind, Refused, RegionRefused,
-    Regrouping, Request, RequestError, RunnerReport, SUCCESSORS, Succession, TYPED_REFUSALS, decode, encode,
-    full_name, is_name, length,
+    ALL_EVENTS, Access, AddedRegion, AgentRefusal, Answer, BATCHES, BIDS, Bounded, Budget, Clause,
+    Constraints, ElasticOrder, FailureDetail, JobBid, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME,
+    MessageError, Negotiated, Offer, PairEnd, PricedOrder, RUNNERS, Reason, Refusal, RefusalKind, Refused,
+    RegionRefused, Regrouping, Request, RequestError, RunnerReport, SUCCESSORS, Succession, TYPED_REFUSALS,
+    decode, encode, full_name, is_name, length,
 };
 use harmonaize_abi::{CommunicatorHandle, Rank};
 use harmonaize_shm::Memory;
@@ -40,18 +40,6 @@ const FREEZE_INTERVAL: Duration = Duration::from_millis(1);
 /// Most descriptors that came and belong to no request.
 const MAX_DESCRIPTORS: usize = 4;
 
-/// For who asks where control cannot be asked.
-const AWAY: &str = "the provider cannot be asked now; ask again later";
-
-/// For a runner where control cannot be asked.
-const NO_JOBS: &str = "the provider cannot be asked now, or allocates no hosts to jobs; ask again later";
-
-/// For who bids for a job of a name that none has.
-const NO_JOB: &str = "no job can have this name: 1 to 128 visible bytes, no `/` and no `#`";
-
-/// For who names a handle that it has not joined.
-const UNKNOWN: &str = "no such communicator on this attachment";
-
 /// What a process may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestKind {
@@ -71,19 +59,19 @@ enum RequestKind {
 
 impl RequestKind {
     /// For who asks before the answer to the last question of this kind.
-    fn is_outstanding(self) -> &'static str {
+    fn is_outstanding(self) -> AgentRefusal {
         match self {
-            Self::Events => "this process waits for events already; one can at a time",
-            Self::Negotiate => "this process waits for an answer already; propose again after it",
-            Self::Iteration => "this process waits for a choice already",
-            Self::Hint => "this process waits for an answer to hints already",
-            Self::Runner => "this process waits for something to do already; one worker a process",
+            Self::Events => AgentRefusal::AwaitsEvents,
+            Self::Negotiate => AgentRefusal::AwaitsTerms,
+            Self::Iteration => AgentRefusal::AwaitsChoice,
+            Self::Hint => AgentRefusal::AwaitsHints,
+            Self::Runner => AgentRefusal::AwaitsOrder,
             Self::Join
             | Self::Detail
             | Self::Bid
             | Self::AddRegion(_)
             | Self::RemoveRegion(_)
-            | Self::Reconnect => "this process waits for an answer already",
+            | Self::Reconnect => AgentRefusal::AwaitsAnswer,
         }
     }
 }
@@ -475,7 +463,7 @@ impl AttachedSession {
             Request::SetBudget { id, communicator, budget } => {
                 let communicator = CommunicatorHandle(communicator);
                 let known = self.joined.contains(&communicator);
-                let unknown = || UNKNOWN.to_owned();
+                let unknown = || AgentRefusal::UnknownCommunicator.to_string();
                 let refused = nonsense(&budget).or_else(|| (!known).then(unknown)).map(RequestError::from);
                 match refused.map_or_else(|| self.paced(), Err) {
                     Ok(()) => Handled::Both(
@@ -492,7 +480,7 @@ impl AttachedSession {
                 RequestKind::Events,
                 Ok(()),
                 |reply| Question::Events { from, wait: Duration::from_nanos(wait_ns), reply },
-                || Err(AWAY.into()),
+                || Err(AgentRefusal::Away.into()),
                 move |read| {
                     let read = read.map(Bounded::bounded);
                     match id & ALL_EVENTS {
@@ -509,7 +497,7 @@ impl AttachedSession {
                     check_communicator(&communicator),
                     |reply| Question::Negotiate { communicator, propose, reply },
                     || match senseless.is_empty() {
-                        true => Err(AWAY.into()),
+                        true => Err(AgentRefusal::Away.into()),
                         false => Ok(Negotiated::Refused { reasons: senseless, counter: None }),
                     },
                     move |outcome| Answer::Negotiated { id, outcome: outcome.map(Bounded::bounded) },
@@ -549,7 +537,7 @@ impl AttachedSession {
                     RequestKind::Hint,
                     checked.and_then(|()| check_communicator(&communicator)),
                     |reply| Question::Hint { communicator, hints, reply },
-                    || Err(AWAY.into()),
+                    || Err(AgentRefusal::Away.into()),
                     move |hinted| Answer::Hinted { id, refused: hinted.err() },
                 )
             }
@@ -577,13 +565,13 @@ impl AttachedSession {
             Request::Bid { id, job, bid } => {
                 let checked = bid.check().map_err(|error| error.to_string().into());
                 let is_job = is_name(&job) && !job.contains(['/', '#']);
-                let named = if is_job { Ok(()) } else { Err(NO_JOB.into()) };
+                let named = if is_job { Ok(()) } else { Err(AgentRefusal::JobName.into()) };
                 self.ask(
                     id,
                     RequestKind::Bid,
                     checked.and(named),
                     |reply| Question::Bid { job, bid, reply },
-                    || Err(NO_JOBS.into()),
+                    || Err(AgentRefusal::NoJobs.into()),
                     move |outcome| Answer::Bid { id, refused: outcome.err() },
                 )
             }
@@ -684,7 +672,7 @@ impl AttachedSession {
             RequestKind::Runner,
             checked.and_then(|()| report.check().map_err(|error| error.to_string().into())),
             |reply| Question::Runner { report, elastic, bid, wait, reply },
-            || Err(NO_JOBS.into()),
+            || Err(AgentRefusal::NoJobs.into()),
             answer,
         )
     }
@@ -747,7 +735,7 @@ impl AttachedSession {
             Regrouping::Member { communicator }
                 if !self.joined.contains(&CommunicatorHandle(*communicator)) =>
             {
-                return refused(JoinRefusal::Name, UNKNOWN.to_owned());
+                return refused(JoinRefusal::Name, AgentRefusal::UnknownCommunicator.to_string());
             }
             Regrouping::Member { .. } => {}
         }
@@ -756,7 +744,7 @@ impl AttachedSession {
 
     fn check_split(&self, communicator: CommunicatorHandle) -> Result<(), JoinRefused> {
         if !self.joined.contains(&communicator) {
-            return refused(JoinRefusal::Name, UNKNOWN.to_owned());
+            return refused(JoinRefusal::Name, AgentRefusal::UnknownCommunicator.to_string());
         }
         self.check_room(0)
     }
@@ -816,7 +804,7 @@ fn check_name(name: &str) -> Result<(), JoinRefused> {
 
 /// Fails where no communicator can have this name.
 fn check_communicator(name: &str) -> Result<(), RequestError> {
-    if is_name(name) { Ok(()) } else { Err("no communicator can have this name".into()) }
+    if is_name(name) { Ok(()) } else { Err(AgentRefusal::CommunicatorName.into()) }
 }
 
 /// Why constraints make no sense, if they do not.

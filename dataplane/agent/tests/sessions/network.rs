@@ -4,10 +4,10 @@ use crate::hostile::{good, works};
 use crate::stub::{LIMIT, Stub, over_tcp, rules, secret};
 use harmonaize_abi::ABI_VERSION;
 use harmonaize_abi::session::{
-    Access, AuthConfirmation, AuthRequest, Challenge, Hello, MAGIC, RefusalKind, Refused, Response, Welcome,
-    decode, decode_first, encode, encode_first,
+    Access, AuthConfirmation, AuthRequest, Challenge, Hello, MAGIC, MessageError, RefusalKind, Refused,
+    Response, Welcome, decode, decode_first, encode, encode_first,
 };
-use harmonaize_client::{AgentAddress, Client, Error};
+use harmonaize_client::{AgentAddress, Client, Error, ProtocolError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -273,12 +273,16 @@ fn the_client_goes_on_with_nobody_but_the_providers_agent() {
         stream.write_all(&challenge).unwrap();
     });
     let error = attach(newer);
-    assert!(matches!(&error, Error::Protocol(text) if text.contains("install")), "{error}");
+    let Error::Protocol(ProtocolError::Message(version @ MessageError::Version(_))) = error else {
+        panic!("{error}")
+    };
+    let remedy = "; install the client library that belongs to this agent";
+    assert_eq!(error.to_string(), format!("cannot talk to the agent: {version}{remedy}"));
     let silent = impostor(|stream| assert_eq!(message(&stream).map(|_| message(&stream)), Some(None)));
     let options =
         harmonaize_client::AttachOptions { timeout: Duration::from_millis(30), ..stub.options(Access::Rdma) };
     let error = Client::attach(over_tcp(silent), options).unwrap_err();
-    assert!(matches!(&error, Error::Protocol(text) if text.contains("in time")), "{error}");
+    assert!(matches!(&error, Error::Protocol(ProtocolError::Silent)), "{error}");
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert!(matches!(attach(closed), Error::Connect { .. }));
 }

@@ -2,7 +2,7 @@
 
 use crate::hostile;
 use crate::stub::{LIMIT, Stub, until};
-use harmonaize_abi::session::{Answer, Request, RequestError, encode};
+use harmonaize_abi::session::{AgentRefusal, Answer, Request, RequestError, encode};
 use harmonaize_agent::counters::Counted;
 use harmonaize_client::{
     Access, AttachOptions, BatchKnobs, Budget, ChoiceReason, Clause, Client, Collective, Communicator,
@@ -576,7 +576,8 @@ fn one_reader_at_a_time_gets_event_batches() {
         scope.spawn(move || waiting.read(Duration::ZERO).unwrap_err());
         stub.knobs.expect("events from Some(EventCursor { feed: 0, next: 0 }) within 0ns");
         let error = reader.read(LIMIT).unwrap_err();
-        assert!(error.to_string().contains("waits for events already"), "{error}");
+        let why = AgentRefusal::AwaitsEvents.to_string();
+        assert!(matches!(&error, Error::Events(text) if *text == why), "{error}");
         assert_eq!(reader.cursor().unwrap().next, 5);
     });
 }
@@ -622,11 +623,11 @@ fn hints_are_checked_and_passed_on() {
     let hints = Hints::new().period(Duration::from_millis(50)).expect(Collective::AllReduce, 64 << 20);
     client.hint("job", &hints).unwrap();
     stub.knobs.expect(&format!("hints for job: {hints:?}"));
-    assert!(refusal("job", &Hints::new()).contains("cannot be asked now"), "nobody answers");
+    assert_eq!(refusal("job", &Hints::new()), AgentRefusal::Away.to_string(), "nobody answers");
     for wrong in [hints.clone().task_priority(8), hints.clone().expect(Collective::AllReduce, 0)] {
         assert_eq!(refusal("job", &wrong), wrong.check().unwrap_err().to_string());
     }
-    assert!(refusal("", &hints).contains("name"));
+    assert_eq!(refusal("", &hints), AgentRefusal::CommunicatorName.to_string());
     let logged = stub.knobs.log.lock().unwrap().iter().filter(|line| line.contains("hints")).count();
     assert_eq!(logged, 2, "what makes no sense is not passed on");
 }
@@ -782,7 +783,8 @@ fn senseless_constraints_are_refused_without_asking_control() {
     }
     for name in ["", "a\nb", &"x".repeat(129)] {
         let error = client.propose(name, &Constraints::new()).unwrap_err();
-        assert!(matches!(&error, Error::Agreement(text) if text.contains("can have this name")), "{error}");
+        let why = AgentRefusal::CommunicatorName.to_string();
+        assert!(matches!(&error, Error::Agreement(text) if *text == why), "{error}");
     }
     let wanted = Constraints::new().weight(2);
     let agreed = client.propose("job", &wanted).unwrap();
@@ -793,7 +795,8 @@ fn senseless_constraints_are_refused_without_asking_control() {
     stub.knobs.expect("negotiates for job");
     // Nobody answers: that is said, and an iteration is chosen for by the agent.
     let error = client.agreement("job").unwrap_err();
-    assert!(matches!(&error, Error::Agreement(text) if text.contains("ask again later")), "{error}");
+    let why = AgentRefusal::Away.to_string();
+    assert!(matches!(&error, Error::Agreement(text) if *text == why), "{error}");
     let knobs = |least, most| Knobs { accumulate: (least, most), checkpoint: None };
     let choice = client.iteration("job", &knobs(2, 5)).unwrap();
     assert_eq!((choice.accumulate, choice.checkpoint, choice.reason), (2, false, ChoiceReason::Unknown));

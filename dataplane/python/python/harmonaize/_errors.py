@@ -5,7 +5,7 @@ class Error(Exception):
     """Anything that the provider or its agent refuses, or that fails.
 
     ``ranks`` are the ranks concerned: those that are late, lost, or have aborted. ``status`` is the kind of an
-    operation's failure, such as ``"Timeout"``, or of a ``ProtectionError``.
+    operation's failure, such as ``"Timeout"``, of a ``ProtectionError``, or of an agent's refusal, such as ``"Entries"``.
     """
 
     ranks: list[int] = []

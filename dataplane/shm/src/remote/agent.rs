@@ -4,7 +4,8 @@ use super::REMOTE_DEPTH;
 use super::channel::{Channel, Frame, Landing, Receiver};
 use super::frame::{Header, kind};
 use crate::{
-    AgentEnd, EndError, InheritedEnd, MAX_ENTRIES, Memory, MemoryError, Regions, RingError, Span, check_range,
+    AgentEnd, Breach, EndError, InheritedEnd, MAX_ENTRIES, Memory, MemoryError, Regions, RingError, Span,
+    check_range,
 };
 use harmonaize_abi::{Completion, Submission, Tag};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -65,7 +66,7 @@ impl RemoteEnd {
     /// If that is no such end, or the kernel refuses.
     pub fn inherit(from: InheritedEnd, arena_bytes: u64) -> Result<Self, EndError> {
         let InheritedEnd { entries, taken: [came, _], put: [unsent, ..], regions, descriptors } = from;
-        let other = || EndError::Protocol("an inherited attachment that is none through a socket");
+        let other = || EndError::Protocol(Breach::InheritedSocket);
         let mut descriptors = descriptors.into_iter();
         let (frames, socket) = (descriptors.next().ok_or_else(other)?, descriptors.next().ok_or_else(other)?);
         let bytes = came.checked_add(unsent).filter(|_| regions.is_empty()).ok_or_else(other)?;
@@ -97,24 +98,24 @@ impl Receiver for PendingTransfers {
                 Some((tag, span)) if tag.0 == header.tag && span.bytes() as u64 == header.bytes => {
                     Ok(Landing::Tensor(span.clone()))
                 }
-                _ => Err(EndError::Protocol("bytes of a fetch that is not the oldest")),
+                _ => Err(EndError::Protocol(Breach::FetchOrder)),
             },
             kind::STORE_DONE if self.stores.front() != Some(&Tag(header.tag)) => {
-                Err(EndError::Protocol("end of a store that is not the oldest"))
+                Err(EndError::Protocol(Breach::StoreOrder))
             }
             kind::STORE_DONE if self.stores.len() <= self.unsent_stores => {
-                Err(EndError::Protocol("end of a store whose bytes have not all been sent"))
+                Err(EndError::Protocol(Breach::StoreUnsent))
             }
             kind::STORE_DONE => Ok(Landing::Body(0)),
-            _ => Err(EndError::Protocol("frame of unknown kind")),
+            _ => Err(EndError::Protocol(Breach::UnknownKind)),
         }
     }
 
     fn arrived(&mut self, header: &Header, body: &[u8]) -> Result<Option<Frame>, EndError> {
         match header.kind {
             kind::SUBMISSION => {
-                let submission = Submission::read_from_bytes(body)
-                    .map_err(|_| EndError::Protocol("descriptor that cannot be read"))?;
+                let submission =
+                    Submission::read_from_bytes(body).map_err(|_| EndError::Protocol(Breach::Descriptor))?;
                 self.inbox.push_back(submission);
             }
             kind::FETCH_DATA => {
@@ -157,7 +158,7 @@ impl AgentEnd for RemoteEnd {
 
     fn hand_over(&self) -> Result<InheritedEnd, EndError> {
         let rest = self.channel.partial_frames().filter(|_| self.rests());
-        let (rest, unsent) = rest.ok_or(EndError::Protocol("transfers are under way"))?;
+        let (rest, unsent) = rest.ok_or(EndError::Protocol(Breach::UnderWay))?;
         let header = Header { kind: kind::SUBMISSION, ..Default::default() };
         let inbox = self.pending.inbox.iter();
         let mut came: Vec<u8> =

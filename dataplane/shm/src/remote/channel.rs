@@ -2,7 +2,7 @@
 //! and memory; nothing is allocated after creation.
 
 use super::frame::{BODY, HEADER, Header};
-use crate::{EndError, Span};
+use crate::{Breach, EndError, Span};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -164,7 +164,7 @@ impl Channel {
                 Phase::Body(bytes) => self.body.get_mut(self.filled..*bytes),
                 Phase::Tensor(_) => None,
             };
-            let room = room.ok_or(EndError::Protocol("tensor bytes that nobody waits for"))?;
+            let room = room.ok_or(EndError::Protocol(Breach::Unasked))?;
             let taken = room.len().min(came.len());
             let (now, later) = came.split_at(taken);
             room.iter_mut().zip(now).for_each(|(to, from)| *to = *from);
@@ -270,12 +270,11 @@ impl Channel {
     /// Ends a phase that is complete, and those after it that are empty.
     fn advance(&mut self, receiver: &mut impl Receiver) -> Result<(), EndError> {
         self.filled = 0;
-        let header = Header::read_from_bytes(&self.header)
-            .map_err(|_| EndError::Protocol("header that cannot be read"))?;
+        let header = Header::read_from_bytes(&self.header).map_err(|_| EndError::Protocol(Breach::Header))?;
         let body = match std::mem::replace(&mut self.phase, Phase::Header) {
             Phase::Header => {
                 if header.reserved != 0 {
-                    return Err(EndError::Protocol("reserved bits set"));
+                    return Err(EndError::Protocol(Breach::Reserved));
                 }
                 match receiver.landing(&header)? {
                     Landing::Body(0) => 0,
@@ -294,7 +293,7 @@ impl Channel {
             Phase::Tensor(_) => 0,
         };
         if let Some(answer) = receiver.arrived(&header, self.body.get(..body).unwrap_or_default())? {
-            self.push(answer).map_err(|_| EndError::Protocol("more requests than may be outstanding"))?;
+            self.push(answer).map_err(|_| EndError::Protocol(Breach::TooManyRequests))?;
         }
         Ok(())
     }

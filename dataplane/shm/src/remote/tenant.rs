@@ -3,7 +3,7 @@
 use super::REMOTE_DEPTH;
 use super::channel::{Channel, Frame, Landing, Receiver};
 use super::frame::{Header, kind};
-use crate::{EndError, Memory, MemoryError, RingError, Span, TenantEnd};
+use crate::{Breach, EndError, Memory, MemoryError, RingError, Span, TenantEnd};
 use harmonaize_abi::{Completion, Submission};
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -44,7 +44,7 @@ impl Receiver for TenantState {
             kind::COMPLETION => Ok(Landing::Body(size_of::<Completion>())),
             kind::FETCH => Ok(Landing::Body(0)),
             kind::STORE => Ok(Landing::Tensor(Span::new(&self.memory, header.offset, header.bytes)?)),
-            _ => Err(EndError::Protocol("frame of unknown kind")),
+            _ => Err(EndError::Protocol(Breach::UnknownKind)),
         }
     }
 
@@ -52,8 +52,8 @@ impl Receiver for TenantState {
         let answer = |kind| Header { kind, ..*header };
         match header.kind {
             kind::COMPLETION => {
-                let completion = Completion::read_from_bytes(body)
-                    .map_err(|_| EndError::Protocol("completion that cannot be read"))?;
+                let completion =
+                    Completion::read_from_bytes(body).map_err(|_| EndError::Protocol(Breach::Completion))?;
                 self.inbox.push_back(completion);
                 Ok(None)
             }

@@ -68,7 +68,7 @@ pub(super) fn same_name_twice(make: Maker<'_>) -> Outcome {
     for at in [At::A, At::B] {
         let introduction = pair.introduction(at, 1, 1);
         let again = pair.side(at).transport.open(introduction);
-        ensure!(matches!(again, Err(DownReason::Refused(_))), "{at:?}: {again:?}");
+        ensure!(matches!(again, Err(DownReason::Taken)), "{at:?}: {again:?}");
     }
     still_works(&mut pair, good, far)
 }

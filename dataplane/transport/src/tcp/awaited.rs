@@ -3,11 +3,11 @@
 //! Endpoints touch it when a link is opened, is up, or ends. No frame does.
 
 use super::bell::Bell;
-use super::handshake::{Hello, Proof, Status, VERSION, protections_differ};
+use super::handshake::{Hello, Proof, Status, VERSION};
 use super::incoming::Incoming;
 use super::pulse::Pulses;
 use super::records::LinkProtection;
-use crate::{DownReason, Introduction};
+use crate::{DownReason, Introduction, LinkRefusal};
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
@@ -56,7 +56,7 @@ struct Entry {
     protection: LinkProtection,
     up: bool,
     /// Why someone who came was refused.
-    trouble: Option<(Status, String)>,
+    trouble: Option<(Status, LinkRefusal)>,
     to: Arc<Arrivals>,
 }
 
@@ -72,7 +72,7 @@ pub(super) enum Admission {
 impl Entry {
     /// Refuses someone who came, and keeps why.
     fn refuse(&mut self, status: Status) -> Admission {
-        self.trouble = Some((status, status.describe(VERSION, self.protection)));
+        self.trouble = Some((status, status.refusal(VERSION, self.protection)));
         Admission::Refuse(status)
     }
 }
@@ -84,7 +84,7 @@ fn judge(hello: &Hello, entry: Option<&mut Entry>) -> Admission {
     } else if usize::from(hello.paths.get()) != entry.paths || usize::from(hello.path.get()) >= entry.paths {
         entry.refuse(Status::Paths)
     } else if hello.protection.get() != entry.protection as u16 {
-        let why = protections_differ(entry.protection, hello.protection.get());
+        let why = LinkRefusal::Protection { ours: entry.protection, theirs: hello.protection.get() };
         let status = Status::of_protection(entry.protection);
         entry.trouble = Some((status, why));
         Admission::Refuse(status)
@@ -198,7 +198,7 @@ impl Expected {
         let mut table = awaited.lock();
         if !initiate {
             if table.links.contains_key(name) {
-                return Err(DownReason::Refused("a link of this name is open already".into()));
+                return Err(DownReason::Taken);
             }
             let (paths, to) = (source_ports.len(), Arc::clone(to));
             let entry = Entry { secret: *secret, paths, protection, up: false, trouble: None, to };

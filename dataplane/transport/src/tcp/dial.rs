@@ -1,11 +1,9 @@
 //! The initiator's side of one connection until it is authenticated.
 
-use super::handshake::{
-    Hello, PROOF, Proof, REPLY, Reply, Status, VERSION, WELCOME, Welcome, protections_differ,
-};
+use super::handshake::{Hello, PROOF, Proof, REPLY, Reply, Status, VERSION, WELCOME, Welcome};
 use super::records::{LinkProtection, Records};
 use super::sys;
-use crate::{DownReason, Introduction};
+use crate::{DownReason, Introduction, LinkRefusal};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::SocketAddr;
@@ -144,8 +142,9 @@ impl Dial {
             Some(Status::Accepted) if reply.proves(&introduction.secret, &self.hello) => {
                 // An agent that knows nothing of protection accepts any, and has none.
                 let differ = reply.protection != self.hello.protection;
-                let why = || protections_differ(self.protection, reply.protection.get());
-                Ok(differ.then(|| DialProgress::Fatal(DownReason::Refused(why()))))
+                let (ours, theirs) = (self.protection, reply.protection.get());
+                let why = LinkRefusal::Protection { ours, theirs };
+                Ok(differ.then_some(DialProgress::Fatal(DownReason::Refused(why))))
             }
             Some(Status::Accepted) => {
                 // The word is a courtesy: if it does not get out, the peer sees the connection end.
@@ -159,11 +158,9 @@ impl Dial {
     /// What becomes of a dial that the peer, which speaks `version`, refuses.
     fn refusal(&self, status: Option<Status>, version: u16) -> DialProgress {
         let Some(status) = status else {
-            return DialProgress::Fatal(DownReason::Refused(
-                "the peer refused for a reason unknown here".into(),
-            ));
+            return DialProgress::Fatal(DownReason::Refused(LinkRefusal::Unknown));
         };
-        let reason = DownReason::Refused(status.describe(version, self.protection));
+        let reason = DownReason::Refused(status.refusal(version, self.protection));
         if status == Status::UnknownName { DialProgress::Retry(reason) } else { DialProgress::Fatal(reason) }
     }
 

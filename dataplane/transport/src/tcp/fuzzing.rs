@@ -114,7 +114,7 @@ pub fn handshake(bytes: &[u8]) {
     if let Some(Ok(reply)) = bytes.get(..REPLY).map(Reply::read_from_bytes) {
         assert!(!reply.proves(&SECRET, &ours), "a stranger's proof is right");
         let _ =
-            Status::of(reply.status).map(|status| status.describe(reply.version.get(), LinkProtection::None));
+            Status::of(reply.status).map(|status| status.refusal(reply.version.get(), LinkProtection::None));
     }
     if let Some(Ok(proof)) = bytes.get(..PROOF).map(Proof::read_from_bytes) {
         assert!(!proof.proves(&SECRET, &ours, &[3; 32]), "a stranger's proof is right");

@@ -13,6 +13,7 @@
 //! follows (`records`): a Hello whose protection was changed on the way gets a proof over another Hello, which the initiator refuses.
 
 use super::records::LinkProtection;
+use super::refusal::LinkRefusal;
 use harmonaize_abi::keyed;
 use hmac::Mac;
 use subtle::ConstantTimeEq;
@@ -64,31 +65,23 @@ impl Status {
         }
     }
 
-    /// What the end that is refused tells its operator: the peer speaks `version`, and this end asks for `protection`.
-    pub(super) fn describe(self, version: u16, protection: LinkProtection) -> String {
-        let differ = |theirs: LinkProtection| protections_differ(protection, theirs as u16);
+    /// Why the end that is refused has no link: the peer speaks `version`, and this end asks for `protection`.
+    pub(super) fn refusal(self, version: u16, protection: LinkProtection) -> LinkRefusal {
+        let differ =
+            |theirs: LinkProtection| LinkRefusal::Protection { ours: protection, theirs: theirs as u16 };
         match self {
-            Self::Accepted => "accepted".into(),
-            Self::Version => format!("the peer speaks version {version}, this end version {VERSION}"),
-            Self::UnknownName => "the peer has not been introduced to this link".into(),
-            Self::Secret => "the two ends hold different secrets".into(),
-            Self::Paths => "the two ends do not agree on the number of paths".into(),
-            Self::Up => "the link is up with someone else".into(),
+            // Who says so refuses nothing.
+            Self::Accepted => LinkRefusal::Unknown,
+            Self::Version => LinkRefusal::Version { theirs: version, ours: VERSION },
+            Self::UnknownName => LinkRefusal::NotIntroduced,
+            Self::Secret => LinkRefusal::Secret,
+            Self::Paths => LinkRefusal::PathsDiffer,
+            Self::Up => LinkRefusal::Up,
             Self::Plain => differ(LinkProtection::None),
             Self::Authenticated => differ(LinkProtection::Authenticated),
             Self::Encrypted => differ(LinkProtection::Encrypted),
         }
     }
-}
-
-/// What each end tells its operator where the two ask for different protections.
-pub(super) fn protections_differ(ours: LinkProtection, theirs: u16) -> String {
-    if theirs == ours as u16 {
-        return format!("this end and the peer ask for `{ours}` links, but the Hello was changed on the way");
-    }
-    let theirs = LinkProtection::of(theirs)
-        .map_or_else(|| format!("of kind {theirs}"), |theirs| format!("`{theirs}`"));
-    format!("this end's links are `{ours}`, the peer's {theirs}: set `protection` under [links] alike")
 }
 
 /// First word of the initiator.

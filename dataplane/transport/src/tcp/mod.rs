@@ -35,6 +35,7 @@ mod path;
 mod poll;
 mod pulse;
 mod records;
+mod refusal;
 #[cfg(test)]
 mod released;
 mod sender;
@@ -49,6 +50,7 @@ use crate::{
 pub use acceptor::Acceptor;
 pub use awaited::Rejected;
 pub use records::LinkProtection;
+pub use refusal::LinkRefusal;
 
 use awaited::Arrivals;
 use closing::{Closing, let_go};
@@ -492,10 +494,10 @@ impl Transport for TcpTransport {
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
         let paths = introduction.source_ports.len();
         if paths == 0 || paths > usize::from(MAX_PATHS) {
-            return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
+            return Err(DownReason::Refused(LinkRefusal::Paths(paths)));
         }
         if self.names.contains_key(&introduction.name) {
-            return Err(DownReason::Refused("a link of this name is open already".into()));
+            return Err(DownReason::Taken);
         }
         let name = introduction.name;
         let expected = self.acceptor.expect(&introduction, self.config.protection, &self.arrivals)?;

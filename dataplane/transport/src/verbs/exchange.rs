@@ -1,6 +1,6 @@
 //! What two ends tell each other over the TCP link beneath: queue pairs, rings, last words.
 
-use crate::{DownReason, Landing, MAX_HEADER, MAX_PATHS};
+use crate::{DownReason, Landing, LinkRefusal, MAX_HEADER, MAX_PATHS};
 use harmonaize_verbs::RemoteAddress;
 
 const MAGIC: u32 = 0x4252_5648;
@@ -143,15 +143,12 @@ impl<'a> Control<'a> {
     pub(super) fn decode(frame: &'a [u8]) -> Result<Self, DownReason> {
         let mut rest = Reader(frame);
         if rest.u32() != Some(MAGIC) {
-            return Err(DownReason::Refused(
-                "the peer speaks TCP, this agent RDMA: set one transport".into(),
-            ));
+            return Err(DownReason::Refused(LinkRefusal::NoRdma));
         }
         let version = rest.u16().unwrap_or(0);
         if version != VERSION {
-            return Err(DownReason::Refused(format!(
-                "the peer speaks RDMA version {version}, not {VERSION}"
-            )));
+            let refusal = LinkRefusal::RdmaVersion { theirs: version, ours: VERSION };
+            return Err(DownReason::Refused(refusal));
         }
         let kind = rest.u16().map_or(0, |kind| kind);
         let read = rest.control(kind).filter(|_| rest.0.is_empty());
@@ -354,8 +351,9 @@ mod tests {
         Control::Ready.encode(&mut bytes);
         bytes[4] = 2;
         let error = Control::decode(&bytes).unwrap_err();
-        assert_eq!(error, DownReason::Refused("the peer speaks RDMA version 2, not 1".into()));
-        assert!(matches!(Control::decode(b"a frame of the engine"), Err(DownReason::Refused(_))));
+        assert_eq!(error, DownReason::Refused(LinkRefusal::RdmaVersion { theirs: 2, ours: 1 }));
+        let error = Control::decode(b"a frame of the engine").unwrap_err();
+        assert_eq!(error, DownReason::Refused(LinkRefusal::NoRdma));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::exchange::{Control, PathEnd, RingEnd};
 use super::path::{Fault, Outlet, Path};
 use super::rail::Rail;
 use crate::rings::Rings;
-use crate::{DownReason, Event, LinkId};
+use crate::{DownReason, Event, LinkId, LinkRefusal};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -115,7 +115,7 @@ impl Link {
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<Outcome, DownReason> {
         match (Control::decode(frame)?, self.hello) {
-            (Control::Refuse(why), _) => Err(DownReason::Refused(format!("by the peer: {why}"))),
+            (Control::Refuse(why), _) => Err(DownReason::Refused(LinkRefusal::ByPeer(why.to_owned()))),
             (Control::Hello { paths, rails: theirs, slots }, None) => {
                 self.greeted(paths, theirs, slots, rails)?;
                 Ok(Outcome::Paths)
@@ -201,7 +201,7 @@ impl Link {
     fn greeted(&mut self, paths: u16, theirs: u16, slots: u32, rails: &mut [Rail]) -> Result<(), DownReason> {
         let ours = self.source_ports.len();
         if usize::from(paths) != ours {
-            return Err(DownReason::Refused(format!("the peer has {paths} paths, this agent {ours}")));
+            return Err(DownReason::Refused(LinkRefusal::PathCounts { theirs: paths, ours }));
         }
         self.hello = Some((theirs, slots));
         let spread = rails.len().min(usize::from(theirs)).max(1);

@@ -23,8 +23,8 @@ mod wake;
 
 use crate::tcp::{self, Acceptor, TcpTransport};
 use crate::{
-    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, MAX_PATHS, Owner, Ring,
-    SendError, TrafficClass, Transport,
+    DownReason, Event, Flow, Introduction, Landing, LinkHandOverError, LinkId, LinkRefusal, MAX_PATHS, Owner,
+    Ring, SendError, TrafficClass, Transport,
 };
 use exchange::{Control, RemoteMemory, RingEnd};
 use harmonaize_abi::{CongestionControl, Tag};
@@ -206,7 +206,7 @@ impl VerbsTransport {
         let lost = self.rails.iter().find(|rail| !rail.device.check_present());
         if let Some(name) = lost.map(|rail| rail.device.name().to_owned()) {
             if !self.links.is_empty() {
-                return Err(DownReason::Connect(format!("the RDMA device {name} is gone")));
+                return Err(DownReason::DeviceGone(name));
             }
             self.rails.clear();
         }
@@ -445,7 +445,7 @@ impl VerbsTransport {
             else {
                 continue;
             };
-            let reason = DownReason::Network(format!("the RDMA device {} is gone", device.name()));
+            let reason = DownReason::DeviceGone(device.name().to_owned());
             let uses = |link: &&Link| link.paths.iter().any(|path| path.rail == rail);
             let ids: Vec<LinkId> = self.links.iter().filter(uses).map(|link| link.id).collect();
             for id in ids {
@@ -514,7 +514,7 @@ impl Transport for VerbsTransport {
         let source_ports = introduction.source_ports;
         let paths = source_ports.len();
         if paths == 0 || paths > usize::from(MAX_PATHS) {
-            return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
+            return Err(DownReason::Refused(LinkRefusal::Paths(paths)));
         }
         self.have_devices()?;
         let first = source_ports.iter().copied().take(1).collect();

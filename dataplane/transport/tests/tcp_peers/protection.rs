@@ -6,7 +6,7 @@ use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::conformance::{Change, Middle};
 use harmonaize_transport::tcp::LinkProtection::{self, Authenticated, Encrypted, None as Unprotected};
 use harmonaize_transport::tcp::{Acceptor, Config, TcpTransport};
-use harmonaize_transport::{DownReason, Event, Landing, Ring, SendError, Transport};
+use harmonaize_transport::{DownReason, Event, Landing, LinkRefusal, Ring, SendError, Transport};
 use hmac::{Hmac, KeyInit, Mac};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -195,10 +195,8 @@ fn ends_that_ask_for_different_protections_name_both() {
                 let expected = if ours == theirs {
                     Seen::Up
                 } else {
-                    let why = format!(
-                        "this end's links are `{ours}`, the peer's `{theirs}`: set `protection` under [links] alike"
-                    );
-                    Seen::Down(DownReason::Refused(why))
+                    let theirs = theirs as u16;
+                    Seen::Down(DownReason::Refused(LinkRefusal::Protection { ours, theirs }))
                 };
                 assert_eq!(log[0].1, expected);
             }
@@ -242,7 +240,9 @@ fn an_acceptor_that_knows_no_protection_is_refused() {
         stream
     });
     assert!(drive(&mut [(&mut a, &mut log)], &|logs| !logs[0].is_empty()));
-    let (_, Seen::Down(DownReason::Refused(why))) = &log[0] else { panic!("{log:?}") };
-    assert!(why.contains("`encrypted`") && why.contains("`none`"), "{why}");
+    let why = LinkRefusal::Protection { ours: Encrypted, theirs: Unprotected as u16 };
+    assert_eq!(log[0].1, Seen::Down(DownReason::Refused(why.clone())));
+    let told = "this end's links are `encrypted`, the peer's `none`: set `protection` under [links] alike";
+    assert_eq!(why.to_string(), told);
     answer.join().unwrap();
 }

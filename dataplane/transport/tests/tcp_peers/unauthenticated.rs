@@ -4,7 +4,7 @@ use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction
 use harmonaize_abi::Tag;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{Acceptor, Config, LinkProtection, Rejected, TcpTransport};
-use harmonaize_transport::{DownReason, Introduction, Landing, LinkId, Ring, Transport};
+use harmonaize_transport::{DownReason, Introduction, Landing, LinkId, LinkRefusal, Ring, Transport};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -224,8 +224,8 @@ fn an_acceptor_of_another_version_is_reported() {
         stream
     });
     assert!(drive(&mut [(&mut a, &mut log)], &|logs| !logs[0].is_empty()));
-    let told = "the peer speaks version 7, this end version 1".to_string();
-    assert_eq!(log, [(link, Seen::Down(DownReason::Refused(told)))]);
+    let refused = LinkRefusal::Version { theirs: 7, ours: 1 };
+    assert_eq!(log, [(link, Seen::Down(DownReason::Refused(refused)))]);
     answer.join().unwrap();
 }
 

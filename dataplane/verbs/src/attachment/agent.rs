@@ -5,7 +5,7 @@ use super::succession::{Arrival, Rejoin, Rejoining};
 use crate::{Access, Domain, Function, Local, Registrations, RemoteAddress, VerbsError, Work};
 use harmonaize_abi::session::{Offer, PairEnd, Registered};
 use harmonaize_abi::{Completion, Submission, Tag};
-use harmonaize_shm::{AgentEnd, EndError, InheritedEnd, Memory, Regions, Span, check_range};
+use harmonaize_shm::{AgentEnd, Breach, EndError, InheritedEnd, Memory, Regions, Span, check_range};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -87,12 +87,12 @@ impl SuccessorEnd {
         let mut descriptors = descriptors.into_iter();
         let (outbox, life) = (descriptors.next(), descriptors.next());
         let (Some(outbox), Some(life)) = (outbox, life) else {
-            return Err(EndError::Protocol("a descriptor of an inherited attachment is missing"));
+            return Err(EndError::Protocol(Breach::InheritedDescriptor));
         };
         let in_flight = taken.checked_sub(sent).filter(|more| *more <= u64::from(entries));
         let (Some(in_flight), true, true) = (in_flight, entries == channel.entries(), regions.is_empty())
         else {
-            return Err(EndError::Protocol("an inherited attachment that is none over RDMA"));
+            return Err(EndError::Protocol(Breach::InheritedRdma));
         };
         let bytes = channel.outbox().bytes();
         let (theirs, mut slots) = (Memory::map(outbox, bytes as u64)?, vec![0; bytes]);
@@ -174,11 +174,11 @@ impl AgentEnd for RdmaEnd {
             return Ok(None);
         }
         if self.in_flight == self.channel.entries() {
-            return Err(EndError::Protocol("more operations in flight than entries"));
+            return Err(EndError::Protocol(Breach::TooManyOperations));
         }
         self.in_flight += 1;
         let read = Submission::read_from_bytes(&bytes);
-        read.map(Some).map_err(|_| EndError::Protocol("descriptor that cannot be read"))
+        read.map(Some).map_err(|_| EndError::Protocol(Breach::Descriptor))
     }
 
     fn complete(&mut self, completion: &Completion) -> Result<(), EndError> {
@@ -200,7 +200,7 @@ impl AgentEnd for RdmaEnd {
 
     fn hand_over(&self) -> Result<InheritedEnd, EndError> {
         if !self.rests() {
-            return Err(EndError::Protocol("transfers are under way"));
+            return Err(EndError::Protocol(Breach::UnderWay));
         }
         let outbox = self.channel.outbox();
         let (copy, outbox_fd) = Memory::granted(outbox.bytes() as u64, "harmonaize-mailbox")?;

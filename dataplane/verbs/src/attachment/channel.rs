@@ -12,7 +12,7 @@ use crate::{
     Path, QueuePair, Region, RemoteAddress, Status, Unconnected, VerbsError, Work,
 };
 use harmonaize_abi::session::{PairEnd, Registered};
-use harmonaize_shm::{EndError, Memory, Span};
+use harmonaize_shm::{Breach, EndError, Memory, Span};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -240,7 +240,7 @@ impl Channel {
     ) -> Result<(), EndError> {
         let again = self.sent.checked_sub(arrived).filter(|again| *again <= u64::from(self.entries));
         if again.is_none() {
-            return Err(EndError::Protocol("a count of messages that cannot be"));
+            return Err(EndError::Protocol(Breach::MessageCount));
         }
         self.enter(pair, mailbox);
         self.waiting.clear();
@@ -409,7 +409,7 @@ impl Channel {
                 // The peer counts the same way.
                 if completion.immediate() != Some(self.arrived as u32) {
                     self.lost = true;
-                    return Err(EndError::Protocol("a message out of turn"));
+                    return Err(EndError::Protocol(Breach::MessageOrder));
                 }
                 self.arrived += 1;
             }

@@ -4,7 +4,7 @@ use super::channel::{Channel, Slots, Waiting};
 use crate::{Access, Domain, Function, Region, VerbsError};
 use harmonaize_abi::session::{Offer, PairEnd, Registered, Succession};
 use harmonaize_abi::{Completion, Submission};
-use harmonaize_shm::{EndError, Memory, TenantEnd};
+use harmonaize_shm::{Breach, EndError, Memory, TenantEnd};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -72,7 +72,7 @@ impl TenantEnd for RdmaTenant {
             return Ok(None);
         }
         let read = Completion::read_from_bytes(&bytes);
-        read.map(Some).map_err(|_| EndError::Protocol("completion that cannot be read"))
+        read.map(Some).map_err(|_| EndError::Protocol(Breach::Completion))
     }
 
     fn progress(&mut self) -> Result<usize, EndError> {

@@ -175,7 +175,10 @@ pub(super) fn share(
         let bidders: Vec<&Wish> = bidding.iter().filter_map(of).collect();
         let Decided { given, quotes, prices } = match policy {
             LivePolicy::Market => clear(rules, &pools, &bidders)?,
-            LivePolicy::Fifo | LivePolicy::LeastAttained => decide(policy, now, &pools, &bidders)?,
+            LivePolicy::Fifo => decide(now, &pools, &bidders, |round| Fifo.allocate(round))?,
+            LivePolicy::LeastAttained => {
+                decide(now, &pools, &bidders, |round| in_place(round, LeastAttained.allocate(round)?))?
+            }
         };
         let mut decisions: Vec<(usize, Option<Given>, Option<Quote>)> =
             bidding.iter().zip(given).zip(quotes).map(|((at, given), quote)| (*at, given, quote)).collect();
@@ -394,13 +397,13 @@ fn clear(rules: Rules<'_>, pools: &[(&str, Vec<HostId>)], wishes: &[&Wish]) -> R
     })
 }
 
-/// Returns what the policy gives of these hosts by kind. How fast live jobs compute on which kind is not known. So it sees kinds as alike,
+/// Returns what `allocate`, the policy, gives of these hosts by kind. How fast live jobs compute on which kind is not known. So it sees kinds as alike,
 /// and favours the one of which a job has hosts.
 fn decide(
-    policy: LivePolicy,
     now: Duration,
     pools: &[(&str, Vec<HostId>)],
     wishes: &[&Wish],
+    allocate: impl FnOnce(&Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError>,
 ) -> Result<Decided, ShareError> {
     let (quotes, prices) = (vec![None; wishes.len()], BTreeMap::new());
     if pools.is_empty() {
@@ -451,11 +454,7 @@ fn decide(
         })
         .collect();
     let round = Round { inventory: &inventory, seconds: 0.0, jobs: &candidates };
-    let given = match policy {
-        LivePolicy::LeastAttained => in_place(&round, LeastAttained.allocate(&round)?)?,
-        // A market clears by bids.
-        LivePolicy::Fifo | LivePolicy::Market => Fifo.allocate(&round)?,
-    };
+    let given = allocate(&round)?;
     harmonaize_allocator::check(&inventory, &given)?;
     let of = |(given, wish): (Option<Allocation>, &&Wish)| {
         let Allocation { kind, accelerators: preferred } = given?;

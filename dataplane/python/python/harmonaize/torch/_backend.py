@@ -90,7 +90,7 @@ def _attach():
         try:
             return _core.Client(entries=entries)
         except AgentError as error:
-            if entries == _ENTRIES[-1] or "entries" not in str(error):
+            if entries == _ENTRIES[-1] or error.status != "Entries":
                 raise
     raise AssertionError("unreachable")
 
