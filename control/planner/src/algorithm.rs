@@ -273,19 +273,22 @@ impl GroupCosts {
             + self.reduced(bytes, part + folded)
     }
 
-    /// By racks: along the ring of each, between the owners of each part along rings through all racks, and back.
+    /// By racks: along the ring of each, between the owners of each part along rings through all racks, and back. Segments are in
+    /// different phases at a time, so the narrower of a host's port and the links between racks decides.
     fn hierarchical(&self, bytes: Bytes, racks: RackCosts) -> f64 {
         let segments = self.segments(bytes, 1);
-        let columns = f64::from(racks.smallest.max(1));
-        let message = |part: f64, rate: Rate| {
-            segments * self.host.message + bytes.0 as f64 * part * 8.0 / rate.0 as f64
-        };
-        let others = f64::from(racks.largest.saturating_sub(1));
-        let within = others * Self::seconds(self.hop_delay)
-            + others.min(columns) * message(1.0 / columns, racks.within);
-        let all = f64::from(racks.racks.max(1));
-        let across = (all - 1.0) * (Self::seconds(self.delay) + message(1.0 / (columns * all), racks.across));
-        2.0 * (within + across) + self.reduced(bytes, self.others())
+        let (columns, all) = (f64::from(racks.smallest.max(1)), f64::from(racks.racks.max(1)));
+        let hops = 2.0 * f64::from(racks.largest.saturating_sub(1));
+        let (rounds, crossings) = (hops.min(2.0 * columns), 2.0 * (all - 1.0));
+        let sent = |parts: f64, rate: Rate| bytes.0 as f64 * 8.0 / parts / rate.0 as f64;
+        let within = rounds * sent(columns, racks.within);
+        let across = crossings * sent(columns * all, racks.across);
+        let narrowest = across.max(within + crossings * sent(columns * all, racks.within));
+        hops * Self::seconds(self.hop_delay)
+            + crossings * Self::seconds(self.delay)
+            + segments * (rounds + crossings) * self.host.message
+            + narrowest.max(narrowest + (within + across - narrowest) / segments)
+            + self.reduced(bytes, self.others())
     }
 
     /// The least time of an AllReduce.
@@ -359,12 +362,11 @@ impl GroupCosts {
         }
     }
 
-    /// The largest operation that may go so unless an operator says so. By racks none does before it is measured: it would leave the
-    /// links of the ring, whose paths control plans, and on which it sees cross traffic.
+    /// The largest operation that may go so unless an operator says so. Larger ones keep to the links of the ring, whose paths control
+    /// plans, and on which it sees cross traffic.
     fn most(&self, collective: Collective, algorithm: Algorithm) -> u64 {
         match algorithm {
             Algorithm::OneShot | Algorithm::TwoShot if !self.straight => 0,
-            Algorithm::Hierarchical => 0,
             Algorithm::OneShot if collective.traits().pattern != Pattern::Gather => {
                 (MAX_BURST / u64::from(self.hosts.saturating_sub(1).max(1))).min(self.chunk.0)
             }
@@ -619,20 +621,22 @@ mod tests {
         assert_eq!((racks.racks, racks.largest, racks.smallest), (2, 6, 6));
         assert!((racks.within.0 as f64 / 1e9 - 1.0).abs() < 1e-6, "{racks:?}");
         assert!((racks.across.0 as f64 / 1e9 - 0.5 / 6.0).abs() < 1e-6, "{racks:?}");
-        // At some size it is predicted to be the fastest of all, and by enough faster than the ring.
-        let fastest = |costs: &GroupCosts| {
-            (10..=20).map(|power| Bytes(1 << power)).any(|bytes| {
-                let time = |algorithm| costs.time(Collective::AllReduce, algorithm, bytes);
-                let racks = time(Algorithm::Hierarchical);
-                racks <= time(Algorithm::Ring) * (1.0 - MIN_GAIN)
-                    && racks < costs.best(Collective::AllReduce, bytes).1
-            })
+        let by_racks = |costs: &GroupCosts| {
+            let chosen = chosen(costs, Collective::AllReduce);
+            chosen
+                .iter()
+                .filter(|(_, algorithm)| *algorithm == Algorithm::Hierarchical)
+                .map(|(up_to, _)| *up_to)
+                .max()
         };
-        assert!(fastest(&narrow));
-        assert!(!fastest(&GroupCosts { racks: None, ..narrow }));
-        assert!(!fastest(&choose("6Gbit/s")));
-        let chosen = chosen(&narrow, Collective::AllReduce);
-        assert!(chosen.iter().all(|(_, algorithm)| *algorithm != Algorithm::Hierarchical), "{chosen:?}");
+        assert_eq!(by_racks(&narrow), Some(MAX_BURST));
+        assert_eq!(by_racks(&GroupCosts { racks: None, ..narrow }), None);
+        assert_eq!(by_racks(&choose("6Gbit/s")), None);
+        // Large ones would take little more than what the links between racks take.
+        let bytes = Bytes(64 << 20);
+        let bound = 2.0 * bytes.0 as f64 * 8.0 / 12.0 / racks.across.0 as f64;
+        let share = bound / narrow.time(Collective::AllReduce, Algorithm::Hierarchical, bytes);
+        assert!(share > 0.9 && share <= 1.0, "{share}");
     }
 
     #[test]
