@@ -315,7 +315,7 @@ impl Site {
         count: u32,
     ) -> Vec<usize> {
         let (job, count) = (&self.jobs[at], count as usize);
-        let free = job.runners.iter().filter(|host| !taken.contains(host) && self.kinds[**host] == kind);
+        let free = job.runners.iter().filter(|host| !taken.contains(*host) && self.kinds[**host] == kind);
         let (mut had, mut new): (Vec<usize>, Vec<usize>) = free.partition(|host| job.hosts.contains(host));
         if had.len() + new.len() < count {
             return Vec::new();
