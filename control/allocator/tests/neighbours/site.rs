@@ -95,6 +95,8 @@ struct Site {
     tenants: Vec<Tenant>,
     /// In order of arrival: first the adversary's.
     jobs: Vec<Job>,
+    /// Of each host, as a round begins: whether a job has it, and how many may use it.
+    users: Vec<(bool, usize)>,
 }
 
 /// What the adversary sees of a site in so many rounds.
@@ -145,7 +147,7 @@ impl Site {
             Tenant { racks: racks.into_iter().collect(), worth, busy: rng.random_bool(0.5) }
         };
         let tenants = (0..TENANTS).map(|_| tenant(&mut rng)).collect();
-        Self { rng, strategy, racks, kinds, tenants, jobs }
+        Self { rng, strategy, racks, kinds, tenants, jobs, users: Vec::new() }
     }
 
     /// Jobs go and come, tenants become busy, and the adversary bids.
@@ -226,6 +228,11 @@ impl Site {
     /// Control's round: hosts by bids, and those that cannot be placed do not bid again. Returns what the adversary hears.
     fn round(&mut self, own: &[usize]) -> Vec<Heard> {
         let pool: BTreeSet<usize> = self.jobs.iter().flat_map(|job| job.runners.iter().copied()).collect();
+        let of = |host: usize| {
+            let users = self.jobs.iter().filter(|job| job.runners.contains(&host)).count();
+            (self.jobs.iter().any(|job| job.hosts.contains(&host)), users)
+        };
+        self.users = (0..self.racks.len()).map(of).collect();
         let mut bidding: Vec<usize> = (0..self.jobs.len()).collect();
         let racks = self.clear(&pool, &self.racks, RACKS, &bidding).prices;
         let mut prices = vec![f64::NAN; self.jobs.len()];
@@ -321,11 +328,9 @@ impl Site {
             return Vec::new();
         }
         had.truncate(count);
-        let users = |host: &usize| self.jobs.iter().filter(|job| job.runners.contains(host)).count();
-        let occupied = |host: &usize| self.jobs.iter().any(|job| job.hosts.contains(host));
         let own: Vec<usize> = has.iter().chain(&had).map(|host| self.racks[*host]).collect();
         let beside = |host: &usize| own.iter().filter(|rack| **rack == self.racks[*host]).count();
-        new.sort_by_cached_key(|host| (occupied(host), users(host), Reverse(beside(host)), *host));
+        new.sort_by_cached_key(|host| (self.users[*host], Reverse(beside(host)), *host));
         let lacks = count - had.len();
         had.extend(new.into_iter().take(lacks));
         taken.extend(&had);
