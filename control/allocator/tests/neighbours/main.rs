@@ -164,6 +164,9 @@ fn presence(all: &[Seen], by: By) -> f64 {
     mean(&all.iter().enumerate().filter_map(of_one).collect::<Vec<f64>>())
 }
 
+/// How a site's hosts of the adversary stand together: what a question asks for.
+type Truth = fn(&Seen) -> &[usize];
+
 fn middle(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -175,7 +178,7 @@ fn report(sites: u64, rounds: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for strategy in [Strategy::Steady, Strategy::Ladder, Strategy::Turns] {
         let all: Vec<Seen> = (0..sites).map(|seed| watch(seed, strategy, rounds)).collect();
-        let truths: [(&str, fn(&Seen) -> &[usize]); 2] =
+        let truths: [(&str, Truth); 2] =
             [("racks", |seen| &seen.racks), ("neighbours", |seen| &seen.neighbours)];
         for (question, truth) in truths {
             let found: Vec<Vec<f64>> = WAYS.iter().map(|by| guesses(&all, *by, truth)).collect();
