@@ -213,7 +213,7 @@ fn full() {
     let number = |name: &str, usual: usize| {
         std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
     };
-    for line in report(number("SITES", 160) as u64, number("ROUNDS", 120)) {
+    for line in report(number("SITES", 640) as u64, number("ROUNDS", 120)) {
         println!("{line}");
     }
 }
