@@ -94,11 +94,36 @@ struct MarketGains {
     gain_max_percent: f64,
 }
 
-/// The built programs that run policies, and the market.
+/// Most that prices may add to the adjusted Rand index of who goes by offers and recalls alone.
+const MAX_PRICE_GAIN: f64 = 0.02;
+/// Least that prices of racks would add to it: else the adversary is no good.
+const MIN_RACK_GAIN: f64 = 0.3;
+
+/// A line of what the allocator's test `neighbours` prints: what prices tell of this question. A gain has its mean over sites, the
+/// mean's standard error, the median, and the largest of one site.
+#[derive(Debug, Deserialize)]
+struct PricesTell {
+    strategy: String,
+    question: String,
+    sites: usize,
+    rounds: usize,
+    jobs: usize,
+    /// The index by offers and recalls.
+    alone: f64,
+    told: [f64; 4],
+    shuffled: [f64; 4],
+    exact: [f64; 4],
+    by_rack: [f64; 4],
+    /// How well a neighbour's coming is told from nothing: by what is told, and by prices of racks.
+    presence: [f64; 2],
+}
+
+/// The built programs that run policies, the market, and the adversary that hears its prices.
 #[derive(Debug)]
 pub(crate) struct Traces {
     program: PathBuf,
     market: PathBuf,
+    neighbours: PathBuf,
     smoke: bool,
 }
 
@@ -119,15 +144,17 @@ pub(crate) fn run(request: &Request) -> Result<Outcome> {
         ]);
     } else {
         build.args(["build", "--release", "--package", "harmonaize-allocator"]);
-        build.args(["--example", "traces", "--example", "market"]);
+        build.args(["--example", "traces", "--example", "market", "--test", "neighbours"]);
     }
-    let built = workspace::executables(&mut build, &["traces", "market"])?.into_iter();
+    let built = workspace::executables(&mut build, &["traces", "market", "neighbours"])?.into_iter();
     // A test of the workspace is called `traces`, too.
     let is_example = |path: &Path| path.parent().is_some_and(|folder| folder.ends_with("examples"));
-    let mut built: BTreeMap<String, PathBuf> = built.filter(|(_, path)| is_example(path)).collect();
+    let is_wanted = |(name, path): &(String, PathBuf)| is_example(path) != (name == "neighbours");
+    let mut built: BTreeMap<String, PathBuf> = built.filter(is_wanted).collect();
     let program = built.remove("traces").context("cargo built no example `traces`")?;
     let market = built.remove("market").context("cargo built no example `market`")?;
-    let traces = Traces { program, market, smoke: request.smoke };
+    let neighbours = built.remove("neighbours").context("cargo built no test `neighbours`")?;
+    let traces = Traces { program, market, neighbours, smoke: request.smoke };
     let mut only = request.only.clone();
     if only.is_empty() && (request.smoke || std::env::var_os(VARIABLE).is_none()) {
         eprintln!(
@@ -312,7 +339,46 @@ fn market(traces: &Traces) -> Result<Vec<Row>> {
         rows.push(if ran.bids == 1 { most.limit(&figure, 1.0) } else { most.state(&figure) });
         rows.push(case("mean").state(&[ran.gain_mean_percent]));
     }
+    let mut neighbours = Command::new(&traces.neighbours);
+    neighbours.args(["full", "--exact", "--ignored", "--nocapture"]);
+    if traces.smoke {
+        neighbours.envs([("SITES", "6"), ("ROUNDS", "20")]);
+    }
+    rows.extend(lines::<PricesTell>(&mut neighbours)?.iter().flat_map(tell));
     Ok(rows)
+}
+
+/// What prices tell of racks or neighbours. Whose racks are to be found has an adversary that would find them by prices of racks.
+fn tell(found: &PricesTell) -> Vec<Row> {
+    let PricesTell { strategy, question, sites, rounds, alone, .. } = found;
+    let what = format!(
+        "Market, {sites} sites from seed 0 on, {rounds} rounds, {} bids, {question} ({alone:.2} alone): adjusted Rand index added by",
+        strategy.to_lowercase()
+    );
+    let case = |by: &str| Case::less(SUITE, format!("{what} {by}"), 1.0).of(0, found.jobs);
+    let [told, error, median, worst] = found.told;
+    eprintln!("{what} what is told: {told:+.4} +- {error:.4}, median {median:+.4}, worst site {worst:+.4}");
+    let [told_presence, by_rack] = found.presence;
+    eprintln!(
+        "  a neighbour's coming: area under the curve {told_presence:.3} by what is told, {by_rack:.3} by racks"
+    );
+    let mut rows = vec![
+        case("what is told").limit(&[told.max(0.0)], MAX_PRICE_GAIN),
+        case("what is told, median site").state(&[median]),
+        case("what is told, worst site").state(&[worst]),
+        case("the same at other rounds, mean").state(&[found.shuffled[0]]),
+        case("the same at other rounds, worst site").state(&[found.shuffled[3]]),
+        case("exact prices").state(&[found.exact[0]]),
+    ];
+    let planted = Case::more(SUITE, format!("{what} prices of racks"), 1.0).of(0, found.jobs);
+    let by_rack = [found.by_rack[0]];
+    // Who has few of its jobs at once hears of few prices together.
+    rows.push(if (strategy.as_str(), question.as_str()) == ("Steady", "racks") {
+        planted.limit(&by_rack, MIN_RACK_GAIN)
+    } else {
+        planted.state(&by_rack)
+    });
+    rows
 }
 
 /// Sia's decisions with 32 times the accelerators and jobs, and with 157 times those of a workload of our own.
@@ -371,6 +437,22 @@ mod tests {
         assert!(off("c".to_owned(), 2.49, 2.548, 2.0).failed());
         assert!(off("c".to_owned(), 2.60, 2.548, 2.0).failed());
         assert!(off("c".to_owned(), f64::NAN, 2.548, 2.0).failed());
+    }
+
+    #[test]
+    fn prices_that_tell_more_than_the_bar_miss() {
+        let rows = |told: f64, by_rack: f64| {
+            let line = format!(
+                r#"{{"strategy": "Steady", "question": "racks", "sites": 160, "rounds": 120, "jobs": 12, "alone": 0.3,
+                "told": [{told}, 0.003, 0.0, 0.2], "shuffled": [0.001, 0.003, 0.0, 0.2], "exact": [0.002, 0.003, 0.0, 0.2],
+                "by_rack": [{by_rack}, 0.01, 0.7, 0.9], "presence": [0.53, 0.7]}}"#
+            );
+            tell(&serde_json::from_str(&line).unwrap())
+        };
+        let held = |rows: Vec<Row>| rows.iter().filter_map(|row| row.pass).collect::<Vec<bool>>();
+        assert_eq!(held(rows(0.019, 0.7)), [true, true]);
+        assert_eq!(held(rows(0.021, 0.29)), [false, false]);
+        assert_eq!(held(rows(-0.01, 0.7)), [true, true]);
     }
 
     #[test]

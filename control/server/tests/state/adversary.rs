@@ -9,7 +9,7 @@ mod using;
 
 use evidence::together;
 use experiment::{Cause, RANKS, Seen, Strategy, watch};
-use guess::{Judge, adjusted_rand, area, cluster};
+use guess::{Puzzle, area, gain, mean};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -108,51 +108,16 @@ fn measure(seen: &Seen, noise: f64, seed: u64) -> Vec<Vec<f64>> {
 /// Noises that are drawn for each fabric: the same for all who probe.
 const DRAWS: u64 = 6;
 
-/// Each fabric's adjusted Rand index on average over draws of the noise. The guesses are by who has learnt on the fabrics of the other
-/// parts.
+/// Each fabric's adjusted Rand index on average over draws of the noise.
 fn indices(all: &[Seen], by: By, noise: f64) -> Vec<f64> {
-    let measured: Vec<Vec<Vec<Vec<f64>>>> = all
-        .iter()
-        .zip(0..)
-        .map(|(seen, seed)| (0..DRAWS).map(|draw| measure(seen, noise, seed << 16 | draw)).collect())
-        .collect();
-    let odds = |judge: &Judge, at: usize, draw: usize| -> Vec<Vec<f64>> {
-        let row = |i: usize, j: usize| match i == j {
-            true => 0.0,
-            false => judge.odds(&numbers(&all[at], &measured[at][draw], by, i.min(j), i.max(j))),
-        };
-        (0..RANKS).map(|i| (0..RANKS).map(|j| row(i, j)).collect()).collect()
-    };
-    let draws = || 0..DRAWS as usize;
-    let mut found = vec![0.0; all.len()];
-    let parts = if all.len() < 40 { 2 } else { 4 };
-    for part in 0..parts {
-        let (unknown, known): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|at| at % parts == part);
-        let pairs = (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j)));
-        let of_one = |at: usize, draw: usize| {
-            let (seen, measured) = (&all[at], &measured[at][draw]);
-            let is = |i: usize, j: usize| seen.racks[i] == seen.racks[j];
-            pairs.clone().map(move |(i, j)| (numbers(seen, measured, by, i, j), is(i, j)))
-        };
-        let rows: Vec<(Vec<f64>, bool)> =
-            known.iter().flat_map(|at| draws().flat_map(move |draw| of_one(*at, draw))).collect();
-        let mut judge = Judge::learn(&rows);
-        let guessed: Vec<(Vec<Vec<f64>>, &[usize])> = known
-            .iter()
-            .flat_map(|at| draws().map(move |draw| (*at, draw)))
-            .map(|(at, draw)| (odds(&judge, at, draw), all[at].racks.as_slice()))
-            .collect();
-        let score = |stop: f64| -> f64 {
-            guessed.iter().map(|(odds, racks)| adjusted_rand(&cluster(odds, stop), racks)).sum()
-        };
-        let stops = (-20..=8).map(|step| f64::from(step) / 4.0);
-        judge.stop = stops.max_by(|a, b| score(*a).total_cmp(&score(*b))).unwrap();
-        for at in unknown {
-            let of_draw = |draw| adjusted_rand(&cluster(&odds(&judge, at, draw), judge.stop), &all[at].racks);
-            found[at] = draws().map(of_draw).sum::<f64>() / DRAWS as f64;
+    let mut puzzles = Vec::new();
+    for (fabric, seen) in all.iter().enumerate() {
+        for draw in 0..DRAWS {
+            let measured = measure(seen, noise, (fabric as u64) << 16 | draw);
+            puzzles.push(Puzzle::new(fabric, &seen.racks, |i, j| numbers(seen, &measured, by, i, j)));
         }
     }
-    found
+    guess::indices(&puzzles)
 }
 
 /// Calls for each, on as many threads as there are processors; what came of it, in order.
@@ -173,18 +138,6 @@ pub(super) fn in_parallel<T: Sync, R: Send>(all: &[T], call: impl Fn(&T) -> R + 
     });
     done.sort_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, result)| result).collect()
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// Mean of the differences, and its standard error.
-fn gain(found: &[f64], base: &[f64]) -> (f64, f64) {
-    let each: Vec<f64> = found.iter().zip(base).map(|(found, base)| found - base).collect();
-    let middle = mean(&each);
-    let square = each.iter().map(|gain| (gain - middle).powi(2)).sum::<f64>() / (each.len() - 1) as f64;
-    (middle, (square / each.len() as f64).sqrt())
 }
 
 /// How well a neighbour's coming is told from nothing. The first is by what the tenant is told, and the second by what the provider

@@ -1,23 +1,24 @@
 //! From numbers for each two ranks to a guess of who stands with whom. It is a logistic regression, learnt where the truth is
 //! known, then average linkage by log odds. The adversary can run the provider's software itself.
+//! The allocator's tests of what prices tell use it, too.
 
 /// Steps of Newton's method, and the ridge.
 const STEPS: usize = 12;
 const RIDGE: f64 = 1.0;
 
 /// Weighs evidence.
-pub(super) struct Judge {
+struct Judge {
     means: Vec<f64>,
     scales: Vec<f64>,
     /// The last is the constant.
     weights: Vec<f64>,
     /// Where clusters are joined no more.
-    pub stop: f64,
+    stop: f64,
 }
 
 impl Judge {
     /// Learns from rows of numbers, each with whether the two stand together. What is not known is no number.
-    pub(super) fn learn(rows: &[(Vec<f64>, bool)]) -> Self {
+    fn learn(rows: &[(Vec<f64>, bool)]) -> Self {
         let width = rows[0].0.len();
         let column = |at: usize| rows.iter().map(move |(row, _)| row[at]).filter(|value| value.is_finite());
         let mean = |at: usize| column(at).sum::<f64>() / column(at).count().max(1) as f64;
@@ -65,7 +66,7 @@ impl Judge {
     }
 
     /// Log odds that the two stand together.
-    pub(super) fn odds(&self, row: &[f64]) -> f64 {
+    fn odds(&self, row: &[f64]) -> f64 {
         self.scaled(row).iter().zip(&self.weights).map(|(value, weight)| value * weight).sum()
     }
 }
@@ -93,8 +94,80 @@ fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     right
 }
 
+/// Numbers for each two members of a fabric, and with whom each stands in truth.
+pub(super) struct Puzzle {
+    fabric: usize,
+    truth: Vec<usize>,
+    /// By pairs, in order.
+    rows: Vec<Vec<f64>>,
+}
+
+impl Puzzle {
+    /// Of a fabric of that number.
+    pub(super) fn new(fabric: usize, truth: &[usize], numbers: impl Fn(usize, usize) -> Vec<f64>) -> Self {
+        let rows = pairs(truth.len()).map(|(i, j)| numbers(i, j)).collect();
+        Self { fabric, truth: truth.to_vec(), rows }
+    }
+
+    fn odds(&self, judge: &Judge) -> Vec<Vec<f64>> {
+        let members = self.truth.len();
+        let mut all = vec![vec![0.0; members]; members];
+        for ((i, j), row) in pairs(members).zip(&self.rows) {
+            all[i][j] = judge.odds(row);
+            all[j][i] = all[i][j];
+        }
+        all
+    }
+
+    fn known(&self) -> impl Iterator<Item = (Vec<f64>, bool)> + '_ {
+        let is = |(i, j): (usize, usize)| self.truth[i] == self.truth[j];
+        self.rows.iter().zip(pairs(self.truth.len())).map(move |(row, pair)| (row.clone(), is(pair)))
+    }
+}
+
+fn pairs(members: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..members).flat_map(move |i| (i + 1..members).map(move |j| (i, j)))
+}
+
+/// Each fabric's adjusted Rand index on average over its puzzles. The guesses are by who has learnt on the fabrics of the other parts.
+pub(super) fn indices(puzzles: &[Puzzle]) -> Vec<f64> {
+    let fabrics = puzzles.iter().map(|puzzle| puzzle.fabric + 1).max().unwrap_or(0);
+    let parts = if fabrics < 40 { 2 } else { 4 };
+    let mut found = vec![Vec::new(); fabrics];
+    for part in 0..parts {
+        let (unknown, known): (Vec<&Puzzle>, Vec<&Puzzle>) =
+            puzzles.iter().partition(|puzzle| puzzle.fabric % parts == part);
+        let rows: Vec<(Vec<f64>, bool)> = known.iter().flat_map(|puzzle| puzzle.known()).collect();
+        let mut judge = Judge::learn(&rows);
+        let guessed: Vec<(Vec<Vec<f64>>, &[usize])> =
+            known.iter().map(|puzzle| (puzzle.odds(&judge), puzzle.truth.as_slice())).collect();
+        let score = |stop: f64| -> f64 {
+            guessed.iter().map(|(odds, truth)| adjusted_rand(&cluster(odds, stop), truth)).sum()
+        };
+        let stops = (-20..=8).map(|step| f64::from(step) / 4.0);
+        judge.stop = stops.max_by(|a, b| score(*a).total_cmp(&score(*b))).unwrap();
+        for puzzle in unknown {
+            let guess = cluster(&puzzle.odds(&judge), judge.stop);
+            found[puzzle.fabric].push(adjusted_rand(&guess, &puzzle.truth));
+        }
+    }
+    found.iter().map(|of_one| mean(of_one)).collect()
+}
+
+pub(super) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Mean of the differences, and its standard error.
+pub(super) fn gain(found: &[f64], base: &[f64]) -> (f64, f64) {
+    let each: Vec<f64> = found.iter().zip(base).map(|(found, base)| found - base).collect();
+    let middle = mean(&each);
+    let square = each.iter().map(|gain| (gain - middle).powi(2)).sum::<f64>() / (each.len() - 1) as f64;
+    (middle, (square / each.len() as f64).sqrt())
+}
+
 /// Joins the two clusters whose members are on average the likeliest to stand together. It goes on as long as that is above `stop`.
-pub(super) fn cluster(odds: &[Vec<f64>], stop: f64) -> Vec<usize> {
+fn cluster(odds: &[Vec<f64>], stop: f64) -> Vec<usize> {
     let mut clusters: Vec<Vec<usize>> = (0..odds.len()).map(|rank| vec![rank]).collect();
     loop {
         let mut best = (stop, None);
@@ -120,7 +193,7 @@ pub(super) fn cluster(odds: &[Vec<f64>], stop: f64) -> Vec<usize> {
 
 /// The adjusted Rand index of two partitions: 1 where they are the same, 0 on average by chance. Source: Hubert and Arabie, "Comparing
 /// partitions", 1985.
-pub(super) fn adjusted_rand(one: &[usize], other: &[usize]) -> f64 {
+fn adjusted_rand(one: &[usize], other: &[usize]) -> f64 {
     let size = |of: &[usize]| of.iter().max().map_or(0, |most| most + 1);
     let mut table = vec![vec![0_u32; size(other)]; size(one)];
     one.iter().zip(other).for_each(|(a, b)| table[*a][*b] += 1);
