@@ -736,6 +736,27 @@ name = "a"
     }
 
     #[test]
+    fn the_last_host_of_a_kind_with_a_price_goes_at_no_reload() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let hosts = |kinds: &[&str]| -> String {
+            let host =
+                |(at, kind): (usize, &&str)| format!("[[host]]\nname = \"h{at}\"\nkind = \"{kind}\"\n");
+            kinds.iter().enumerate().map(host).collect()
+        };
+        write("kinds.toml", &hosts(&["h100", "a100", "a100"]));
+        let section = "[allocator]\npolicy = \"market\"\n[[allocator.kind]]\nname = \"a100\"\nhire = 0.5\n";
+        write("control.toml", &(kinds() + section));
+        let source = Config::load(&folder.path().join("control.toml")).unwrap().source.unwrap();
+        write("kinds.toml", &hosts(&["h100", "a100"]));
+        assert_eq!(source.read_again().unwrap().settings.topology.hosts().len(), 2);
+        write("kinds.toml", &hosts(&["h100"]));
+        let (.., error) = flaw(source.read_again());
+        let (kind, known) = ("a100".to_owned(), vec!["h100".to_owned()]);
+        assert_eq!(error, ValueError::UnknownKind { kind, known });
+    }
+
+    #[test]
     fn a_kind_without_hosts_has_no_price() {
         let of = |file: &str, kind: &str| {
             let section = format!("[allocator]\npolicy = \"market\"\n[[allocator.kind]]\nname = \"{kind}\"");

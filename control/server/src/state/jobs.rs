@@ -669,15 +669,15 @@ impl Jobs {
                 // It leaves now. Once it is outbid again, it waits anew.
                 job.leaves = None;
             }
-            if scope == Scope::All {
-                job.won = claims.has(job.number).then(|| job.won.unwrap_or(ctx.now));
-            }
+            // Who gets hosts, in whichever round, waits for none any more.
+            let waits = share.hosts.is_empty() && claims.has(job.number);
+            job.won = waits.then(|| job.won.unwrap_or(ctx.now));
             // What it gets of another one's it has until the last of that one's hosts is free.
             job.leaves = job.leaves.or_else(|| claims.leaves(&share.hosts, job.number));
             if job.leaves != before {
                 changed.push(key.clone());
             }
-            if claims.has(job.number) && share.hosts.is_empty() {
+            if waits {
                 share.text += "; it has won hosts that others keep until they leave";
             }
             let has = job.target.iter().filter(|runner| usable.get(&runner.0) == Some(*runner)).count();

@@ -387,6 +387,23 @@ fn a_restart_of_control_gives_who_is_outbid_no_time() {
     assert_eq!(leaves(&play), [false], "it is to leave nothing any more");
 }
 
+#[test]
+fn a_clock_that_is_set_back_lets_nobody_stay_beyond_the_longest_wait() {
+    let (mut play, bert, gpt) = outbid_without_checkpoint((2, 2));
+    play.wait_seconds(45);
+    // What was stored is so much later than what the clock says now.
+    let stored = &mut play.world.stored.jobs;
+    let leaving: Vec<_> = stored.values_mut().filter(|job| job.leaves_ns > 0).collect();
+    assert_eq!(leaving.len(), 1, "{leaving:?}");
+    leaving.into_iter().for_each(|job| job.leaves_ns += 3_600_000_000_000);
+    play.restart();
+    play.wait_seconds(60);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (2, 0), "{:#?}", play.jobs());
+    // The first round was after thirty seconds, and the longest wait is forty.
+    play.wait_seconds(25);
+    assert_eq!((workers(&play, &bert), workers(&play, &gpt)), (0, 4), "{:#?}", play.jobs());
+}
+
 /// Jobs of two workers have all hosts, with so many seconds between their checkpoints. One comes that bids more and needs all four, and
 /// another of two that would have what it does not get.
 fn staggered(checkpoints: [u64; 2]) -> (Play, [Vec<u64>; 4]) {
@@ -432,6 +449,36 @@ fn freed_hosts_are_kept_for_a_large_job_within_the_notice() {
     let running = [&first, &second, &large, &small].map(|runners| workers(&play, runners));
     assert_eq!(running, [0, 0, 4, 0], "{:#?}", play.jobs());
     assert!(small.iter().all(|runner| play.runners[runner].started == 0), "{:#?}", play.runners);
+}
+
+#[test]
+fn hosts_that_came_between_rounds_end_the_wait_for_them() {
+    let mut settings = market();
+    settings.market.longest_wait = SECOND * 40;
+    let mut play = Play::with(settings);
+    play.world.wait(ROUND);
+    let far = |price| JobBid { checkpoint_ns: 3_600_000_000_000, ..JobBid::of(Price(price)) };
+    for (name, price) in [("first", 600_000), ("second", 650_000), ("bert", 900_000)] {
+        play.bids.insert(name.to_owned(), far(price));
+    }
+    let others = ["first", "second"].map(|name| play.add_all("b", name, (2, 2)));
+    play.wait_seconds(3);
+    let bert = play.add_elastic((2, 4));
+    // Two rounds have let it win, and the hosts are others' for eight seconds more.
+    play.wait_seconds(60);
+    assert_eq!(workers(&play, &bert), 0, "{:#?}", play.jobs());
+    others.into_iter().flatten().for_each(|runner| play.die(runner));
+    assert_eq!(play.set_bid("a", "bert", Some(far(910_000).into())), "");
+    play.wait_seconds(3);
+    assert_eq!(workers(&play, &bert), 4, "{:#?}", play.jobs());
+    // Whoever bids more for two of them waits for as long as for anybody's.
+    bids(&mut play, "late", 1_000_000);
+    let late = play.add_all("b", "late", (2, 2));
+    play.wait_seconds(15);
+    assert_eq!((workers(&play, &bert), workers(&play, &late)), (4, 0), "{:#?}", play.jobs());
+    assert_eq!(job(&play, "bert").reason(), AllocationReason::Outbid);
+    play.wait_seconds(60);
+    assert_eq!((workers(&play, &bert), workers(&play, &late)), (2, 2), "{:#?}", play.jobs());
 }
 
 #[test]
