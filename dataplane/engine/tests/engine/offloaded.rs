@@ -379,7 +379,8 @@ fn a_held_sum_that_waits_for_a_process_goes_along() {
                     let stores = stores.clone();
                     let inherit: InheritEnd = Box::new(move |from| {
                         let end = Box::new(RemoteEnd::inherit(from, ARENA)?);
-                        Ok(Box::new(Late(end, stores)))
+                        let end: Box<dyn AgentEnd> = Box::new(Late(end, stores));
+                        Ok::<_, EndError>(end)
                     });
                     before.push(take_over(world, 0, HashMap::from([(2, inherit)]), image));
                     let mut rounds = random.random_range(1..300);
