@@ -328,7 +328,7 @@ async fn serve(
         Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard, &mut stop).await),
         None => None,
     };
-    let mut handing = Handing::new(own, at.verbs.is_some(), standing);
+    let mut handing = Handing::new(own, (at.verbs.is_some(), taken.is_some()), standing);
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
     if let Some(verbs) = &config.verbs {
@@ -434,7 +434,7 @@ async fn serve(
                     let told = std::mem::take(&mut welcome.serve);
                     let takes_over_tcp = welcome.takes_links_over_tcp;
                     wiring.handle_control(Event::Connected(welcome));
-                    handing.connected(&mut wiring.agent, takes_over_tcp);
+                    handing.connected(&mut wiring.agent, takes_over_tcp, tenants.server().awaited());
                     wiring.agent.tenants_served(tenants.set_added(told));
                 }
                 Some(Remainder::Event(event)) => {
@@ -453,6 +453,9 @@ async fn serve(
                 watchdog.alive(now);
                 if waiting.take_if(|at| now >= *at).is_some() {
                     handing.release(&mut tenants);
+                }
+                if connected && ending.is_none() {
+                    handing.keep(&mut wiring.agent, tenants.server().awaited());
                 }
                 intruders.news(now).into_iter().for_each(|news| wiring.agent.note(news));
                 let gone = threads.iter().any(JoinHandle::is_finished) || intruders.acceptor.is_finished();

@@ -132,7 +132,7 @@ pub(crate) struct Channel {
     summed: bool,
     /// Whether the sum was copied from staging to the outputs.
     copied_out: bool,
-    /// Whether that copy is still on its way to tensors that are not mapped. At a hand-over none is.
+    /// Whether that copy is still on its way to tensors that are not mapped. Whoever takes it over says so again.
     #[serde(skip)]
     copying: bool,
 }

@@ -106,7 +106,7 @@ pub(crate) struct CommunicatorState {
     /// By channel: the residuals, in and out, of local ranks whose tensors are not mapped, one rank after another.
     #[serde(skip)]
     pub(crate) residual_staging: Vec<Option<Arc<Memory>>>,
-    /// By channel: what is fetched and stored of a segment that an aggregator does. At a hand-over nothing is.
+    /// By channel: what is fetched and stored of a segment that an aggregator does. After a hand-over, what waited in the other process.
     #[serde(skip)]
     pub(crate) away: Vec<Away>,
     calls: Vec<Pending>,

@@ -4,7 +4,8 @@
 //! Nothing ends by it: operations go on where they stand. What is in memory that tenants map goes as descriptors; staging and landing
 //! slots, which are this process's alone, are copied. What is read and written of tenants' memory that is not mapped ends first. Over RDMA
 //! no more begins before the successor has a queue pair; what waits for that goes along. Sessions with aggregators end: hosts repeat what was
-//! under way in them, and the successor is a worker in the next.
+//! under way in them, and the successor is a worker in the next. What they have summed and held is done, and is stored by the successor
+//! where that has not begun.
 
 use crate::Engine;
 use crate::aggregated::is_for_aggregator;
@@ -435,17 +436,11 @@ impl Engine {
         away.is_some_and(|away| away.begins_again(step))
     }
 
-    /// Where the bytes of a transfer lie that has not begun. None while its communicator comes to its end, and of what an aggregator summed
-    /// and was held: that it is still on its way does not go along.
+    /// Where the bytes of a transfer lie that has not begun. None while its communicator comes to its end.
     fn place_of(&self, transfer: &PendingTransfer) -> Option<TransferPlace> {
         let PendingTransfer { tag, store, span, .. } = transfer;
         let (communicator, channel, step) = untag(*tag);
         let member = self.communicators.get(communicator);
-        // Steps of messages' pieces have numbers of their own, of any value.
-        let is_piece = member.is_some_and(|member| channel == member.core.p2p_channel());
-        if *tag != COUNTS && !is_piece && is_for_aggregator(step) {
-            return None;
-        }
         if *store {
             return Some(TransferPlace::Stored);
         }
@@ -581,6 +576,9 @@ impl Engine {
                 here => self.inherit_fetch(tag, bytes, here)?.ok_or(lost)?,
             };
             let store = here == TransferPlace::Stored;
+            if store {
+                self.inherit_copy_out(tag);
+            }
             let attachment = self.attachments.get_mut(key).ok_or(HandOverError::Waiting("transfer"))?;
             attachment.transfer(PendingTransfer { attachment: key, tag, store, offset, span })?;
         }
@@ -589,6 +587,20 @@ impl Engine {
             attachment.defer((submission, counts.map(Into::into)));
         }
         Ok(())
+    }
+
+    /// Has an operation wait for a store, if that is of what an aggregator summed and was held.
+    fn inherit_copy_out(&mut self, tag: Tag) {
+        let (communicator, channel, step) = untag(tag);
+        let member = self.communicators.get_mut(communicator).filter(|_| is_for_aggregator(step));
+        let Some(member) = member else { return };
+        let segment = member.core.segment(channel).map(|segment| segment.number);
+        // Steps of messages' pieces have any number, but their channel has none of these.
+        let away = member.away.get_mut(usize::from(channel.0));
+        if let Some((away, segment)) = away.zip(segment) {
+            away.inherit(segment, step);
+            member.core.defer_copy_out(channel);
+        }
     }
 
     /// Where a fetch that waited in another process lands here; none where that is gone.

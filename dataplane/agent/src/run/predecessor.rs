@@ -56,6 +56,9 @@ pub(super) struct Handing {
     control_can: bool,
     /// Whether it was asked to.
     requested: bool,
+    /// When control is asked again to leave links as they are, for processes that have not come to this agent, a successor. None where
+    /// they need not.
+    keeps_from: Option<Instant>,
     standing: mpsc::UnboundedReceiver<FrozenSession>,
     stage: Stage,
 }
@@ -96,23 +99,40 @@ enum Stage {
 }
 
 impl Handing {
-    /// Nobody has come yet. `over_rdma` is whether links go over RDMA by the agent's configuration.
+    /// Nobody has come yet. `over_rdma` is whether links go over RDMA by the agent's configuration, and `succeeds` whether this agent took
+    /// another's place.
     pub(super) fn new(
         own: Greeting,
-        over_rdma: bool,
+        (over_rdma, succeeds): (bool, bool),
         standing: mpsc::UnboundedReceiver<FrozenSession>,
     ) -> Self {
         let (place, stage) = (None, Stage::Idle);
-        Self { place, own, over_rdma, control_can: false, requested: false, standing, stage }
+        let keeps_from = succeeds.then(Instant::now);
+        Self { place, own, over_rdma, control_can: false, requested: false, keeps_from, standing, stage }
     }
 
-    /// There is a session with control, which forgot with the one before what it was asked for. `control_can` is whether it can have
-    /// links go over TCP alone.
-    pub(super) fn connected(&mut self, agent: &mut Agent, control_can: bool) {
+    /// There is a session with control, which forgot with the one before what it was asked for, or will. `control_can` is whether it can
+    /// have links go over TCP alone.
+    pub(super) fn connected(&mut self, agent: &mut Agent, control_can: bool, awaited: usize) {
         self.control_can = control_can;
         if self.requested && control_can {
             agent.ask_over_tcp(OVER_TCP);
         }
+        self.keeps_from = self.keeps_from.map(|_| Instant::now());
+        self.keep(agent, awaited);
+    }
+
+    /// Has control leave links over TCP while so many processes have not come to this agent, a successor. An operation that waits for one
+    /// would keep an epoch over RDMA under way until then, and no later successor could be handed its links.
+    pub(super) fn keep(&mut self, agent: &mut Agent, awaited: usize) {
+        let now = Instant::now();
+        let due = self.keeps_from.is_some_and(|at| now >= at || awaited == 0);
+        if !due || !self.over_rdma || !self.control_can || self.requested {
+            return;
+        }
+        let time = if awaited > 0 { OVER_TCP } else { Duration::ZERO };
+        self.keeps_from = (awaited > 0).then(|| now + OVER_TCP / 2);
+        agent.ask_over_tcp(time);
     }
 
     /// Whether a hand-over is under way.
@@ -225,8 +245,9 @@ impl Handing {
             Stage::Idle | Stage::Greeting(..) | Stage::Starting(_) => {}
         }
         // Another control may be there by now, which would end the session of an agent that says what it does not know.
-        if std::mem::take(&mut self.requested) && self.control_can {
-            agent.ask_over_tcp(Duration::ZERO);
+        if std::mem::take(&mut self.requested) {
+            self.keeps_from = Some(Instant::now());
+            self.keep(agent, tenants.server().awaited());
         }
         pause.set(false);
         self.release(tenants);
@@ -411,7 +432,7 @@ mod tests {
             let pause = control::connect(settings).pause;
             let (build, links) = (String::new(), String::new());
             let own = Greeting { version: VERSION, build, host: "h0".into(), threads: 0, links };
-            let mut handing = Handing::new(own, true, standing);
+            let mut handing = Handing::new(own, (true, false), standing);
             handing.stage = stage(peer, Instant::now() + LINKS);
             (handing.control_can, handing.requested) = (true, true);
             let mut world = Self { handing, agent, tenants, pause, successor, sent };
@@ -458,6 +479,44 @@ mod tests {
         world.step().await;
         assert!(!world.handing.is_running());
         assert_eq!(world.requests(), [0]);
+    }
+
+    /// As a successor, that a process has not come to.
+    #[tokio::test]
+    async fn links_stay_on_tcp_until_all_processes_have_come() {
+        let long = u64::try_from(OVER_TCP.as_nanos()).unwrap();
+        let successor = || {
+            let mut world = World::new(|_, _| Stage::Idle);
+            (world.handing.requested, world.handing.keeps_from) = (false, Some(Instant::now()));
+            world
+        };
+        let mut world = successor();
+        world.handing.connected(&mut world.agent, true, 0);
+        assert_eq!(world.requests(), [0], "all have come: control need not wait");
+        world.handing.keep(&mut world.agent, 0);
+        world.handing.connected(&mut world.agent, true, 0);
+        assert!(world.requests().is_empty(), "once");
+        let mut world = successor();
+        world.handing.connected(&mut world.agent, true, 2);
+        world.handing.keep(&mut world.agent, 1);
+        assert_eq!(world.requests(), [long]);
+        world.handing.connected(&mut world.agent, true, 1);
+        assert_eq!(world.requests(), [long], "of another session");
+        world.handing.keeps_from = Some(Instant::now());
+        world.handing.keep(&mut world.agent, 1);
+        assert_eq!(world.requests(), [long], "before control forgets");
+        world.handing.connected(&mut world.agent, false, 1);
+        assert!(world.requests().is_empty(), "of a release that does not know it");
+        world.handing.connected(&mut world.agent, true, 0);
+        assert_eq!(world.requests(), [0]);
+        // A later hand-over asks for itself.
+        let mut world = successor();
+        world.handing.connected(&mut world.agent, true, 1);
+        world.handing.requested = true;
+        world.handing.keep(&mut world.agent, 0);
+        assert_eq!(world.requests(), [long]);
+        world.handing.call_off(&mut world.agent, &mut world.tenants, &world.pause, "over");
+        assert_eq!(world.requests(), [0], "all have come meanwhile");
     }
 
     #[tokio::test]
@@ -525,7 +584,7 @@ mod tests {
         assert_eq!(world.requests(), [0], "they need not any more");
         // Another one leads from now on.
         let mut world = World::waiting();
-        world.handing.connected(&mut world.agent, false);
+        world.handing.connected(&mut world.agent, false, 0);
         world.step().await;
         assert!(!world.handing.is_running(), "nothing is waited for");
         let why = world.successor.waits().unwrap_err().to_string();

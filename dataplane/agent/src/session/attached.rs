@@ -1,6 +1,6 @@
 //! A connection after the handshake: requests and answers until either side goes away.
 
-use super::handover::{Bound, FrozenSession, SessionImage};
+use super::handover::{FrozenSession, OneOf, SessionImage};
 use super::memory::AttachedMemory;
 use super::rdma::{Places, Rdma};
 use super::stream::Stream;
@@ -111,6 +111,8 @@ pub(super) struct Rejoining {
     pub(super) ours: Rejoin,
     /// Whether the process is on this host.
     pub(super) here: bool,
+    /// Until it has, the process is one that has not come.
+    pub(super) awaited: OneOf,
 }
 
 /// A connection after the handshake.
@@ -133,7 +135,7 @@ pub(super) struct AttachedSession {
     /// What another process read and has not taken in, and descriptors that came with it.
     unread: (BytesMut, VecDeque<OwnedFd>),
     /// Over RDMA, until the process has said that it can come to a successor.
-    bound: Option<Bound>,
+    bound: Option<OneOf>,
     /// Whether the process was told that a hand-over begins.
     announced: bool,
     /// Over RDMA, until the process has come to this agent, a successor.
@@ -599,7 +601,7 @@ impl AttachedSession {
     /// Joins this agent's queue pair to the process's new one, unless that is about another, of an agent before.
     fn reconnect(&mut self, id: u64, agent: PairEnd, theirs: (Offer, u64)) -> Handled {
         let meant = self.rejoining.take_if(|rejoining| rejoining.ours.end() == agent);
-        let Some(Rejoining { rdma, ours, here }) = meant else { return Handled::Done };
+        let Some(Rejoining { rdma, ours, here, awaited }) = meant else { return Handled::Done };
         let (rules, arena_bytes) = (self.tenant.rules(), self.size.0);
         self.outstanding.push(RequestKind::Reconnect);
         let rejoins = async move {
@@ -608,6 +610,7 @@ impl AttachedSession {
                 Ok(()) => Answer::Succession { id, step: Succession::Connected },
                 Err(refused) => Answer::Detached { id, refused },
             };
+            drop(awaited);
             (RequestKind::Reconnect, answer)
         };
         self.pending.spawn(metered(Arc::clone(&self.tenant), rejoins));

@@ -14,13 +14,21 @@ pub struct Freeze {
     frozen: watch::Sender<bool>,
     sessions: mpsc::UnboundedSender<FrozenSession>,
     bound: Arc<AtomicUsize>,
+    awaited: Arc<AtomicUsize>,
 }
 
-/// An attachment that ends with this process, for as long as this is there.
+/// One of the attachments that are counted, for as long as this is there.
 #[derive(Debug)]
-pub(super) struct Bound(Arc<AtomicUsize>);
+pub(super) struct OneOf(Arc<AtomicUsize>);
 
-impl Drop for Bound {
+impl OneOf {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for OneOf {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -76,18 +84,28 @@ impl Freeze {
     /// Sessions stand still from the start if `frozen`; with it comes what they are, once they do.
     pub fn new(frozen: bool) -> (Self, mpsc::UnboundedReceiver<FrozenSession>) {
         let (sessions, standing) = mpsc::unbounded_channel();
-        (Self { frozen: watch::Sender::new(frozen), sessions, bound: Arc::default() }, standing)
+        let (bound, awaited) = Default::default();
+        (Self { frozen: watch::Sender::new(frozen), sessions, bound, awaited }, standing)
     }
 
     /// One more attachment that ends with this process.
-    pub(super) fn bind(&self) -> Bound {
-        self.bound.fetch_add(1, Ordering::Relaxed);
-        Bound(Arc::clone(&self.bound))
+    pub(super) fn bind(&self) -> OneOf {
+        OneOf::new(&self.bound)
     }
 
     /// How many attachments end with this process.
     pub(super) fn bound(&self) -> usize {
         self.bound.load(Ordering::Relaxed)
+    }
+
+    /// One more attachment whose process has not come to this agent, a successor.
+    pub(super) fn awaits(&self) -> OneOf {
+        OneOf::new(&self.awaited)
+    }
+
+    /// How many attachments' processes have not come.
+    pub(super) fn awaited(&self) -> usize {
+        self.awaited.load(Ordering::Relaxed)
     }
 
     /// From now on sessions and listeners stand still, or go on.

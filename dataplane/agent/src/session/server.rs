@@ -392,6 +392,11 @@ impl SessionServer {
         self.freeze.bound()
     }
 
+    /// How many attachments over RDMA have processes that have not come to this agent, a successor.
+    pub fn awaited(&self) -> usize {
+        self.freeze.awaited()
+    }
+
     /// How many connections there are, those included that are not attached yet.
     pub fn connections(&self) -> usize {
         self.served.values().map(|served| served.tenant.connections() as usize).sum()
@@ -446,7 +451,10 @@ impl SessionServer {
             false => Stream::Tcp(TcpStream::from_std(stream.into())?),
         };
         let end = end.zip(self.rdma.clone());
-        let end = end.map(|((end, ours), rdma)| (inherit_end(end), Rejoining { rdma, ours, here }));
+        let end = end.map(|((end, ours), rdma)| {
+            let awaited = self.freeze.awaits();
+            (inherit_end(end), Rejoining { rdma, ours, here, awaited })
+        });
         let (end, rejoining) = end.unzip();
         let remote = image.next == THROUGH_SOCKET;
         let end = end.or_else(|| remote.then(|| inherit_remote(image.size.0)));

@@ -171,6 +171,8 @@ fn an_attachment_over_rdma_goes_on_with_a_successor() {
             assert!(made.peek().is_some(), "{calls:?}");
             let own = std::thread::current().id();
             assert!(made.all(|made| made.thread != own), "queue pairs are made one after the other");
+            let awaited = [&agent, &successor].map(|agent| agent.server.awaited());
+            assert_eq!(awaited, [0, 1], "the process has not come to the successor");
             let theirs = agent.end.as_ref().unwrap().hand_over().unwrap();
             successor.end = Some(inherited.end.take().unwrap()(theirs).unwrap());
             successor.taken = std::mem::take(&mut agent.taken);
@@ -187,6 +189,7 @@ fn an_attachment_over_rdma_goes_on_with_a_successor() {
                 successor.serve_until(|agent| !agent.taken.is_empty()).await;
                 successor.complete();
             }
+            successor.serve_until(|agent| agent.server.awaited() == 0).await;
             successor.serve_until(|agent| agent.end.is_none()).await;
             process.join().unwrap().unwrap();
             assert_eq!(ended.load(Ordering::Relaxed), 6);

@@ -53,6 +53,13 @@ impl Away {
         self.of.filter(|_| self.pending == 0)
     }
 
+    /// What was held of a segment is on its way to one more tensor, as another process had it. `step` is that of its transfer's tag.
+    pub(crate) fn inherit(&mut self, segment: SegmentId, step: StepId) {
+        // A number has 16 bits, and so have steps of these transfers.
+        self.number = step.0.saturating_sub(*STEPS.start()) as u16;
+        (self.of, self.pending) = (Some((segment, Purpose::CopyOut)), self.pending + 1);
+    }
+
     /// Whether hosts do again what a transfer is for, if its session ends. What was held is not: its segment is done.
     pub(crate) fn begins_again(&self, step: StepId) -> bool {
         step != self.step() || !matches!(self.of, Some((_, Purpose::CopyOut)))
@@ -90,6 +97,22 @@ mod tests {
         assert!(matches!(away.end_one(second), Some((SegmentId(8), Purpose::Fetch))));
         assert!(away.has_ended(SegmentId(8)));
         assert!(away.end_one(second).is_none(), "one more than there were");
+    }
+
+    #[test]
+    fn what_is_inherited_ends_once_and_is_no_later_segments() {
+        let mut before = Away::default();
+        before.begin(SegmentId(4), Purpose::Fetch, 1);
+        let step = before.begin(SegmentId(4), Purpose::CopyOut, 3);
+        assert!(before.end_one(step).is_none() && !before.begins_again(step));
+        let mut away = Away::default();
+        // One of three has ended.
+        (0..2).for_each(|_| away.inherit(SegmentId(4), step));
+        assert!(!away.begins_again(step), "another process may inherit it too");
+        assert!(away.end_one(step).is_none() && !away.has_ended(SegmentId(4)));
+        assert!(matches!(away.end_one(step), Some((SegmentId(4), Purpose::CopyOut))));
+        assert_ne!(away.begin(SegmentId(8), Purpose::Fetch, 1), step);
+        assert!(away.end_one(step).is_none());
     }
 
     #[test]

@@ -3,14 +3,19 @@
 use crate::aggregated::{aggregated, all_reduce, coded, codes};
 use crate::common::{ARENA, Ends, World, call, distant, near, tcp};
 use crate::served::{FORMAT, Served, any, my_turn, ordinary, rules, whole_by};
-use crate::succession::{Lab, rejoin};
+use crate::succession::{Lab, hand_over_while_served, rejoin, take_over};
 use harmonaize_abi::session::Succession;
-use harmonaize_abi::{Collective, Completion, ReduceOp};
+use harmonaize_abi::{Collective, Completion, ReduceOp, Submission, Tag};
 use harmonaize_core::Aggregation;
 use harmonaize_engine::Aggregator;
 use harmonaize_plan::Tuning;
+use harmonaize_shm::{AgentEnd, EndError, InheritEnd, InheritedEnd, Regions, RemoteEnd, Span};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Where an aggregator should be used, and is not for some time: another is given up.
@@ -251,6 +256,152 @@ fn successors_go_on_with_an_aggregator_and_tensors_over_rdma() {
                 world.run_rounds(rounds[1]);
                 rejoins.into_iter().for_each(|(rank, ours)| rejoin(world, rank, ours));
             });
+        }
+        aggregated(&mut world, 20_000, true);
+    }
+}
+
+/// What engines one after the other have stored through an end, as long as it takes stores.
+#[derive(Clone, Debug, Default)]
+struct Stores {
+    held: Arc<AtomicBool>,
+    /// Whether one was asked for in vain, and whether that is of what an aggregator summed.
+    refused: Arc<Mutex<Option<bool>>>,
+    /// How often, of what an aggregator summed, by where.
+    summed: Arc<Mutex<BTreeMap<u64, usize>>>,
+}
+
+/// An end whose process does not come to stores for some time, as it does not to an engine over RDMA.
+#[derive(Debug)]
+struct Late(Box<dyn AgentEnd>, Stores);
+
+impl AgentEnd for Late {
+    fn submission(&mut self) -> Result<Option<Submission>, EndError> {
+        self.0.submission()
+    }
+
+    fn complete(&mut self, completion: &Completion) -> Result<(), EndError> {
+        self.0.complete(completion)
+    }
+
+    fn memory(&self) -> Option<&Regions> {
+        None
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.0.arena_bytes()
+    }
+
+    fn entries(&self) -> u32 {
+        self.0.entries()
+    }
+
+    fn hand_over(&self) -> Result<InheritedEnd, EndError> {
+        self.0.hand_over()
+    }
+
+    fn rests(&self) -> bool {
+        self.0.rests()
+    }
+
+    fn is_away(&self) -> bool {
+        self.1.held.load(Ordering::Relaxed)
+    }
+
+    fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError> {
+        self.0.fetch(tag, offset, into)
+    }
+
+    fn store(&mut self, tag: Tag, from: Span, offset: u64) -> Result<(), EndError> {
+        // By the steps of tags.
+        let of_aggregator = (0xe_0000..=0xe_ffff).contains(&(tag.0 & 0xf_ffff));
+        if self.is_away() {
+            *self.1.refused.lock().unwrap() = Some(of_aggregator);
+            return Err(EndError::Full);
+        }
+        self.0.store(tag, from, offset)?;
+        if of_aggregator {
+            *self.1.summed.lock().unwrap().entry(offset).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self, done: &mut dyn FnMut(Tag)) -> Result<usize, EndError> {
+        self.0.progress(done)
+    }
+
+    fn flush(&mut self) -> Result<(), EndError> {
+        self.0.flush()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.0.prepare_sleep()
+    }
+
+    fn cancel_sleep(&mut self, woken: bool) {
+        self.0.cancel_sleep(woken);
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.0.wake_fd()
+    }
+}
+
+/// What an aggregator summed waits for a process while its engine has two successors. It is stored by the second, once; the operation does
+/// not end before, and its sum is right. Small sums may end before everybody has them, and large ones in place may not.
+#[test]
+fn a_held_sum_that_waits_for_a_process_goes_along() {
+    let _turn = my_turn();
+    let ranks = [vec![0, 2], vec![1, 3]];
+    for (seed, count) in (1..).zip([300, 100_000, 300, 100_000]) {
+        println!("seed {seed}, {count} elements");
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let served = Served::start(any(), 7, 2, 0);
+        let stores = Stores::default();
+        let ends = &mut |rank: u32| match (rank, distant(ARENA)) {
+            (0 | 1, _) => near(ARENA),
+            (2, (end, tenant)) => (Box::new(Late(end, stores.clone())) as Box<dyn AgentEnd>, tenant),
+            (_, ends) => ends,
+        };
+        let mut world = offloaded(rules(FORMAT), &ranks, served.reached_by(2), ends);
+        let (mut before, deadline) = (Vec::new(), Instant::now() + PATIENCE);
+        loop {
+            aggregated(&mut world, 20_000, true);
+            stores.summed.lock().unwrap().clear();
+            let mut waited = None;
+            all_reduce(&mut world, count, true, |world| {
+                stores.held.store(true, Ordering::Relaxed);
+                world.until("a store", |_| stores.refused.lock().unwrap().is_some());
+                for _ in 0..2 {
+                    waited = stores.refused.lock().unwrap().take();
+                    let image = hand_over_while_served(world, 0);
+                    assert!(image.state.starts_with(&[0xff; 20]), "nothing waits");
+                    let stores = stores.clone();
+                    let inherit: InheritEnd = Box::new(move |from| {
+                        let end = Box::new(RemoteEnd::inherit(from, ARENA)?);
+                        let end: Box<dyn AgentEnd> = Box::new(Late(end, stores));
+                        Ok::<_, EndError>(end)
+                    });
+                    before.push(take_over(world, 0, HashMap::from([(2, inherit)]), image));
+                    let mut rounds = random.random_range(1..300);
+                    world.until("some rounds", |world| {
+                        let ended = world.tenants[2].end.completion().unwrap();
+                        assert!(ended.is_none(), "its sum is still to be stored: {ended:?}");
+                        rounds -= 1;
+                        rounds == 0
+                    });
+                }
+                stores.held.store(false, Ordering::Relaxed);
+            });
+            let summed = stores.summed.lock().unwrap().clone();
+            assert!(summed.values().all(|times| *times == 1), "stored more than once: {summed:?}");
+            assert!(waited != Some(true) || !summed.is_empty(), "what waited was not stored");
+            *stores.refused.lock().unwrap() = None;
+            if waited == Some(true) {
+                break;
+            }
+            // Where the aggregator's thread got no turn in time, hosts have summed by themselves.
+            assert!(Instant::now() < deadline, "no sum of an aggregator's ever waits");
         }
         aggregated(&mut world, 20_000, true);
     }

@@ -96,7 +96,7 @@ impl Lab {
 }
 
 /// Another engine goes on with what one has handed over. Returns that one.
-fn take_over(
+pub(crate) fn take_over(
     world: &mut World,
     at: usize,
     ends: HashMap<u64, InheritEnd>,
@@ -284,7 +284,7 @@ fn a_piece_of_a_message_goes_along_whatever_its_number() {
 }
 
 /// Hands over while tenants' processes call their library, as fetches and stores through sockets need.
-fn hand_over_while_served(world: &mut World, at: usize) -> Box<EngineImage> {
+pub(crate) fn hand_over_while_served(world: &mut World, at: usize) -> Box<EngineImage> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let (World { engines, tenants, .. }, over) = (&mut *world, AtomicBool::new(false));

@@ -61,6 +61,7 @@ impl Controller {
         let session = Session { host, listen, build, since: now, abilities, tenants, processes, joins };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
+        self.handovers.connected(now, host);
         self.telemetry.forget(&ctx!(self, now), &mut self.outbox, host);
         let interval = u64::try_from(self.settings.telemetry_interval.as_nanos()).unwrap_or(u64::MAX);
         let welcome = v1::Welcome {
@@ -99,7 +100,6 @@ impl Controller {
         }
         let Some(ended) = self.sessions.remove(&session) else { return };
         self.hosts.remove(&ended.host);
-        self.handovers.forget(ended.host);
         self.link_state.session_ended(ended.host);
         for (request, join) in ended.joins {
             self.withdraw_join((session, request), join);

@@ -7,8 +7,12 @@ use std::time::Duration;
 /// Longest that an agent has its links go over TCP by one word: it may die before it takes that back.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Hosts all of whose links are to go over TCP alone, and until when. No longer than the session of the agent that asked:
-/// its successor has another.
+/// How soon an agent that took another's place says whether its links are to stay so, once it has a session. An epoch over RDMA that began
+/// before could not be taken back.
+const SUCCESSORS_WORD: Duration = Duration::from_secs(10);
+
+/// Hosts all of whose links are to go over TCP alone, and until when. Not for long after the session of the agent that asked:
+/// its successor, which has another, says anew what it wants.
 #[derive(Debug, Default)]
 pub(crate) struct HandOvers(BTreeMap<HostId, Duration>);
 
@@ -21,9 +25,11 @@ impl HandOvers {
         self.0.insert(host, now.saturating_add(time.min(LONGEST))).is_none()
     }
 
-    /// The agent's session has ended.
-    pub(crate) fn forget(&mut self, host: HostId) {
-        self.0.remove(&host);
+    /// A host's agent has another session.
+    pub(crate) fn connected(&mut self, now: Duration, host: HostId) {
+        if let Some(until) = self.0.get_mut(&host) {
+            *until = now.saturating_add(SUCCESSORS_WORD).min(*until);
+        }
     }
 
     /// Whether a host's links are to go over TCP alone.
