@@ -70,7 +70,8 @@ pub fn mark(
 /// all else has all areas.
 pub fn rooms(command: &str) -> Option<Vec<String>> {
     let command = command.split('`').nth(1).unwrap_or(command);
-    let words: Vec<&str> = command.split_whitespace().collect();
+    // What is set for it alone stands before a command.
+    let words: Vec<&str> = command.split_whitespace().skip_while(|word| word.contains('=')).collect();
     let owned = |rooms: &[&str]| Some(rooms.iter().map(|room| (*room).to_owned()).collect());
     match words.as_slice() {
         ["cargo", "xtask", "softroce", ..] => {

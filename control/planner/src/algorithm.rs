@@ -636,7 +636,7 @@ mod tests {
         let bytes = Bytes(64 << 20);
         let bound = 2.0 * bytes.0 as f64 * 8.0 / 12.0 / racks.across.0 as f64;
         let share = bound / narrow.time(Collective::AllReduce, Algorithm::Hierarchical, bytes);
-        assert!(share > 0.9 && share <= 1.0, "{share}");
+        assert!(share > 0.85 && share <= 1.0, "{share}");
     }
 
     #[test]

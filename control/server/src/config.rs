@@ -652,12 +652,24 @@ mod tests {
     fn load(config: &str) -> Result<Config, ConfigError> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
-        let kinds = "[[host]]\nname = \"h0\"\n[[host]]\nname = \"h1\"\nkind = \"a100\"\n";
-        std::fs::write(folder.path().join("kinds.toml"), kinds).unwrap();
+        std::fs::write(folder.path().join("kinds.toml"), hosts(&["", "a100"])).unwrap();
         std::fs::write(folder.path().join("broken.toml"), "[[host]]\nnmae = \"h0\"\n").unwrap();
         let path = folder.path().join("control.toml");
         std::fs::write(&path, config).unwrap();
         Config::load(&path)
+    }
+
+    /// A topology of hosts of these kinds at one switch.
+    fn hosts(kinds: &[&str]) -> String {
+        let host = |(at, kind): (usize, &&str)| {
+            let link = format!("[[link]]\nfrom = \"h{at}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
+            format!("[[host]]\nname = \"h{at}\"\nkind = \"{kind}\"\n{link}")
+        };
+        kinds
+            .iter()
+            .enumerate()
+            .map(host)
+            .fold("[[switch]]\nname = \"s\"\n".to_owned(), |all, each| all + &each)
     }
 
     /// Line and column of a value that makes no sense, and why it does not.
@@ -739,11 +751,6 @@ name = "a"
     fn the_last_host_of_a_kind_with_a_price_goes_at_no_reload() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let hosts = |kinds: &[&str]| -> String {
-            let host =
-                |(at, kind): (usize, &&str)| format!("[[host]]\nname = \"h{at}\"\nkind = \"{kind}\"\n");
-            kinds.iter().enumerate().map(host).collect()
-        };
         write("kinds.toml", &hosts(&["h100", "a100", "a100"]));
         let section = "[allocator]\npolicy = \"market\"\n[[allocator.kind]]\nname = \"a100\"\nhire = 0.5\n";
         write("control.toml", &(kinds() + section));

@@ -106,7 +106,7 @@ mod tests {
         let mut looks = LivenessTimer::begin(begin, &config);
         let mut silence = Silence::begin(begin);
         let mut looked = 0;
-        for tick in 0..120 {
+        for tick in 0..119 {
             if tick % 5 == 0 {
                 silence.broken(begin + config.tick() * tick);
             }
