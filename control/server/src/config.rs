@@ -663,7 +663,8 @@ mod tests {
     fn hosts(kinds: &[&str]) -> String {
         let host = |(at, kind): (usize, &&str)| {
             let link = format!("[[link]]\nfrom = \"h{at}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
-            format!("[[host]]\nname = \"h{at}\"\nkind = \"{kind}\"\n{link}")
+            let kind = if kind.is_empty() { String::new() } else { format!("kind = \"{kind}\"\n") };
+            format!("[[host]]\nname = \"h{at}\"\n{kind}{link}")
         };
         kinds
             .iter()
