@@ -517,16 +517,19 @@ impl Communicator {
         if self.shared.has_failed() {
             return None;
         }
+        // What is done here is where it belongs before anybody learns of it. Every word acknowledges what is done, control's too.
+        let moves = |action: &Action| matches!(action, Action::CopyOut { .. } | Action::Aggregate { .. });
+        if midst.is_some_and(moves) || self.shared.actions.iter().any(moves) {
+            return None;
+        }
         if let Some(word) = self.shared.poll_control() {
             return Some(word);
         }
         if midst.is_none() && self.shared.actions.is_empty() {
             self.scheduler.advance(&mut self.shared);
-        }
-        // What is done here is where it belongs before anybody learns of it.
-        let moves = |action: &Action| matches!(action, Action::CopyOut { .. } | Action::Aggregate { .. });
-        if midst.is_some_and(moves) || self.shared.actions.iter().any(moves) {
-            return None;
+            if self.shared.actions.iter().any(moves) {
+                return None;
+            }
         }
         // Slots that a step consumes are read until it is over, so nobody hears before that they are free.
         if midst.is_none() {

@@ -32,8 +32,8 @@ mod statistics;
 #[path = "simulation/world.rs"]
 mod world;
 
-use harmonaize_abi::{Direction, Dtype, Nanos, OperationId, P2pSignature, Rank, Token};
-use harmonaize_core::{Failure, Header, Kind, P2pCall, Payload};
+use harmonaize_abi::{ChannelId, Direction, Dtype, Nanos, OperationId, P2pSignature, Rank, Token};
+use harmonaize_core::{Action, Failure, Header, Kind, P2pCall, Payload};
 use harmonaize_plan::Participant;
 use node::Outcome;
 use scenario::{Incident, MILLISECOND, SECOND, Scenario, nanos};
@@ -803,4 +803,20 @@ fn offers_without_end_are_a_breach() {
     assert_eq!(offers.count(), 1 << 16);
     let ranks = scenario.group.local(from).to_vec();
     assert_eq!(core.failure(), Some(&Failure::Internal { ranks }));
+}
+
+/// Whatever is sent acknowledges what is done here. So no word goes while a sum is on its way to where it belongs.
+#[test]
+fn words_wait_for_what_is_copied_out() {
+    let scenario = Scenario::new(0, 2);
+    let me = Participant(0);
+    let leaver = scenario.group.local(me)[0];
+    let mut core = node::Node::new(&scenario, me).core;
+    core.handle_rank_departed(leaver);
+    assert_eq!(core.failure(), None);
+    let midst = Action::CopyOut { channel: ChannelId(0) };
+    let early = core.poll_word(Nanos(0), Some(&midst));
+    assert!(early.is_none(), "a word in the midst of a copy: {early:?}");
+    let word = core.poll_word(Nanos(0), None);
+    assert!(matches!(word, Some(Action::Send { .. })), "the others learn of who left: {word:?}");
 }
