@@ -102,7 +102,7 @@ const MIN_RACK_GAIN: f64 = 0.3;
 /// A line of what the allocator's test `neighbours` prints: what prices tell of this question. A gain has its mean over sites, the
 /// mean's standard error, the median, and the largest of one site.
 #[derive(Debug, Deserialize)]
-struct PricesTell {
+struct PriceDisclosure {
     strategy: String,
     question: String,
     sites: usize,
@@ -110,7 +110,7 @@ struct PricesTell {
     jobs: usize,
     /// The index by offers and recalls.
     alone: f64,
-    told: [f64; 4],
+    disclosed: [f64; 4],
     shuffled: [f64; 4],
     exact: [f64; 4],
     by_rack: [f64; 4],
@@ -344,19 +344,19 @@ fn market(traces: &Traces) -> Result<Vec<Row>> {
     if traces.smoke {
         neighbours.envs([("SITES", "6"), ("ROUNDS", "20")]);
     }
-    rows.extend(lines::<PricesTell>(&mut neighbours)?.iter().flat_map(tell));
+    rows.extend(lines::<PriceDisclosure>(&mut neighbours)?.iter().flat_map(disclosure_rows));
     Ok(rows)
 }
 
 /// What prices tell of racks or neighbours. Whose racks are to be found has an adversary that would find them by prices of racks.
-fn tell(found: &PricesTell) -> Vec<Row> {
-    let PricesTell { strategy, question, sites, rounds, alone, .. } = found;
+fn disclosure_rows(found: &PriceDisclosure) -> Vec<Row> {
+    let PriceDisclosure { strategy, question, sites, rounds, alone, .. } = found;
     let what = format!(
         "Market, {sites} sites from seed 0 on, {rounds} rounds, {} bids, {question} ({alone:.2} alone): adjusted Rand index added by",
         strategy.to_lowercase()
     );
     let case = |by: &str| Case::less(SUITE, format!("{what} {by}"), 1.0).of(0, found.jobs);
-    let [told, error, median, worst] = found.told;
+    let [told, error, median, worst] = found.disclosed;
     eprintln!("{what} what is told: {told:+.4} +- {error:.4}, median {median:+.4}, worst site {worst:+.4}");
     let [told_presence, by_rack] = found.presence;
     eprintln!(
@@ -444,10 +444,10 @@ mod tests {
         let rows = |told: f64, by_rack: f64| {
             let line = format!(
                 r#"{{"strategy": "Steady", "question": "racks", "sites": 160, "rounds": 120, "jobs": 12, "alone": 0.3,
-                "told": [{told}, 0.003, 0.0, 0.2], "shuffled": [0.001, 0.003, 0.0, 0.2], "exact": [0.002, 0.003, 0.0, 0.2],
+                "disclosed": [{told}, 0.003, 0.0, 0.2], "shuffled": [0.001, 0.003, 0.0, 0.2], "exact": [0.002, 0.003, 0.0, 0.2],
                 "by_rack": [{by_rack}, 0.01, 0.7, 0.9], "presence": [0.53, 0.7]}}"#
             );
-            tell(&serde_json::from_str(&line).unwrap())
+            disclosure_rows(&serde_json::from_str(&line).unwrap())
         };
         let held = |rows: Vec<Row>| rows.iter().filter_map(|row| row.pass).collect::<Vec<bool>>();
         assert_eq!(held(rows(0.019, 0.7)), [true, true]);

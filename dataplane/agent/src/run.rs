@@ -3,7 +3,7 @@
 mod predecessor;
 mod successor;
 
-pub use successor::EndedEarly;
+pub use successor::Interrupted;
 
 use crate::agent::Agent;
 use crate::coding;

@@ -12,7 +12,7 @@ use harmonaize_abi::session::{
 };
 use harmonaize_agent::config::Verbs;
 use harmonaize_agent::handover::{Greeting, HandOverError, Obstacle, Peer, Place, VERSION};
-use harmonaize_agent::run::{EndedEarly, take_over};
+use harmonaize_agent::run::{Interrupted, take_over};
 use harmonaize_client::{
     Access, AgentAddress, AttachOptions, Budget, Client, Dtype, Error, JoinOptions, Operation, Rank,
     RdmaOptions, ReduceOp, Secret, Status,
@@ -282,7 +282,7 @@ fn a_successor_that_is_told_to_end_waits_for_no_links() {
         };
         let (ended, peer) = tokio::join!(successor, ends);
         let error = ended.unwrap_err();
-        assert!(error.is::<EndedEarly>(), "{error}");
+        assert!(error.is::<Interrupted>(), "{error}");
         let heard = peer.waits().unwrap_err();
         assert!(matches!(&heard, HandOverError::Refused(why) if *why == error.to_string()), "{heard}");
     });

@@ -4,8 +4,8 @@
 use crate::attach::Client;
 use crate::events::POLL_INTERVAL;
 use crate::{
-    Agreement, Asked, BatchChoice, BatchKnobs, Choice, Constraints, Error, Hints, Knobs, Negotiated,
-    ProtocolError, Reason,
+    Agreement, BatchChoice, BatchKnobs, Choice, Constraints, Error, Hints, Knobs, Negotiated, ProtocolError,
+    Reason, RequestKind,
 };
 use harmonaize_abi::session::{Answer, BATCHES, Checkpoint, Request, RequestError, TYPED_REFUSALS};
 use std::collections::BTreeMap;
@@ -170,7 +170,7 @@ impl Client {
         let chosen = match answer {
             Answer::Iteration { choice, .. } => (choice.map_err(request_error)?, None),
             Answer::Batch { choice, .. } => choice.map_err(request_error)?,
-            _ => return Err(ProtocolError::Unexpected(Asked::Iteration).into()),
+            _ => return Err(ProtocolError::Unexpected(RequestKind::Iteration).into()),
         };
         cache().insert(Instant::now(), named(), key, chosen);
         Ok(chosen)
@@ -197,7 +197,7 @@ impl Client {
         let (communicator, hints) = (communicator.to_owned(), hints.clone());
         match self.answered(|id| Request::Hint { id, communicator, hints })? {
             Answer::Hinted { refused, .. } => refused.map_or(Ok(()), |why| Err(request_error(why))),
-            _ => Err(ProtocolError::Unexpected(Asked::Hints).into()),
+            _ => Err(ProtocolError::Unexpected(RequestKind::Hints).into()),
         }
     }
 
@@ -205,7 +205,7 @@ impl Client {
         let communicator = communicator.to_owned();
         match self.answered(|id| Request::Negotiate { id, communicator, propose })? {
             Answer::Negotiated { outcome, .. } => outcome.map_err(request_error),
-            _ => Err(ProtocolError::Unexpected(Asked::Proposal).into()),
+            _ => Err(ProtocolError::Unexpected(RequestKind::Proposal).into()),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::noise::{GradientNoise, Gradients, Marked};
 use crate::pool::Pool;
 use crate::shared::Shared;
 use crate::tensor::Tensor;
-use crate::{Asked, Error, Operation, ProtocolError};
+use crate::{Error, Operation, ProtocolError, RequestKind};
 use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Regrouping, Request};
 use harmonaize_abi::{
     ANY_RANK, Called, Collective, CommunicatorHandle, Direction, Dtype, P2pSignature, Rank, ReduceOp, Region,
@@ -271,7 +271,7 @@ impl<'a> PendingJoin<'a> {
                 Ok(Communicator { membership, pool, options: OperationOptions::default(), group: None })
             }
             Some(Answer::JoinRefused { refused: why, .. }) => Err(refused(why.kind, why.text, why.ranks)),
-            Some(_) => Err(ProtocolError::Unexpected(Asked::Join).into()),
+            Some(_) => Err(ProtocolError::Unexpected(RequestKind::Join).into()),
             None => {
                 self.shared.lock()?.forget(self.id);
                 let text =
@@ -437,7 +437,7 @@ impl Communicator {
             Some(Answer::BudgetSet { refused: Some(why), .. }) => {
                 Err(Error::from_request_error(why, Error::Budget))
             }
-            Some(_) => Err(ProtocolError::Unexpected(Asked::Budget).into()),
+            Some(_) => Err(ProtocolError::Unexpected(RequestKind::Budget).into()),
             None => {
                 shared.lock()?.forget(id);
                 if membership.is_aborted() {

@@ -2,7 +2,7 @@
 
 use crate::attach::Client;
 use crate::shared::Shared;
-use crate::{Asked, Error, EventBatch, EventCursor, ProtocolError};
+use crate::{Error, EventBatch, EventCursor, ProtocolError, RequestKind};
 use harmonaize_abi::session::{ALL_EVENTS, Answer, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,7 +113,7 @@ impl Events {
             Answer::AllEvents { read, .. } => read.map(Into::into),
             // An agent of release 0.1.0.
             Answer::Events { read, .. } => read.map(Into::into),
-            _ => return Err(ProtocolError::Unexpected(Asked::Events).into()),
+            _ => return Err(ProtocolError::Unexpected(RequestKind::Events).into()),
         };
         let batch = read.map_err(|why| Error::from_request_error(why, Error::Events))?;
         self.cursor = Some(batch.cursor);

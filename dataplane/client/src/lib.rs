@@ -90,7 +90,7 @@ pub use journal::{DebugLevel, ExternalCommunicator, ExternalOperation};
 pub use noise::GradientNoise;
 pub use operation::{Algorithm, Operation, Receipt};
 pub use protection::{ProtectOptions, Protection, RankState, Restored};
-pub use protocol_error::{Asked, ProtocolError};
+pub use protocol_error::{ProtocolError, RequestKind};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;
 pub use region::Region;

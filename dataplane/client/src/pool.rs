@@ -2,7 +2,7 @@
 
 use crate::arena::Arena;
 use crate::shared::{Presence, Shared};
-use crate::{AgentLoss, Asked, Error, ProtocolError};
+use crate::{AgentLoss, Error, ProtocolError, RequestKind};
 use harmonaize_abi::session::{AddedRegion, Answer, RegionRefused, Request};
 use harmonaize_shm::{ForkGuard, Memory};
 use std::os::fd::OwnedFd;
@@ -172,7 +172,7 @@ impl Pool {
         let (place, memfd) = match (answer, memfd) {
             (Answer::Grown { added: Ok(place), .. }, Some(memfd)) => (place, memfd),
             (Answer::Grown { added: Err(refused), .. }, _) => return Ok(Err(refused)),
-            _ => return Err(ProtocolError::Unexpected(Asked::Memory).into()),
+            _ => return Err(ProtocolError::Unexpected(RequestKind::Memory).into()),
         };
         let mut part = Part::new(Memory::map(memfd, place.bytes)?, place.base);
         let mut parts = self.parts()?;
@@ -201,7 +201,7 @@ impl Pool {
         let shared = self.attachment()?.map_err(Error::Region)?;
         match ask(&shared, Some(memfd), |id| Request::Register { id, offset, bytes })?.0 {
             Answer::Registered { added, .. } => Ok((shared, added.map_err(Error::Region)?)),
-            _ => Err(ProtocolError::Unexpected(Asked::Registration).into()),
+            _ => Err(ProtocolError::Unexpected(RequestKind::Registration).into()),
         }
     }
 

@@ -21,7 +21,7 @@ pub enum ProtocolError {
     NoAnswer(Duration),
     /// The answer belongs to another request.
     #[error("the agent answered {0} with something else")]
-    Unexpected(Asked),
+    Unexpected(RequestKind),
     /// The agent refused a proposal that nobody made.
     #[error("the agent refused what was not proposed")]
     NotProposed,
@@ -50,7 +50,7 @@ pub enum ProtocolError {
 /// What the agent was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Asked {
+pub enum RequestKind {
     /// To join, regroup or split.
     Join,
     /// To take a budget.
@@ -73,7 +73,7 @@ pub enum Asked {
     Proposal,
 }
 
-impl std::fmt::Display for Asked {
+impl std::fmt::Display for RequestKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Join => "a join",

@@ -4,7 +4,7 @@ use crate::attach::Client;
 use crate::pool::{Pool, ask};
 use crate::shared::Shared;
 use crate::tensor::Tensor;
-use crate::{Asked, Error, ProtocolError, RegionRefused};
+use crate::{Error, ProtocolError, RegionRefused, RequestKind};
 use harmonaize_abi::Dtype;
 use harmonaize_abi::session::{Answer, Request};
 use harmonaize_shm::{Memory, MemoryError, check_range};
@@ -106,7 +106,7 @@ impl Region {
         let base = registration.base;
         match ask(&shared, None, |id| Request::Unregister { id, base })?.0 {
             Answer::Unregistered { refused, .. } => refused.map_or(Ok(()), |why| Err(Error::Region(why))),
-            _ => Err(ProtocolError::Unexpected(Asked::Unregistration).into()),
+            _ => Err(ProtocolError::Unexpected(RequestKind::Unregistration).into()),
         }
     }
 }

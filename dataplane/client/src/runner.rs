@@ -2,7 +2,7 @@
 
 use crate::attach::Client;
 use crate::shared::Shared;
-use crate::{Asked, Error, ProtocolError};
+use crate::{Error, ProtocolError, RequestKind};
 use harmonaize_abi::session::{
     Answer, BIDS, ElasticOrder, JobBid, PricedOrder, RUNNERS, Request, RunnerOrder, RunnerReport,
 };
@@ -149,5 +149,5 @@ impl Runner {
 }
 
 fn unexpected() -> Error {
-    ProtocolError::Unexpected(Asked::Runner).into()
+    ProtocolError::Unexpected(RequestKind::Runner).into()
 }

@@ -49,7 +49,7 @@ pub struct Config {
 /// - `handle_*` tell it of what happened: calls of local ranks, frames, completions, links, departures, decisions of control. Those
 ///   of one link come in the order in which they happened. After any of them, poll.
 /// - [`Communicator::poll`] returns the next [`Action`]. The caller executes each action before it polls again, and polls until
-///   there is none. Where it has operations wait, it polls [words](Communicator::poll_word) alone.
+///   there is none. Where it has operations wait, it polls [control messages](Communicator::poll_control) alone.
 /// - [`Communicator::poll_timeout`] returns when time alone has consequences. It changes with any other method: ask again after
 ///   polling. When that time has come, call [`Communicator::handle_timeout`] and poll; too early a call does nothing.
 /// - All others only read.
@@ -357,7 +357,7 @@ impl Communicator {
     }
 
     /// An action is under way: what a collective waits for counts from now, unless the action is a message's. Whatever happens
-    /// meanwhile is told as ever, and nothing is polled but [words](Self::poll_word). After a failure the rest of the action is left.
+    /// meanwhile is told as ever, and nothing is polled but [control messages](Self::poll_control). After a failure the rest of the action is left.
     pub fn handle_progress(&mut self, now: Nanos, action: &Action) {
         if !self.shared.has_failed() && !action.is_p2p() {
             self.inquiries.note_progress(now);
@@ -513,7 +513,7 @@ impl Communicator {
     /// As [`Communicator::poll`], but of what goes at once where the caller has operations wait: words to peers that carry nothing of an
     /// operation, and the ends of operations that nothing else is to be done for. None of it moves bytes of tensors. `midst` is the
     /// action that the caller has begun and not ended.
-    pub fn poll_word(&mut self, now: Nanos, midst: Option<&Action>) -> Option<Action> {
+    pub fn poll_control(&mut self, now: Nanos, midst: Option<&Action>) -> Option<Action> {
         if self.shared.has_failed() {
             return None;
         }
@@ -536,7 +536,7 @@ impl Communicator {
             let action = self.shared.poll_control().or_else(|| self.shared.actions.pop_front());
             let action =
                 action.or_else(|| report::poll_completed(&mut self.shared, self.scheduler.settled()));
-            let action = action.or_else(|| self.p2p.poll_word(&mut self.shared));
+            let action = action.or_else(|| self.p2p.poll_control(&mut self.shared));
             let action = action.or_else(|| self.scheduler.poll_credit(&mut self.shared));
             if action.is_some() {
                 return action;

@@ -521,7 +521,7 @@ impl P2p {
     }
 
     /// The next thing to do that moves no bytes of a message.
-    pub(crate) fn poll_word(&mut self, shared: &mut Shared) -> Option<Action> {
+    pub(crate) fn poll_control(&mut self, shared: &mut Shared) -> Option<Action> {
         self.poll_end(shared).or_else(|| self.poll_credit(shared))
     }
 

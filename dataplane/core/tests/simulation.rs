@@ -140,7 +140,7 @@ fn sliced() {
         _ => Scenario::new(seed, 2).rough().changing().messaging(),
     };
     let sum = family("sliced", 200, false, |seed| build(seed).sliced(), well);
-    assert!(sum.slices > 0 && sum.words > 0 && sum.switches > 0 && sum.messages > 0, "{sum}");
+    assert!(sum.slices > 0 && sum.control_messages > 0 && sum.switches > 0 && sum.messages > 0, "{sum}");
 }
 
 #[test]
@@ -815,8 +815,8 @@ fn words_wait_for_what_is_copied_out() {
     core.handle_rank_departed(leaver);
     assert_eq!(core.failure(), None);
     let midst = Action::CopyOut { channel: ChannelId(0) };
-    let early = core.poll_word(Nanos(0), Some(&midst));
+    let early = core.poll_control(Nanos(0), Some(&midst));
     assert!(early.is_none(), "a word in the midst of a copy: {early:?}");
-    let word = core.poll_word(Nanos(0), None);
+    let word = core.poll_control(Nanos(0), None);
     assert!(matches!(word, Some(Action::Send { .. })), "the others learn of who left: {word:?}");
 }

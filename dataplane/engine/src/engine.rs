@@ -529,7 +529,7 @@ impl Engine {
 
     /// Sends what goes at once although a communicator waits for a gap: words that carry nothing of an operation. Operations that need no
     /// more than those end, too. Returns how many.
-    fn run_words(&mut self, now: Nanos, key: Key) -> usize {
+    fn run_control(&mut self, now: Nanos, key: Key) -> usize {
         let Some(member) = self.communicators.get_mut(key) else { return 0 };
         member.classify_links(self.transport.as_mut());
         let mut worked = member.backlog.flush(self.transport.as_mut());
@@ -538,7 +538,7 @@ impl Engine {
                 break;
             }
             let midst = member.unfinished.as_ref().map(|unfinished| &unfinished.action);
-            let Some(action) = member.core.poll_word(now, midst) else { break };
+            let Some(action) = member.core.poll_control(now, midst) else { break };
             worked += 1;
             let mut slices = self.slicing.unending().begin(self.start, None, Progress::default());
             let left = self.execute(now, key, action, &mut slices);
@@ -909,7 +909,7 @@ impl Work for Engine {
             Leave::Whole => until,
             Leave::Action => Some(now),
             Leave::Nothing => {
-                let words = self.contain((key, Task::Turn), |engine| engine.run_words(now, key));
+                let words = self.contain((key, Task::Turn), |engine| engine.run_control(now, key));
                 return Turn { worked: words.unwrap_or(1), ..Turn::default() };
             }
         };

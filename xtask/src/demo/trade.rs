@@ -157,7 +157,7 @@ pub struct Record {
     /// What the inference tenant's ranks printed of their requests.
     pub served: Served,
     /// The prices that each job's runners were told, in dollars an hour, and in the order of the traders. Each once.
-    pub told: Vec<Vec<f64>>,
+    pub prices_by_job: Vec<Vec<f64>>,
 }
 
 /// A time in which a job had a host.
@@ -436,10 +436,10 @@ fn checks(record: &Record, trade: &Trade, at: impl Fn(u64) -> f64) -> Vec<Check>
         let prices: Vec<String> = prices.iter().map(|price| format!("{price:.2}")).collect();
         format!("{} {}", trader.name(), if prices.is_empty() { "none".to_owned() } else { prices.join(", ") })
     };
-    let heard: Vec<String> = record.traders.iter().zip(&record.told).map(heard).collect();
+    let heard: Vec<String> = record.traders.iter().zip(&record.prices_by_job).map(heard).collect();
     let all_heard = !heard.is_empty()
-        && record.told.len() == record.traders.len()
-        && record.told.iter().all(|prices| !prices.is_empty());
+        && record.prices_by_job.len() == record.traders.len()
+        && record.prices_by_job.iter().all(|prices| !prices.is_empty());
     let moved = trade.changes.iter().filter(|change| others.iter().any(|trader| trader.name() == change.job));
     let moved: Vec<f64> = moved.map(|change| change.at).collect();
     let congested = record.flow.as_ref().is_some_and(|flow| {
@@ -534,7 +534,7 @@ fn story(record: &Record, trade: &Trade) -> Vec<String> {
 }
 
 /// The prices that a job's runners printed as told, in dollars an hour. Each once, the lowest first.
-pub fn told<'a>(logs: impl Iterator<Item = &'a str>) -> Vec<f64> {
+pub fn printed_prices<'a>(logs: impl Iterator<Item = &'a str>) -> Vec<f64> {
     let price = |line: &'a str| -> Option<f64> {
         let (_, rest) = line.split_once(": the price is ")?;
         rest.split_once(' ')?.0.parse().ok()
@@ -629,7 +629,7 @@ pub(super) mod example {
             decisions: Vec::new(),
             steps: [100, 90].map(|done| Steps { done, lost: 0, twice: 0, ended: done }).to_vec(),
             served: Served::of(&[vec![request(0), request(1)]]),
-            told: vec![vec![0.3, 0.9], vec![0.3], vec![0.9]],
+            prices_by_job: vec![vec![0.3, 0.9], vec![0.3], vec![0.9]],
         }
     }
 }
@@ -706,14 +706,16 @@ mod tests {
         let line =
             |price: &str| format!("answers: the price is {price} an hour of a worker, or a little less\n");
         let (one, other) = (line("0.90") + "{\"event\":\"x\"}\n" + &line("0.30"), line("0.90"));
-        assert_eq!(told([one.as_str(), other.as_str()].into_iter()), [0.3, 0.9]);
-        assert!(told(["the price is what it is", "a: the price is much now"].into_iter()).is_empty());
+        assert_eq!(printed_prices([one.as_str(), other.as_str()].into_iter()), [0.3, 0.9]);
+        assert!(
+            printed_prices(["the price is what it is", "a: the price is much now"].into_iter()).is_empty()
+        );
     }
 
     #[test]
     fn untold_prices_fail() {
-        assert_eq!(failed(|record| record.told[1].clear()), [5]);
-        assert_eq!(failed(|record| record.told.truncate(2)), [5]);
+        assert_eq!(failed(|record| record.prices_by_job[1].clear()), [5]);
+        assert_eq!(failed(|record| record.prices_by_job.truncate(2)), [5]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! tenant rises and falls, and its bid with it. Control's own market clears the bids; control places, recalls and offers.
 
 use super::course::{ENDS, most_crossed};
-use super::trade::{Cleared, Flow, Record, Sample, Trade, Trader, told};
+use super::trade::{Cleared, Flow, Record, Sample, Trade, Trader, printed_prices};
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::clock::realtime_ns;
 use harmonaize_testkit::cross_traffic::{CrossTraffic, PACKET_BITS};
@@ -324,7 +324,7 @@ impl<G: Fn() -> Result<()>> Act<'_, G> {
                 self.record.served = served(&logs)?;
             }
             let said = logs.iter().map(std::fs::read_to_string).collect::<Result<Vec<_>, _>>()?;
-            self.record.told.push(told(said.iter().map(String::as_str)));
+            self.record.prices_by_job.push(printed_prices(said.iter().map(String::as_str)));
         }
         Ok(())
     }

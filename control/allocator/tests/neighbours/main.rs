@@ -9,7 +9,7 @@ use guess::{Puzzle, area, gain, indices, mean};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
-use site::{Heard, JOBS, Seen, Strategy, watch};
+use site::{JOBS, Observation, Seen, Strategy, watch};
 use std::collections::BTreeSet;
 
 /// What the adversary goes by beside its offers and recalls.
@@ -26,7 +26,7 @@ enum By {
     Racks,
 }
 
-const WAYS: [By; 5] = [By::Nothing, By::Told, By::Shuffled, By::Exact, By::Racks];
+const ADVERSARIES: [By; 5] = [By::Nothing, By::Told, By::Shuffled, By::Exact, By::Racks];
 
 /// A figure of each two jobs.
 type Pairs = Vec<Vec<f64>>;
@@ -38,7 +38,7 @@ fn pairs(of: impl Fn(usize, usize) -> f64) -> Pairs {
 /// By jobs and rounds.
 type Series = Vec<Vec<f64>>;
 
-fn series(seen: &Seen, of: impl Fn(&Heard) -> f64) -> Series {
+fn series(seen: &Seen, of: impl Fn(&Observation) -> f64) -> Series {
     (0..JOBS).map(|job| seen.rounds.iter().map(|heard| of(&heard[job])).collect()).collect()
 }
 
@@ -122,12 +122,12 @@ fn thirds(of: &Pairs, i: usize, j: usize) -> f64 {
 fn prices(seen: &Seen, by: By, seed: u64) -> Option<Series> {
     match by {
         By::Nothing => None,
-        By::Told => Some(series(seen, |heard| heard.told)),
+        By::Told => Some(series(seen, |heard| heard.disclosed)),
         By::Exact => Some(series(seen, |heard| heard.exact)),
         By::Racks => Some(series(seen, |heard| heard.by_rack)),
         By::Shuffled => {
             let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5aff);
-            let mut all = series(seen, |heard| heard.told);
+            let mut all = series(seen, |heard| heard.disclosed);
             for job in &mut all {
                 let mut known: Vec<f64> = job.iter().copied().filter(|price| price.is_finite()).collect();
                 known.shuffle(&mut rng);
@@ -181,7 +181,7 @@ fn report(sites: u64, rounds: usize) -> Vec<String> {
         let truths: [(&str, Truth); 2] =
             [("racks", |seen| &seen.racks), ("neighbours", |seen| &seen.neighbours)];
         for (question, truth) in truths {
-            let found: Vec<Vec<f64>> = WAYS.iter().map(|by| guesses(&all, *by, truth)).collect();
+            let found: Vec<Vec<f64>> = ADVERSARIES.iter().map(|by| guesses(&all, *by, truth)).collect();
             let alone = &found[0];
             let added = |at: usize| {
                 let (mean, error) = gain(&found[at], alone);
@@ -192,7 +192,7 @@ fn report(sites: u64, rounds: usize) -> Vec<String> {
             };
             lines.push(format!(
                 "{{\"strategy\": \"{strategy:?}\", \"question\": \"{question}\", \"sites\": {sites}, \"rounds\": {rounds}, \
-                 \"jobs\": {JOBS}, \"alone\": {:.5}, \"told\": {}, \"shuffled\": {}, \"exact\": {}, \"by_rack\": {}, \
+                 \"jobs\": {JOBS}, \"alone\": {:.5}, \"disclosed\": {}, \"shuffled\": {}, \"exact\": {}, \"by_rack\": {}, \
                  \"presence\": [{:.4}, {:.4}]}}",
                 mean(alone),
                 added(1),
@@ -229,13 +229,13 @@ fn jobs_of_a_kind_hear_one_price() {
             for (round, heard) in seen.rounds.iter().enumerate() {
                 for kind in seen.kinds.iter().copied().collect::<BTreeSet<usize>>() {
                     let has = |job: &usize| seen.kinds[*job] == kind && heard[*job].has;
-                    let of: Vec<&Heard> = (0..JOBS).filter(has).map(|job| &heard[job]).collect();
-                    let differ = |price: fn(&Heard) -> f64| {
+                    let of: Vec<&Observation> = (0..JOBS).filter(has).map(|job| &heard[job]).collect();
+                    let differ = |price: fn(&Observation) -> f64| {
                         of.iter().any(|heard| price(heard).to_bits() != price(of[0]).to_bits())
                     };
                     assert!(!differ(|heard| heard.exact), "{strategy:?}, seed {seed}, round {round}");
                     let steady = strategy == Strategy::Steady;
-                    assert!(!(steady && differ(|heard| heard.told)), "seed {seed}, round {round}");
+                    assert!(!(steady && differ(|heard| heard.disclosed)), "seed {seed}, round {round}");
                     by_rack |= differ(|heard| heard.by_rack);
                     told += of.len();
                 }

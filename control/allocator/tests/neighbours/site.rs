@@ -40,11 +40,11 @@ pub(super) enum Strategy {
 
 /// What the adversary hears of a job in a round, and what there was to hear. Prices are logarithms, and no number where none is told.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heard {
+pub(super) struct Observation {
     /// Whether it has its host after the round: an offer or a recall says so.
     pub has: bool,
     /// What the tenant is told.
-    pub told: f64,
+    pub disclosed: f64,
     /// The price itself.
     pub exact: f64,
     /// The price, if each rack were a market of its own.
@@ -62,7 +62,7 @@ pub(super) struct Seen {
     /// The tenant that had most hosts of that rack for longest: likewise.
     pub neighbours: Vec<usize>,
     /// By rounds and jobs.
-    pub rounds: Vec<Vec<Heard>>,
+    pub rounds: Vec<Vec<Observation>>,
 }
 
 /// Another tenant.
@@ -226,7 +226,7 @@ impl Site {
     }
 
     /// Control's round: hosts by bids, and those that cannot be placed do not bid again. Returns what the adversary hears.
-    fn round(&mut self, own: &[usize]) -> Vec<Heard> {
+    fn round(&mut self, own: &[usize]) -> Vec<Observation> {
         let pool: BTreeSet<usize> = self.jobs.iter().flat_map(|job| job.runners.iter().copied()).collect();
         let of = |host: usize| {
             let users = self.jobs.iter().filter(|job| job.runners.contains(&host)).count();
@@ -301,9 +301,9 @@ impl Site {
             // Orders tell the price: to start, to end, and at each round to who asks while it runs.
             let price = Price::new(prices[at]).ok().filter(|_| has || had[at]);
             let log = |price: Option<Price>| price.map_or(f64::NAN, |price| price.an_hour().ln());
-            Heard {
+            Observation {
                 has,
-                told: log(price.map(|price| coarse_price(price, Some(self.bid(job).0)))),
+                disclosed: log(price.map(|price| coarse_price(price, Some(self.bid(job).0)))),
                 exact: log(price),
                 by_rack: log(price.and_then(|_| Price::new(racks[rack]).ok())),
                 came: came(rack),

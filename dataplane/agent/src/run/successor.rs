@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 /// Why a successor that is to end takes no place.
 #[derive(Debug, thiserror::Error)]
 #[error("the successor was told to end before it had the agent's place")]
-pub struct EndedEarly;
+pub struct Interrupted;
 
 /// The agent whose place is taken, and its sockets.
 pub(super) struct Predecessor {
@@ -72,10 +72,10 @@ impl Predecessor {
         let offer = tokio::select! {
             biased;
             () = stop => {
-                peer.hang_up(&EndedEarly.to_string());
+                peer.hang_up(&Interrupted.to_string());
                 // The runtime would wait for its thread.
                 let _ = greeted.await;
-                bail!(EndedEarly);
+                bail!(Interrupted);
             }
             offer = &mut greeted => offer?,
         };
@@ -116,7 +116,7 @@ impl Predecessor {
         stop: &mut Compiled<'_, ()>,
     ) -> anyhow::Result<Taken> {
         if is_over(stop).await {
-            bail!(EndedEarly);
+            bail!(Interrupted);
         }
         let (description, images, held) = self.peer.take()?;
         tenants.inherit(&description.added).map_err(|error| anyhow!(error))?;
@@ -152,7 +152,7 @@ impl Predecessor {
             }
         }
         if is_over(stop).await {
-            bail!(EndedEarly);
+            bail!(Interrupted);
         }
         self.peer.taken()?;
         Ok(Taken { description, sessions, limits, epochs })
@@ -202,6 +202,6 @@ mod tests {
         let refused = matches!(why.downcast_ref(), Some(HandOverError::Refused(_)));
         assert!(refused && heard.is_err(), "{why}, {heard:?}");
         let (why, heard) = take(async {}).await;
-        assert!(why.is::<EndedEarly>() && heard.is_ok(), "{why}, {heard:?}");
+        assert!(why.is::<Interrupted>() && heard.is_ok(), "{why}, {heard:?}");
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Statistics {
     /// Turns that ended in the midst of an action.
     pub(crate) slices: u64,
     /// Words that went while all else waited.
-    pub(crate) words: u64,
+    pub(crate) control_messages: u64,
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -71,7 +71,7 @@ impl Statistics {
         self.messages += other.messages;
         self.pieces += other.pieces;
         self.slices += other.slices;
-        self.words += other.words;
+        self.control_messages += other.control_messages;
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -104,7 +104,7 @@ impl std::fmt::Display for Statistics {
             self.messages,
             self.pieces,
             self.slices,
-            self.words,
+            self.control_messages,
             self.virtual_time as f64 / 1e9,
             self.actions,
         )

@@ -389,7 +389,7 @@ impl World {
             // Operations may wait, and words do not.
             if self.scenario.slices
                 && self.rng.random_bool(0.1)
-                && let Some(word) = node.core.poll_word(now, node.unfinished.as_ref())
+                && let Some(word) = node.core.poll_control(now, node.unfinished.as_ref())
             {
                 let moves = matches!(
                     word,
@@ -401,7 +401,7 @@ impl World {
                         | Action::P2pCopy { .. }
                 );
                 assert!(!moves, "no word: {word:?}");
-                self.statistics.words += 1;
+                self.statistics.control_messages += 1;
                 self.act(p, word);
                 continue;
             }

@@ -5,13 +5,13 @@ mod coded;
 #[allow(dead_code)]
 #[path = "../../tests/engine/common.rs"]
 mod common;
+mod control_messages;
 mod deaf;
 mod gone;
 mod idle;
 mod midst;
 #[path = "../../tests/engine/tap.rs"]
 mod tap;
-mod words;
 
 use crate::containment::{Task, fault};
 use crate::{AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, Notice, PanicScope};

@@ -264,7 +264,7 @@ fn successors_go_on_with_an_aggregator_and_tensors_over_rdma() {
 /// What engines one after the other have stored through an end, as long as it takes stores.
 #[derive(Clone, Debug, Default)]
 struct Stores {
-    held: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
     /// Whether one was asked for in vain, and whether that is of what an aggregator summed.
     refused: Arc<Mutex<Option<bool>>>,
     /// How often, of what an aggregator summed, by where.
@@ -305,7 +305,7 @@ impl AgentEnd for Late {
     }
 
     fn is_away(&self) -> bool {
-        self.1.held.load(Ordering::Relaxed)
+        self.1.paused.load(Ordering::Relaxed)
     }
 
     fn fetch(&mut self, tag: Tag, offset: u64, into: Span) -> Result<(), EndError> {
@@ -370,7 +370,7 @@ fn a_held_sum_that_waits_for_a_process_goes_along() {
             stores.summed.lock().unwrap().clear();
             let mut waited = None;
             all_reduce(&mut world, count, true, |world| {
-                stores.held.store(true, Ordering::Relaxed);
+                stores.paused.store(true, Ordering::Relaxed);
                 world.until("a store", |_| stores.refused.lock().unwrap().is_some());
                 for _ in 0..2 {
                     waited = stores.refused.lock().unwrap().take();
@@ -391,7 +391,7 @@ fn a_held_sum_that_waits_for_a_process_goes_along() {
                         rounds == 0
                     });
                 }
-                stores.held.store(false, Ordering::Relaxed);
+                stores.paused.store(false, Ordering::Relaxed);
             });
             let summed = stores.summed.lock().unwrap().clone();
             assert!(summed.values().all(|times| *times == 1), "stored more than once: {summed:?}");

@@ -9,7 +9,7 @@ const LONGEST: Duration = Duration::from_secs(300);
 
 /// How soon an agent that took another's place says whether its links are to stay so, once it has a session. An epoch over RDMA that began
 /// before could not be taken back.
-const SUCCESSORS_WORD: Duration = Duration::from_secs(10);
+const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Hosts all of whose links are to go over TCP alone, and until when. Not for long after the session of the agent that asked:
 /// its successor, which has another, says anew what it wants.
@@ -28,7 +28,7 @@ impl HandOvers {
     /// A host's agent has another session.
     pub(crate) fn connected(&mut self, now: Duration, host: HostId) {
         if let Some(until) = self.0.get_mut(&host) {
-            *until = now.saturating_add(SUCCESSORS_WORD).min(*until);
+            *until = now.saturating_add(SUCCESSOR_TIMEOUT).min(*until);
         }
     }
 

@@ -119,7 +119,7 @@ impl Puzzle {
         all
     }
 
-    fn known(&self) -> impl Iterator<Item = (Vec<f64>, bool)> + '_ {
+    fn solved(&self) -> impl Iterator<Item = (Vec<f64>, bool)> + '_ {
         let is = |(i, j): (usize, usize)| self.truth[i] == self.truth[j];
         self.rows.iter().zip(pairs(self.truth.len())).map(move |(row, pair)| (row.clone(), is(pair)))
     }
@@ -137,7 +137,7 @@ pub(super) fn indices(puzzles: &[Puzzle]) -> Vec<f64> {
     for part in 0..parts {
         let (unknown, known): (Vec<&Puzzle>, Vec<&Puzzle>) =
             puzzles.iter().partition(|puzzle| puzzle.fabric % parts == part);
-        let rows: Vec<(Vec<f64>, bool)> = known.iter().flat_map(|puzzle| puzzle.known()).collect();
+        let rows: Vec<(Vec<f64>, bool)> = known.iter().flat_map(|puzzle| puzzle.solved()).collect();
         let mut judge = Judge::learn(&rows);
         let guessed: Vec<(Vec<Vec<f64>>, &[usize])> =
             known.iter().map(|puzzle| (puzzle.odds(&judge), puzzle.truth.as_slice())).collect();
