@@ -31,10 +31,10 @@ pub(crate) async fn follow(
     let mut look = tokio::time::interval(POLL_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            Some(()) = hangup.recv() => {}
-            _ = look.tick() => if !watched.changed() { continue },
-        }
+        let by = tokio::select! {
+            Some(()) = hangup.recv() => "SIGHUP",
+            _ = look.tick() => if watched.changed() { "a file's change" } else { continue },
+        };
         let Config { access: may, settings, source: again, .. } = match source.read_again() {
             Ok(again) => again,
             Err(error) => {
@@ -45,6 +45,8 @@ pub(crate) async fn follow(
         let (tenants, operators) = (settings.tenants.len(), may.operators.len());
         let (hosts, links) = (settings.topology.hosts().len(), settings.topology.links().len());
         // Operators who are taken out are so at once, whatever becomes of the topology.
+        let path = source.path.display();
+        tracing::info!(target: "audit", by, %path, operators = ?may.operators, "who may do what is as the file says");
         access.set(may);
         let follows = stored.as_ref().filter(|_| commands.queue().is_err());
         let mut outcome = match follows {
@@ -59,7 +61,7 @@ pub(crate) async fn follow(
             continue;
         }
         source = again.unwrap_or(source);
-        tracing::info!(target: "audit", path = %source.path.display(), tenants, operators, hosts, links, "the configuration was read again");
+        tracing::info!(target: "audit", by, path = %source.path.display(), tenants, operators, hosts, links, "the configuration was read again");
     }
 }
 
@@ -86,4 +88,75 @@ async fn put_in_force(
         in_force.send_replace(before);
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leader::Leader;
+    use std::io::Write;
+    use std::sync::Mutex;
+    use tokio::signal::unix::{SignalKind, signal};
+    use tokio::sync::mpsc;
+    use tokio::time::timeout;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn operators_that_change_are_logged_though_the_topology_is_refused() {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let _default = tracing::subscriber::set_default(subscriber);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
+        let path = folder.path().join("control.toml");
+        let text = "listen = \"127.0.0.1:0\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n";
+        std::fs::write(&path, text).unwrap();
+        let config = Config::load(&path).unwrap();
+        let access = Arc::new(Current::new(config.access));
+        let (in_force, _settings) = watch::channel(config.settings);
+        let (leads, commands) = Commands::new();
+        let (state, mut queue) = mpsc::channel(1);
+        leads.send_replace(Leader::Here(state));
+        let hangup = signal(SignalKind::hangup()).unwrap();
+        let source = config.source.unwrap();
+        let follows = follow(source, hangup, Arc::clone(&access), in_force, commands, None);
+        tokio::pin!(follows);
+        let moment = Duration::from_millis(1);
+        assert!(timeout(moment, &mut follows).await.is_err(), "it looks at the files as they are first");
+        let operator = "[[operator]]\nname = \"ada\"\nrole = \"admin\"\n";
+        std::fs::write(&path, format!("{text}{operator}")).unwrap();
+        let asked = tokio::select! {
+            () = &mut follows => panic!("it follows for ever"),
+            asked = timeout(LIMIT, queue.recv()) => asked.unwrap(),
+        };
+        let Some(Command::Configure(_, answer)) = asked else { panic!("the state is asked first") };
+        assert!(access.get().operators.contains_key("ada"));
+        assert!(answer.send(Err(TopologyRefusal::HostInUse("h0".to_owned()))).is_ok());
+        assert!(timeout(moment, &mut follows).await.is_err());
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let told = |line: &str| {
+            ["audit: ", "by=\"a file's change\"", "\"ada\": Admin", "control.toml"]
+                .iter()
+                .all(|part| line.contains(part))
+        };
+        assert!(text.lines().any(told), "{text}");
+        assert!(!text.contains("was read again"), "{text}");
+    }
 }
