@@ -347,6 +347,7 @@ async fn operators_do_what_their_roles_say_and_nobody_else_anything() {
 
 #[tokio::test]
 async fn a_strangers_certificate_gets_no_connection() {
+    let (log, _default) = Log::begin();
     let provider = Provider::start().await;
     let stranger = issued(&Authority::create().unwrap(), "ada", &provider.folder.path().join("stranger"));
     let ours = provider.folder.path().join("control/ca.crt");
@@ -358,6 +359,8 @@ async fn a_strangers_certificate_gets_no_connection() {
         Ok(channel) => ProviderClient::new(channel).status(v1::StatusRequest::default()).await.is_err(),
     };
     assert!(refused, "a stranger was answered");
+    let told = |line: &String| line.contains("handshake refused") && line.contains("from=127.0.0.1:");
+    assert!(log.audit().iter().any(told), "no line of the refused handshake");
     let plain = ProviderClient::connect(format!("http://{}", provider.address)).await;
     if let Ok(mut client) = plain {
         assert!(client.status(v1::StatusRequest::default()).await.is_err(), "plain text was answered");
