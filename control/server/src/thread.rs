@@ -199,6 +199,53 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_message_that_panics_ends_its_session_alone() {
+        if !cfg!(debug_assertions) {
+            // Nothing looks at invariants.
+            return;
+        }
+        let (running, commands) = start();
+        let open = async |session| {
+            let (agent, answers) = mpsc::channel(64);
+            let (ended, ends) = oneshot::channel();
+            let open = Command::Open { session, agent, ended, relay: Arc::new(Relay::new()) };
+            assert!(commands.send(open).await.is_ok());
+            (answers, ends)
+        };
+        let look = async |look: fn(&mut Controller, Duration)| {
+            assert!(commands.send(Command::Look(Box::new(look))).await.is_ok());
+        };
+        let (mut answers, ends) = open(SessionId(1)).await;
+        let (mut others, _others_end) = open(SessionId(2)).await;
+        // A host has a session that is not there: whatever comes of the next message panics.
+        look(|state, now| {
+            state.message(now, SessionId(1), from_agent::Message::Hello(hello()).into());
+            state.hosts.insert(HostId(9), SessionId(9));
+        })
+        .await;
+        let (tenant, communicator) = ("a".to_owned(), "c".to_owned());
+        let join = v1::Join { request: 1, tenant, communicator, ranks: 2, ..v1::Join::default() };
+        let panics = Command::Message(SessionId(1), Box::new(from_agent::Message::Join(join).into()));
+        assert!(commands.send(panics).await.is_ok());
+        assert!(tokio::time::timeout(LIMIT, ends).await.unwrap().is_err(), "its session ends");
+        while tokio::time::timeout(LIMIT, answers.recv()).await.unwrap().is_some() {}
+        look(|state, _| {
+            state.hosts.remove(&HostId(9));
+        })
+        .await;
+        let text = metrics(&commands).await;
+        for counted in ["{work=\"message\"} 1\n", "{work=\"command\"} 0\n"] {
+            assert!(text.contains(&format!("harmonaize_control_panics_total{counted}")), "{text}");
+        }
+        // The other session goes on, and its host's place is free again.
+        let says = Command::Message(SessionId(2), Box::new(from_agent::Message::Hello(hello()).into()));
+        assert!(commands.send(says).await.is_ok());
+        let answer = tokio::time::timeout(LIMIT, others.recv()).await.unwrap().unwrap().unwrap();
+        assert!(matches!(answer.message, Some(to_agent::Message::Welcome(_))), "{answer:?}");
+        tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
     async fn a_task_that_panics_counts() {
         count_panics();
         let (running, commands) = start();
