@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio_stream::{Stream, StreamExt};
+use tonic::service::Routes;
 use tonic::transport::server::Connected;
 use tonic::{Code, Status};
 
@@ -24,6 +25,9 @@ const MAX_CONNECTIONS: usize = 128;
 
 /// Most bytes of a request's head.
 const MAX_HEAD: usize = 16 << 10;
+
+/// Most characters of a path in the log.
+const MAX_SHOWN: usize = 128;
 
 /// How long a request's head may take, and an answer to a ping.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,6 +93,25 @@ fn admit(access: &Current, peer: &Peer, request: &Request, what: &'static str) -
     access.caller(&call_from(peer), Role::Viewer, what).map(drop)
 }
 
+/// Has calls of services that a listener lacks logged as refused. They get the answer `Unimplemented`.
+pub(crate) fn log_unknown(routes: Routes) -> Routes {
+    routes.into_axum_router().fallback(unknown).into()
+}
+
+async fn unknown(request: Request) -> Response {
+    let why = format!("there is no {} here", shown(request.uri().path()));
+    if let Some(peer) = request.extensions().get::<Peer>() {
+        refused(peer, "call", why.as_str());
+    }
+    Status::unimplemented(why).into_http()
+}
+
+/// A path as the log may have it: its beginning, where every character is seen.
+fn shown(path: &str) -> String {
+    let seen = |this: char| if this.is_ascii_graphic() { this } else { '?' };
+    path.chars().take(MAX_SHOWN).map(seen).collect()
+}
+
 /// A call from a peer, as other listeners have them.
 pub(crate) fn call_from(peer: &Peer) -> tonic::Request<()> {
     let mut request = tonic::Request::new(());
@@ -113,4 +136,16 @@ pub(crate) fn refusal(status: &Status) -> (StatusCode, String) {
         _ => StatusCode::FORBIDDEN,
     };
     (code, format!("{}\n", status.message()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_logged_by_a_beginning_that_is_seen() {
+        assert_eq!(shown("/a.B/C"), "/a.B/C");
+        assert_eq!(shown("/a\n\u{202e} b"), "/a???b");
+        assert_eq!(shown(&"x".repeat(1 << 10)).len(), MAX_SHOWN);
+    }
 }

@@ -8,6 +8,7 @@ mod tests;
 use crate::access::{Caller, Current, Decision, Role, Speaker, peer, refused};
 use crate::actor::{Actor, Command, SESSION_QUEUE, realtime};
 use crate::config::{Config, Place};
+use crate::http::log_unknown;
 use crate::keeper::Keeper;
 use crate::leader::{Commands, Leader};
 use crate::operators::{Operators, Stored as Shared};
@@ -42,6 +43,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
+use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
 #[cfg(feature = "testing")]
@@ -290,13 +292,17 @@ impl Server {
         let shared = self.operators.is_none();
         if let Some((connections, _)) = self.operators {
             let own = provider(Service { door: Door::Operators, ..agents.clone() }, MESSAGE_BYTES.1);
-            let router = builder(STREAMS.1).add_service(own).add_service(operators.clone());
+            let routes = Routes::new(own).add_service(operators.clone());
+            let router = builder(STREAMS.1).add_routes(log_unknown(routes));
             let serve = router.serve_with_incoming_shutdown(connections, until(stopped.clone()));
             serves.spawn(serve);
         }
         let streams = if shared { STREAMS.1 } else { STREAMS.0 };
-        let router = builder(streams).add_service(provider(agents, MESSAGE_BYTES.0));
-        let router = router.add_optional_service(shared.then_some(operators));
+        let mut routes = Routes::new(provider(agents, MESSAGE_BYTES.0));
+        if shared {
+            routes = routes.add_service(operators);
+        }
+        let router = builder(streams).add_routes(log_unknown(routes));
         serves.spawn(router.serve_with_incoming_shutdown(self.connections, until(stopped)));
         let serve = async {
             while let Some(served) = serves.join_next().await {

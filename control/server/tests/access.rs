@@ -382,6 +382,7 @@ async fn agents_and_operators_have_listeners_of_their_own() {
     let mut operator = OperatorClient::new(provider.connect("vera").await);
     let refused = operator.tenants(v1::TenantsRequest {}).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
+    log.has(&["WARN", "vera", "refused", "/harmonaize.provider.v1.Operator/Tenants"]);
     let (_up, stream) = mpsc::channel(1);
     let mut agent = ProviderClient::new(provider.connect_to(provider.operators, "h0").await);
     let refused = agent.session(ReceiverStream::new(stream)).await.unwrap_err();
