@@ -45,8 +45,7 @@ pub(crate) async fn follow(
         let (tenants, operators) = (settings.tenants.len(), may.operators.len());
         let (hosts, links) = (settings.topology.hosts().len(), settings.topology.links().len());
         // Operators who are taken out are so at once, whatever becomes of the topology.
-        let path = source.path.display();
-        tracing::info!(target: "audit", by, %path, operators = ?may.operators, "who may do what is as the file says");
+        tracing::info!(target: "audit", by, path = %source.path.display(), operators = ?may.operators, "who may do what is as the file says");
         access.set(may);
         let follows = stored.as_ref().filter(|_| commands.queue().is_err());
         let mut outcome = match follows {
