@@ -466,7 +466,9 @@ impl Monitor {
         let mut seen = 0;
         self.between(anchors, |_, bytes, _| seen += bytes);
         let apart = until.sent.since(since.sent);
-        let span = apart.saturating_add(until.delay).saturating_sub(since.delay);
+        let served = apart.saturating_add(until.delay).saturating_sub(since.delay);
+        // Two packets of an interface may be of two paths, and the shorter queue another one.
+        let span = if self.is_interface() { served.max(apart) } else { served };
         self.estimates.rotate_left(1);
         if let Some(last) = self.estimates.last_mut() {
             *last = per_second(seen, span.max(BIN)).min(most);
