@@ -54,14 +54,11 @@
 //! What is beyond it, `C (q(t) - q')`, is others'. Ours is `own / (seen + unseen)`; below 0.65 (the median of the last 3) others
 //! are the cause, from 0.75 on we are. `C` is what is stated where the traffic ever came near it, else what passed between
 //! such packets, `seen / (t - s + q(t) - q(s))`, if that is more than the link ever carried *without* a queue. Where all that is
-//! known is what it carried without a queue, a queue at no more than that is others'. Own hosts may make a queue at once of
-//! [`Limits::queue_bytes`], at the most that the link has carried, or of twice the jitter. So much of `q(t)` is taken off,
-//! and a queue of no more is ours. Two packets are compared that left the link at least 8 ms apart, too: of queues apart they
-//! overtake. For the same reason an interface's bytes count over no less than the time between its two packets. Without a
-//! queue, marks, loss and load are ours if our millisecond peaks, on the path or its interface, reach 75% of the capacity. A
-//! path waits for our other paths where our bytes take [`Limits::load`] of its interface, where what the queue got shorter by
-//! was sent before. The interface has at least the part of its least congested path, since two packets on two paths, whose
-//! queues may lie apart, do not tell how one grew. An unseen flow next to which we send little is found only
+//! known is what it carried without a queue, a queue at no more than that is others'. Without a queue, marks, loss and load are
+//! ours if our millisecond peaks, on the path or its interface, reach 75% of the capacity. A path waits for our other paths where our
+//! bytes take [`Limits::load`] of its interface, where what the queue got shorter by was sent before. The interface has at least the part
+//! of its least congested path, since two packets on two paths, whose queues may lie apart, do not tell how one grew. For the same reason
+//! an interface's bytes count over no less than the time between its two packets. An unseen flow next to which we send little is found only
 //! as fast as our round trips follow each other; one that was there before us, and left us no rest to compare with, is not found.
 
 mod bins;

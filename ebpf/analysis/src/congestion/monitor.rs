@@ -22,8 +22,7 @@ const SHORT_WINDOW: u64 = 4;
 const RTT_BINS: u64 = 3;
 /// How many estimates of the capacity are kept.
 const ESTIMATES: usize = 7;
-/// Known queues nearer than so many bins to each other say little of what came between. Neither do those between whose ends the link served
-/// less: then packets of queues apart may have overtaken each other.
+/// Known queues nearer than so many bins to each other say little of what came between.
 const MIN_ANCHOR_DISTANCE: u64 = 8;
 /// After so many empty bins there is no queue of what was seen.
 const QUIET: u64 = 2;
@@ -65,9 +64,6 @@ pub(super) struct Monitor {
     spread: Spread,
     /// What it takes for [`Limits::queue_bytes`], and at least what its jitter makes of queues.
     pub(super) unit: Duration,
-    /// The queue that own hosts may make at once, by the most that it has carried, and at least what its jitter makes. So much of a
-    /// queue is ours.
-    at_once: Duration,
     /// The shortest queue that is news: a unit, and at most [`Limits::delay`].
     mild: Duration,
     /// A round trip so much longer than at rest is late, where own bursts make queues too.
@@ -207,7 +203,6 @@ impl Monitor {
             jitter: WindowedMinMax::default(),
             spread: Spread::default(),
             unit: limits.delay,
-            at_once: limits.delay,
             mild: limits.delay,
             late: limits.delay,
             max_queued: WindowedMinMax::default(),
@@ -413,8 +408,7 @@ impl Monitor {
         let lately = median(&self.estimates.last_chunk::<3>().copied().unwrap_or_default());
         let clear = self.max_unqueued.max().unwrap_or_default();
         // Below what it has carried without a queue, ours does not fill it.
-        let queued = self.max_queued.max().unwrap_or_default();
-        let full = Some(queued).filter(|full| full / 11 * 10 > clear).unwrap_or_default();
+        let full = self.max_queued.max().filter(|full| full / 11 * 10 > clear).unwrap_or_default();
         let carried = clear.max(full).max(lately);
         let capacity = match limits.capacity {
             Capacity::Stated if stated > 0 => stated,
@@ -428,10 +422,6 @@ impl Monitor {
         self.unit = limits.queue_unit(known).max(jitter.min(limits.delay));
         self.mild = self.unit.min(limits.delay);
         self.late = self.unit.max(jitter);
-        let seen = clear.max(queued).min(most);
-        if seen > 0 {
-            self.at_once = limits.queue_unit(seen).max(jitter.min(limits.delay));
-        }
         (self.measure.capacity, self.measure.capacity_confirmed) = (known, capacity > 0);
         self.measure.used_ppm = if known == 0 { 0 } else { ppm(rate, known) };
         (self.capacity, self.news) = (capacity, news);
@@ -439,7 +429,6 @@ impl Monitor {
             self.shares.rotate_left(1);
             // Where all that is known is what was carried without a queue: no more than that explains none.
             let share = match (capacity, clear) {
-                _ if news.until.delay <= self.at_once => 1.0,
                 (0, 0) => f64::NAN,
                 (0, clear) => (self.needed(news) / clear as f64 - 0.35).clamp(0.0, 1.0),
                 (capacity, _) => self.own_part(news, capacity),
@@ -509,11 +498,7 @@ impl Monitor {
             if silence == QUIET && began.is_none() {
                 began = Some(begin_of(number + QUIET));
             }
-            let served = |queue: &QueueSample| {
-                let from = queue.sent.after(queue.delay).after(length(MIN_ANCHOR_DISTANCE));
-                until.sent.after(until.delay) >= from
-            };
-            if let Some(since) = bin.queue.filter(served).filter(|_| last - number >= MIN_ANCHOR_DISTANCE) {
+            if let Some(since) = bin.queue.filter(|_| last - number >= MIN_ANCHOR_DISTANCE) {
                 return Some(Anchors { since, until, steady: began.is_none() });
             }
         }
@@ -533,8 +518,7 @@ impl Monitor {
         } else {
             (QueueSample { sent: drained, delay: Duration::ZERO }, until.sent)
         };
-        let queue = until.delay.saturating_sub(self.at_once);
-        let span = until.sent.after(queue).since(from).max(BIN);
+        let span = until.sent.after(until.delay).since(from).max(BIN);
         let mut seen = 0;
         self.between(Anchors { since, ..anchors }, |_, bytes, _| seen += bytes);
         seen as f64 * 1e9 / nanos(span) as f64
@@ -568,8 +552,7 @@ impl Monitor {
             seen += all as f64;
             queue = (queue + all as f64 / capacity - length as f64).max(0.0);
         });
-        let beyond = anchors.until.delay.saturating_sub(self.at_once);
-        let unseen = (nanos(beyond) as f64 - queue).max(0.0) * capacity;
+        let unseen = (nanos(anchors.until.delay) as f64 - queue).max(0.0) * capacity;
         own / (seen + unseen).max(1.0)
     }
 
