@@ -56,8 +56,9 @@
 //! such packets, `seen / (t - s + q(t) - q(s))`, if that is more than the link ever carried *without* a queue. Where all that is
 //! known is what it carried without a queue, a queue at no more than that is others'. Without a queue, marks, loss and load are
 //! ours if our millisecond peaks, on the path or its interface, reach 75% of the capacity. A path waits for our other paths where our
-//! bytes take [`Limits::load`] of its interface. The interface has at least the part of its least congested path, since two packets on
-//! two paths, whose queues may lie apart, do not tell how one grew. An unseen flow next to which we send little is found only
+//! bytes take [`Limits::load`] of its interface, where what the queue got shorter by was sent before. The interface has at least the part
+//! of its least congested path, since two packets on two paths, whose queues may lie apart, do not tell how one grew. For the same reason
+//! an interface's bytes count over no less than the time between its two packets. An unseen flow next to which we send little is found only
 //! as fast as our round trips follow each other; one that was there before us, and left us no rest to compare with, is not found.
 
 mod bins;

@@ -455,7 +455,9 @@ impl Monitor {
         let mut seen = 0;
         self.between(anchors, |_, bytes, _| seen += bytes);
         let apart = until.sent.since(since.sent);
-        let span = apart.saturating_add(until.delay).saturating_sub(since.delay);
+        let served = apart.saturating_add(until.delay).saturating_sub(since.delay);
+        // Two packets of an interface may be of two paths, and the shorter queue another one.
+        let span = if self.is_interface() { served.max(apart) } else { served };
         self.estimates.rotate_left(1);
         if let Some(last) = self.estimates.last_mut() {
             *last = per_second(seen, span.max(BIN)).min(most);
@@ -560,7 +562,9 @@ impl Monitor {
         let news = path.news.filter(|_| self.capacity > 0)?;
         let mut own = 0;
         self.between(news, |ours, _, _| own += ours);
-        let rate = per_second(own, news.until.sent.since(news.since.sent));
+        // What the queue got shorter by was sent before.
+        let shorter = news.since.delay.saturating_sub(news.until.delay);
+        let rate = per_second(own, news.until.sent.since(news.since.sent).saturating_sub(shorter).max(BIN));
         Some((rate as f64 / self.capacity as f64).min(1.0))
     }
 
