@@ -654,10 +654,12 @@ impl Deployment {
     }
 
     fn control_listens(&self) -> Result<bool> {
-        let addresses = self.controls().into_iter().map(|address| SocketAddr::from((address, CONTROL_PORT)));
         let connect = |address| TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
-        let addresses: Vec<SocketAddr> = addresses.collect();
-        self.fabric.control().enter(|| addresses.into_iter().any(connect))
+        // Agents and operators have listeners of their own, one of which is there first.
+        let listens =
+            |address| [CONTROL_PORT, OPERATORS_PORT].into_iter().all(|port| connect((address, port).into()));
+        let addresses = self.controls();
+        self.fabric.control().enter(|| addresses.into_iter().any(listens))
     }
 }
 
