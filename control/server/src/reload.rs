@@ -90,38 +90,23 @@ async fn put_in_force(
 }
 
 #[cfg(test)]
+#[path = "../tests/log/mod.rs"]
+mod log;
+
+#[cfg(test)]
 mod tests {
+    use super::log::Log;
     use super::*;
     use crate::leader::Leader;
-    use std::io::Write;
-    use std::sync::Mutex;
     use tokio::signal::unix::{SignalKind, signal};
     use tokio::sync::mpsc;
     use tokio::time::timeout;
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[tokio::test]
     async fn operators_that_change_are_logged_though_the_topology_is_refused() {
-        let log = Log::default();
-        let writer = log.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        let _default = tracing::subscriber::set_default(subscriber);
+        let (log, _default) = Log::begin();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
         let path = folder.path().join("control.toml");
@@ -149,13 +134,13 @@ mod tests {
         assert!(access.get().operators.contains_key("ada"));
         assert!(answer.send(Err(TopologyRefusal::HostInUse("h0".to_owned()))).is_ok());
         assert!(timeout(moment, &mut follows).await.is_err());
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        let told = |line: &str| {
-            ["audit: ", "by=\"a file's change\"", "\"ada\": Admin", "control.toml"]
+        let lines = log.audit();
+        let told = |line: &String| {
+            ["by=\"a file's change\"", "\"ada\": Admin", "control.toml"]
                 .iter()
                 .all(|part| line.contains(part))
         };
-        assert!(text.lines().any(told), "{text}");
-        assert!(!text.contains("was read again"), "{text}");
+        assert!(lines.iter().any(told), "{lines:#?}");
+        assert!(!lines.iter().any(|line| line.contains("was read again")), "{lines:#?}");
     }
 }

@@ -1,6 +1,8 @@
 //! Who may say and ask what of control, over real connections with certificates.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+mod log;
+
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
@@ -8,15 +10,14 @@ use harmonaize_identity::{Authority, CONTROL, Folder, Protection, Remote, Use};
 use harmonaize_server::state::RequestRefusal;
 use harmonaize_server::{Config, Server};
 use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
+use log::Log;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
-use tracing::subscriber::{DefaultGuard, set_default};
 
 const CONFIG: &str = r#"
 listen = "127.0.0.1:0"
@@ -186,44 +187,11 @@ async fn an_agent_asks_nothing_for_tenants_of_other_hosts() {
     }
 }
 
-/// What is logged while it is the default.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// What this thread logs until the guard goes.
-    fn begin() -> (Self, DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        (log, set_default(subscriber))
-    }
-
-    /// The lines of the audit so far, which are no longer here then.
-    fn audit(&self) -> Vec<String> {
-        let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
-        text.lines().filter(|line| line.contains(" audit: ")).map(str::to_owned).collect()
-    }
-
-    /// Checks that the audit has one line since it was read, and that it has all of these.
-    fn has(&self, what: &[&str]) {
-        let lines = self.audit();
-        let all =
-            |line: &String| what.iter().all(|what| line.contains(what)) && line.contains("from=127.0.0.");
-        assert!(lines.len() == 1 && lines.iter().all(all), "{what:?}: {lines:#?}");
-    }
+/// Checks that the audit has one line since it was read, and that it has all of these.
+fn has(log: &Log, what: &[&str]) {
+    let lines = log.audit();
+    let all = |line: &String| what.iter().all(|what| line.contains(what)) && line.contains("from=127.0.0.");
+    assert!(lines.len() == 1 && lines.iter().all(all), "{what:?}: {lines:#?}");
 }
 
 #[tokio::test]
@@ -237,7 +205,7 @@ async fn the_audit_names_asker_place_request_and_outcome() {
     let [ada, otto, vera, stranger] = clients.try_into().unwrap();
     let withdraw = || v1::WithdrawRequest { targets: vec!["h1".into()], kind: 1, ..Default::default() };
     let add = || v1::AddTenantRequest { name: "b".into(), uids: vec![3002], ..Default::default() };
-    let has = |what: &[&str]| log.has(what);
+    let has = |what: &[&str]| has(&log, what);
     // Who looks leaves no line.
     vera.clone().topology(v1::TopologyRequest::default()).await.unwrap();
     assert_eq!(log.audit(), Vec::<String>::new());
@@ -378,19 +346,19 @@ async fn agents_and_operators_have_listeners_of_their_own() {
     };
     assert_eq!(status(provider.operators, "vera").await, Code::Ok);
     assert_eq!(status(provider.address, "vera").await, Code::PermissionDenied);
-    log.has(&["WARN", "vera", "refused", "status"]);
+    has(&log, &["WARN", "vera", "refused", "status"]);
     let mut operator = OperatorClient::new(provider.connect("vera").await);
     let refused = operator.tenants(v1::TenantsRequest {}).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
-    log.has(&["WARN", "vera", "refused", "/harmonaize.provider.v1.Operator/Tenants"]);
+    has(&log, &["WARN", "vera", "refused", "/harmonaize.provider.v1.Operator/Tenants"]);
     let (_up, stream) = mpsc::channel(1);
     let mut agent = ProviderClient::new(provider.connect_to(provider.operators, "h0").await);
     let refused = agent.session(ReceiverStream::new(stream)).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
-    log.has(&["WARN", "h0", "refused", "session"]);
+    has(&log, &["WARN", "h0", "refused", "session"]);
     let part = tokio_stream::once(v1::AnswerPart::default());
     assert_eq!(agent.answer(part).await.unwrap_err().code(), Code::PermissionDenied);
-    log.has(&["WARN", "h0", "refused", "answer"]);
+    has(&log, &["WARN", "h0", "refused", "answer"]);
     provider.welcome("h0").await;
 }
 
